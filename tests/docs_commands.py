@@ -64,6 +64,8 @@ ELSEWHERE = {
     "slurm-elastic drain 1234 node7 --wait": f"{_LEAVE}test_drained_nodes_leave_and_the_others_go_on",
     "slurm-elastic drain 1234 --all": f"{_LEAVE}test_all_nodes_can_be_drained",
     "slurm-elastic grow 1234 --nodes 2": _RESIZE,
+    "sbatch --nodes=4 elastic.sbatch --replace-lost 60 --replace-limit 5 train.py": "tests/cluster/test_replace.py::"
+    "test_a_killed_node_is_replaced_and_no_job_is_left",
     "slurm-elastic grow 1234 --nodes 8 --partition=low --time=4:00:00": _RESIZE_WORDS,
     "slurm-elastic shrink 1234 --nodes 2": _RESIZE_WORDS,
     "slurm-elastic resize 1234 6": _RESIZE,

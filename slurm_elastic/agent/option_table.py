@@ -75,6 +75,13 @@ GROUPS = {
             "element that starts)",
             "NODE",
         ),
+        Option(
+            "--replace-lost",
+            "when the run has lacked nodes that it had for this long, submit a job like its first one for them; not "
+            "for those that left by drain, shrink or scancel (default: never)",
+            "SECONDS",
+        ),
+        Option("--replace-limit", "how many jobs --replace-lost submits in all (default: 10)", "N"),
     ),
     "the network": (
         Option(

@@ -61,6 +61,35 @@ def notify_settings(target: str | None, after: str | None) -> NotifySettings | N
     return NotifySettings(target, seconds)
 
 
+@dataclass(frozen=True, slots=True)
+class ReplaceSettings:
+    """The user's options for lost nodes.
+
+    Attributes:
+        after: Seconds without a node after which a job is submitted for it.
+        limit: The number of jobs that are submitted in all.
+    """
+
+    after: float
+    limit: int = 10
+
+
+def replace_settings(after: str | None, limit: str | None) -> ReplaceSettings | None:
+    """Return the meaning of ``--replace-lost`` and ``--replace-limit``; None if lost nodes are not replaced.
+
+    Raises:
+        UsageError: One of them is missing or wrong.
+    """
+    if not after:
+        if limit:
+            raise UsageError("--replace-limit needs --replace-lost")
+        return None
+    seconds = _seconds("--replace-lost", after, 0.0)
+    if not 1 <= seconds <= 1e9:
+        raise UsageError(f"--replace-lost {after!r} is no number of seconds from 1 on; write it as in 60")
+    return ReplaceSettings(seconds, _count("--replace-limit", limit or None, 10))
+
+
 def base_directory(run_dir: str | None, job: SlurmJob | None) -> Path:
     """Return ``--run-dir``, else the directory that sbatch was called in, else the current one."""
     return Path(run_dir or (job.submit_dir if job else None) or Path.cwd())

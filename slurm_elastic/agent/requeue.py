@@ -78,7 +78,10 @@ def requeue_job(
     decision = plan.decision
     if decision.requeue is Requeue.REQUEST:
         ours = _excluded_before(records)
-        bad = _room(_bad_nodes(run_dir, job, policy.max_excluded, say), controller, job, view, ours)
+        bad = _room(
+            struck_nodes(run_dir, policy.max_excluded, lambda line: say(f"job {job.name}: {line}")),
+            *(controller, job, view, ours),
+        )
         if not records.claim_requeue(restart_count, {**plan.record, "excluded": list(bad)}):
             return True
         # Printed before the requeue, which ends this process, too.
@@ -94,7 +97,7 @@ def requeue_job(
     return decision.requeue is Requeue.SLURM
 
 
-def _bad_nodes(run_dir: RunDir, job: SlurmJob, most: int, say: Callable[[str], None]) -> tuple[str, ...]:
+def struck_nodes(run_dir: RunDir, most: int, say: Callable[[str], None] = lambda _: None) -> tuple[str, ...]:
     """Return the nodes that have strikes, by the events of all starts of the run; say which domains have several."""
     if not most:
         return ()
@@ -103,8 +106,7 @@ def _bad_nodes(run_dir: RunDir, job: SlurmJob, most: int, say: Callable[[str], N
         return ()
     domains = node_domains(read_history(run_dir))
     for domain, number in bad_domains(bad, domains).items():
-        told = f"{number} nodes of failure domain {domain} are bad: look at what they share, such as a switch"
-        say(f"job {job.name}: {told}")
+        say(f"{number} nodes of failure domain {domain} are bad: look at what they share, such as a switch")
     return nodes_to_exclude(bad, domains, most)
 
 

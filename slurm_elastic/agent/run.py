@@ -8,6 +8,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
 from torch.distributed.elastic.agent.server.api import WorkerSpec
@@ -77,6 +78,9 @@ from slurm_elastic.slurm import (
 )
 from slurm_elastic.snapshot.lineage import choose, read_origin
 
+if TYPE_CHECKING:
+    from slurm_elastic.agent.replacement import Replacer, Submission
+
 logger = logging.getLogger("slurm_elastic")
 
 _IMPORT_TIMEOUT = 15.0
@@ -102,13 +106,19 @@ def join(settings: AgentSettings, command: Sequence[str]) -> RunDir:
     return run_dir
 
 
-def launch(settings: AgentSettings, fork_server: ForkServer | None, summarize: Callable[[RunDir], str]) -> ExitCode:
+def launch(
+    settings: AgentSettings,
+    fork_server: ForkServer | None,
+    summarize: Callable[[RunDir], str],
+    submission: Callable[[], Submission],
+) -> ExitCode:
     """Take part in the run until it ends or this agent has to leave.
 
     Args:
         settings: The settings; the run directory is open.
         fork_server: The process that starts the workers; None where torch itself has to start them.
         summarize: Returns the line with which the leader of a run that has succeeded ends.
+        submission: Makes what submits jobs for nodes that were lost.
 
     Raises:
         UsageError: The user has to change something; no worker was started.
@@ -127,7 +137,7 @@ def launch(settings: AgentSettings, fork_server: ForkServer | None, summarize: C
             settings.run_dir, own, settings.etcd, limit=limit, interrupted=lambda: first_signal() is not None
         )
         with contextlib.closing(records):
-            return _join_run(settings, fork_server, records, own, summarize)
+            return _join_run(settings, fork_server, records, own, summarize, submission)
     except RecordsInterruptedError:
         logger.info("%s got %s while it waited for etcd", settings.node, first_signal())
         return ExitCode.LEFT
@@ -139,6 +149,7 @@ def _join_run(
     records: Records,
     own: str,
     summarize: Callable[[RunDir], str],
+    submission: Callable[[], Submission],
 ) -> ExitCode:
     if os.environ.get(GROWS_VARIABLE) == settings.run_id and (
         records.is_done() or settings.run_dir.failure(own) is not None
@@ -160,7 +171,7 @@ def _join_run(
             _progress(settings).ended(ExitCode.FINISHED)
         return ExitCode.FINISHED
     with health_port(settings.health, settings.run_dir, _first_state(settings)) as health:
-        return _supervise(settings, _rendezvous(settings, records, own), fork_server, health, summarize)
+        return _supervise(settings, _rendezvous(settings, records, own), fork_server, health, summarize, submission)
 
 
 def _supervise(
@@ -169,6 +180,7 @@ def _supervise(
     fork_server: ForkServer | None,
     health: Health,
     summarize: Callable[[RunDir], str],
+    submission: Callable[[], Submission],
 ) -> ExitCode:
     config = settings.launch_config
     facts = FactLines(settings.run_id, config.max_restarts) if settings.brief else None
@@ -246,11 +258,14 @@ def _supervise(
         return live_report(state, agent.progress(), letters, now, timing.paces(), health.pages.snapshots())
 
     coordination.report = report
+    replacer = _replacer(settings, rendezvous, coordination, submission)
     try:
         if watchdog is not None:
             watchdog.start(agent.torch.record_watchdog)
         outcome = agent.supervise()
     finally:
+        if replacer is not None:
+            replacer.halt()
         health.reporter.over()
         diagnosis.close()
         coordination.stop()
@@ -263,6 +278,8 @@ def _supervise(
     _record_end(outcome, rendezvous, coordination.leads, events)
     if notify is not None:
         notify.close()
+    if replacer is not None:
+        replacer.close(outcome.exit_code, leads=coordination.leads)
     events.close()
     missing = snapshots.missing if snapshots is not None and outcome.exit_code is ExitCode.FINISHED else ""
     exit_code = ExitCode.FAILED if missing else outcome.exit_code
@@ -339,6 +356,29 @@ def _notify(settings: AgentSettings, rendezvous: RendezvousConfig, coordination:
         return find_loops(read_history(settings.run_dir), time.time())
 
     return NotifyFeature(settings.notify, delivery, rendezvous.incarnation, lambda: coordination.leads, loops)
+
+
+def _replacer(
+    settings: AgentSettings,
+    rendezvous: RendezvousConfig,
+    coordination: Coordination,
+    submission: Callable[[], Submission],
+) -> Replacer | None:
+    if settings.replace is None or settings.job is None:
+        return None
+    from slurm_elastic.agent.replacement import Replacer, Run
+
+    run = Run(
+        settings.run_dir,
+        len(settings.expected_nodes),
+        rendezvous.min_nodes,
+        rendezvous.max_nodes,
+        settings.requeue_policy.max_excluded,
+    )
+    records = rendezvous.records
+    replacer = Replacer(settings.replace, run, coordination.led, records.newest_epoch, submission())
+    replacer.start()
+    return replacer
 
 
 def _job_at_end(

@@ -20,12 +20,14 @@ from slurm_elastic.agent.option_values import (
     LOCAL_RESTARTS,
     NO_MAXIMUM,
     NotifySettings,
+    ReplaceSettings,
     RequeuePolicy,
     base_directory,
     leader_node,
     named_run,
     node_range,
     notify_settings,
+    replace_settings,
     requeue_policy,
 )
 from slurm_elastic.agent.script_check import require_entry_point
@@ -117,6 +119,8 @@ class AgentSettings:
     """Seconds until the stacks of workers are written that live while others of their node have ended."""
     notify: NotifySettings | None = None
     """The user's options for notifications; None for no notifications."""
+    replace: ReplaceSettings | None = None
+    """The user's options for lost nodes; None if they are not replaced."""
     shared: bool = False
     """True if agents of other jobs, also of later ones, may belong to the run."""
     stop_on_same_failure: bool = True
@@ -207,6 +211,7 @@ def resolve(options: argparse.Namespace, environ: Mapping[str, str], own_run: st
         snapshot_replicas=_either("--snapshot-replicas", options.snapshot_replicas, 0, 1),
         snapshot_slots=_either("--snapshot-slots", options.snapshot_slots, 3, 2),
         notify=notify_settings(options.notify, options.notify_after),
+        replace=replace_settings(options.replace_lost, options.replace_limit),
         worker_signal=_worker_signal(options.worker_signal),
         health=None
         if options.no_health

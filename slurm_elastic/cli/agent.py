@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from slurm_elastic.agent.forkserver import ForkServer
     from slurm_elastic.agent.node_check import NodeCheck
+    from slurm_elastic.agent.replacement import Submission
     from slurm_elastic.agent.settings import AgentSettings
     from slurm_elastic.rundir import RunDir
     from slurm_elastic.slurm import SlurmJob
@@ -150,7 +151,7 @@ def _run(arguments: Sequence[str], fork_server: ForkServer | None, obstacle: str
         log_file.open(partial(settings.run_dir.append_agent_log, settings.node, job))
         with claim(settings.run_dir.secret(), settings.node, settings.job):
             _require_checked_node(check, settings, on_bad_node)
-            return int(launch(settings, fork_server if can_fork else None, _summary))
+            return int(launch(settings, fork_server if can_fork else None, _summary, _submission))
     finally:
         fork_server.close()
 
@@ -161,6 +162,12 @@ def _summary(run_dir: RunDir) -> str:
     from slurm_elastic.rundir import RunContents
 
     return summary(read_records(RunContents(run_dir), run_dir.run_id), time.time())
+
+
+def _submission() -> Submission:
+    from slurm_elastic.submission.resize import ReplacementJobs
+
+    return ReplacementJobs()
 
 
 def _node_check(arguments: Sequence[str]) -> tuple[NodeCheck, str]:

@@ -140,6 +140,8 @@ def _facts(status: RunStatus, now: float) -> Iterable[tuple[str, str]]:
     used, remaining = f"{status.restarts} used", status.restarts_left
     words: dict[int | None, str] = {None: used, 0: "the next failure of a worker ends the run"}
     yield "restarts", words.get(remaining, f"{used}, {remaining} left")
+    if (jobs := status.replacing) is not None:
+        yield "replaces", f"lost nodes, after {jobs.after:g} s; {jobs.submitted} of at most {jobs.limit} jobs submitted"
     if status.leader:
         answer = {None: "", True: "", False: " (does not answer)"}[status.leader_answers]
         yield "leader", f"{status.leader}{answer}"

@@ -18,6 +18,7 @@ from slurm_elastic.rundir import RunContents, RunFile
 
 SCHEMA = 1
 """The newest schema of events and progress that this release knows."""
+_KINDS = ("rounds", "failures", "notices", "requeues", "endpoints", "starts", "replacements", "replaced")
 _MOST = 2**53
 """Numbers from here on are damage: beyond it a double does not hold each whole number."""
 _MOST_RANKS = 1 << 20
@@ -137,6 +138,8 @@ class RunRecords:
         requeues: Requeues by ``<job>.<restart count>``.
         endpoints: Endpoints of leaders by incarnation.
         starts: Starts by their numbers.
+        replacements: Jobs for lost nodes by their numbers; number 0 has the user's options.
+        replaced: What has become of them, by their numbers.
         problems: One line for each thing that could not be read.
     """
 
@@ -151,6 +154,8 @@ class RunRecords:
     requeues: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     endpoints: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     starts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    replacements: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    replaced: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     problems: tuple[str, ...] = ()
 
     @property
@@ -178,10 +183,7 @@ def read_records(contents: RunContents, run_id: str) -> RunRecords:
         events=contents.events(),
         progress=contents.progress(),
         done=contents.done(),
-        **{
-            kind: contents.records(kind)
-            for kind in ("rounds", "failures", "notices", "requeues", "endpoints", "starts")
-        },
+        **{kind: contents.records(kind) for kind in _KINDS},
         problems=contents.problems,
     )
 
@@ -199,6 +201,8 @@ def run_records(
     requeues: Sequence[RunFile] = (),
     endpoints: Sequence[RunFile] = (),
     starts: Sequence[RunFile] = (),
+    replacements: Sequence[RunFile] = (),
+    replaced: Sequence[RunFile] = (),
     problems: Sequence[str] = (),
 ) -> RunRecords:
     """Return what the files of a run directory say. Pure."""
@@ -224,6 +228,8 @@ def run_records(
         requeues=objects(requeues),
         endpoints=objects(endpoints),
         starts=objects(starts),
+        replacements=objects(replacements),
+        replaced=objects(replaced),
         problems=(*problems, *found, *missing),
     )
 

@@ -143,6 +143,15 @@ class RootCause:
 
 
 @dataclass(frozen=True, slots=True)
+class Replacing:
+    """The jobs for lost nodes: after how many seconds they are submitted, how many have been, and how many may be."""
+
+    after: float
+    submitted: int
+    limit: int
+
+
+@dataclass(frozen=True, slots=True)
 class LiveAnswer:
     """The leader's own part of a live answer. Fields as in LiveRun."""
 
@@ -180,6 +189,7 @@ class RunStatus:
     leader_answers: bool | None = None
     live: LiveAnswer | None = None
     agents: tuple[AgentView, ...] = ()
+    replacing: Replacing | None = None
     notices: tuple[NoticeView, ...] = ()
     jobs: tuple[JobInQueue, ...] | None = None
     root_cause: RootCause | None = None
@@ -253,6 +263,7 @@ def run_status(
         leader_answers=leader_answers if state in _GOES_ON else None,
         live=None if live is None else _leaders_part(live),
         agents=agents if state in _GOES_ON else tuple(_over(agent) for agent in agents),
+        replacing=_replacing(records) if state in _GOES_ON else None,
         notices=_notices(records, agents, now) if state in _GOES_ON else (),
         jobs=queued,
         root_cause=cause,
@@ -264,6 +275,15 @@ def run_status(
         holds="" if state in _GOES_ON else _holds(agents, queued or ()),
         problems=(*records.problems, *problems, *(live.problems if live is not None else ())),
     )
+
+
+def _replacing(records: RunRecords) -> Replacing | None:
+    claims = {int(name): claim for name, claim in records.replacements.items() if name.isdecimal()}
+    after, limit = (claims.get(0, {}).get(name) for name in ("after", "limit"))
+    if not isinstance(after, int | float) or not isinstance(limit, int):
+        return None
+    refused = sum(bool(record.get("refused")) for record in records.replaced.values())
+    return Replacing(after, len(claims) - 1 - refused, limit)
 
 
 def jobs_of(records: RunRecords) -> frozenset[str]:

@@ -32,7 +32,7 @@ from slurm_elastic.rendezvous.election.runner import FollowerConfig, Runner
 from slurm_elastic.rendezvous.leader.leader import Leader
 from slurm_elastic.rendezvous.leader_events import LeaderEvent, LeaderLost, RecordsLost
 from slurm_elastic.rendezvous.leave_requests import LeaveRequest
-from slurm_elastic.rendezvous.membership import AgentInfo, Held, LeaveReason, WorkerFailure, WorkerPosition
+from slurm_elastic.rendezvous.membership import AgentInfo, Held, LeaveReason, Phase, WorkerFailure, WorkerPosition
 from slurm_elastic.rendezvous.records.api import RecordsError
 from slurm_elastic.rendezvous.transport.drop_log import FaultLog
 from slurm_elastic.rendezvous.transport.messages import AgentMessage
@@ -41,6 +41,23 @@ from slurm_elastic.rendezvous.transport.session import Role, Session
 __all__ = ["Coordination", "RecordsLost"]
 
 logger = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Led:
+    """The agents of a run, as its leader knows them.
+
+    Attributes:
+        epoch: Number of the leader's term.
+        staying: Agents that have announced no leave.
+        leaving: The reasons of the others.
+        ending: True if the run is ending: workers have ended well, or it is closed.
+    """
+
+    epoch: int
+    staying: tuple[str, ...]
+    leaving: tuple[LeaveReason, ...] = ()
+    ending: bool = False
 
 
 class Coordination:
@@ -108,6 +125,20 @@ class Coordination:
     def leads(self) -> bool:
         """Return whether this agent leads the run, or did until it stopped."""
         return self._led if self._stopped else self._host.leads()
+
+    def led(self) -> Led | None:
+        """Return the agents of the run if this agent leads it now; from any thread."""
+        leader = self._host.leader
+        if leader is None or not leader.claimed.is_set():
+            return None
+        state = leader.membership
+        here = [agent for agent in state.agents.values() if not agent.departed]
+        return Led(
+            leader.epoch,
+            tuple(agent.candidate.agent for agent in here if agent.leave_reason is None),
+            tuple(agent.leave_reason for agent in here if agent.leave_reason is not None),
+            state.phase is Phase.CLOSED or state.finished > 0 or state.resigning,
+        )
 
     def join(self, candidate: AgentInfo) -> None:
         """Ask for an assignment; no workers run here."""

@@ -109,7 +109,11 @@ class RunContents:
 
     def has_job(self, job: str) -> bool:
         """Return True if an agent of this job has taken part in the run."""
-        return any(path.name.endswith(f".{job}.jsonl") for path in self._names("progress", ".jsonl"))
+        return job in self.jobs()
+
+    def jobs(self) -> frozenset[str]:
+        """Return the jobs of which an agent has taken part in the run."""
+        return frozenset(path.name.split(".")[-2] for path in self._names("progress", ".jsonl"))
 
     def log_rounds(self) -> list[int]:
         """Return the numbers of the rounds that have logs, in their order."""

@@ -36,6 +36,8 @@ class RunDir:
             epochs/<incarnation>/000001.json    one per term, created exclusively
             failures/<incarnation>.json         why that incarnation failed
             starts/000000.json                  step and command of a start of the job, created exclusively
+            replacements/000001.json            a job for nodes that were lost, created exclusively before sbatch
+            replaced/000001.json                what has become of it, created exclusively
             health/<node>.<job>.json            address of an agent's health port, while it is open
             notified/<event>.json               a notification, created exclusively before it is delivered
             health-token                        token for all pages of health ports but liveness, mode 0600
@@ -148,10 +150,7 @@ class RunDir:
 
     def claim_start(self, number: int, content: bytes) -> bool:
         """Record who has begun a start of the run. Returns False if another agent has recorded it before."""
-        path = self._numbered("starts", number)
-        with self._accessed(path):
-            _atomic_files.make_directory(path.parent)
-        return self.claim_record(path, content)
+        return self._claim_numbered("starts", number, content)
 
     def start(self, number: int) -> bytes | None:
         """Return the record of `claim_start`; None if there is none.
@@ -163,9 +162,34 @@ class RunDir:
 
     def start_numbers(self) -> list[int]:
         """Return the numbers of all starts on record, the highest first."""
-        path = self.path / "starts"
-        with self._accessed(path):
-            return descending_numbers(_atomic_files.list_names(path))
+        return self._numbers("starts")
+
+    def claim_replacement(self, number: int, content: bytes) -> bool:
+        """Record that a job is about to be submitted for lost nodes. Returns False if another agent was first.
+
+        Number 0 has the user's options.
+        """
+        return self._claim_numbered("replacements", number, content)
+
+    def claim_replaced(self, number: int, content: bytes) -> bool:
+        """Record what has become of a replacement. Returns False if another agent was first."""
+        return self._claim_numbered("replaced", number, content)
+
+    def publish_replaced(self, number: int, content: bytes) -> None:
+        """Replace the record of `claim_replaced`."""
+        self.publish_record(self._numbered("replaced", number), content)
+
+    def replacements(self) -> dict[int, tuple[bytes, bytes | None]]:
+        """Return the records of `claim_replacement` and `claim_replaced` by their numbers, in the order of these.
+
+        Raises:
+            RecordError: A record is not one JSON object.
+        """
+        return {
+            number: (claim, self.read_record(self._numbered("replaced", number)))
+            for number in reversed(self._numbers("replacements"))
+            if (claim := self.read_record(self._numbered("replacements", number))) is not None
+        }
 
     def claim_round(self, number: int, content: bytes) -> bool:
         """Create the record of a round. Returns False if the number is taken."""
@@ -189,10 +213,7 @@ class RunDir:
 
     def claim_epoch(self, incarnation: str, number: int, content: bytes) -> bool:
         """Create the record of a term. Returns False if the number is taken."""
-        path = self._numbered(f"epochs/{safe('incarnation', incarnation)}", number)
-        with self._accessed(path.parent):
-            _atomic_files.make_directory(path.parent)
-        return self.claim_record(path, content)
+        return self._claim_numbered(f"epochs/{safe('incarnation', incarnation)}", number, content)
 
     def newest_epoch(self, incarnation: str) -> int | None:
         """Return the number of the newest term of an incarnation; None before the first."""
@@ -364,10 +385,20 @@ class RunDir:
     def _numbered(self, directory: str, number: int) -> Path:
         return self.path / directory / numbered(number)
 
-    def _newest(self, directory: str, known: int | None = None) -> int | None:
+    def _claim_numbered(self, directory: str, number: int, content: bytes) -> bool:
+        path = self._numbered(directory, number)
+        with self._accessed(path.parent):
+            _atomic_files.make_directory(path.parent)
+        return self.claim_record(path, content)
+
+    def _numbers(self, directory: str) -> list[int]:
         path = self.path / directory
         with self._accessed(path):
-            for number in descending_numbers(_atomic_files.list_names(path)):
+            return descending_numbers(_atomic_files.list_names(path))
+
+    def _newest(self, directory: str, known: int | None = None) -> int | None:
+        with self._accessed(self.path / directory):
+            for number in self._numbers(directory):
                 if number == known or self._signed.counts(self._numbered(directory, number)):
                     return number
         return None

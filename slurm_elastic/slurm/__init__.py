@@ -10,7 +10,7 @@ from slurm_elastic.slurm.address import (
     resolve,
 )
 from slurm_elastic.slurm.cause import Cause, Diagnosis, SignalDefaults, classify, least_grace, presume, save_time
-from slurm_elastic.slurm.controller import NEWEST_RELEASE, OLDEST_RELEASE, Controller
+from slurm_elastic.slurm.controller import NEWEST_RELEASE, OLDEST_RELEASE, SILENCE, Controller
 from slurm_elastic.slurm.hostlist import compress, expand, natural_key
 from slurm_elastic.slurm.job import ArrayElement, Context, HetComponent, SlurmJob
 from slurm_elastic.slurm.own_variables import Reader, agent_settings, drop_foreign, foreign_variables
@@ -22,6 +22,7 @@ from slurm_elastic.slurm.site_output import ClusterConfig, PartitionView, QosVie
 __all__ = [
     "NEWEST_RELEASE",
     "OLDEST_RELEASE",
+    "SILENCE",
     "AddressFacts",
     "AddressPreference",
     "ArrayElement",

@@ -49,8 +49,8 @@ from slurm_elastic.slurm.site_output import (
 
 _log = logging.getLogger(__name__)
 
-_SILENCE = re.compile(r"Unable to contact slurm controller|Socket timed out|Connection refused|Zero Bytes were")
-"""Messages of scontrol when slurmctld is down or too busy (slurm_errno.c)."""
+SILENCE = re.compile(r"Unable to contact slurm controller|Socket timed out|Connection refused|Zero Bytes were")
+"""Messages of Slurm's commands when slurmctld is down or too busy (slurm_errno.c)."""
 
 
 OLDEST_RELEASE, NEWEST_RELEASE = (22, 5), (26, 5)
@@ -125,12 +125,10 @@ class Controller:
         answer = self._ask("scontrol", "write", "batch_script", job_id, "-")
         return answer.output if answer is not None and answer.status == 0 else None
 
-    def jobs_with_comment(self, comment: str) -> tuple[NodesInQueue, ...] | None:
-        """Return this user's jobs with a comment that wait or run, with their nodes; None if Slurm does not answer."""
+    def nodes_in_queue(self) -> tuple[NodesInQueue, ...] | None:
+        """Return this user's jobs that wait or run, with their nodes; None if Slurm does not answer."""
         answer = self._ask("squeue", "--noheader", "--me", "--array", f"--format={NODES_FORMAT}")
-        if answer is None or answer.status:
-            return None
-        return tuple(job for job in parse_nodes_in_queue(answer.output) if job.comment == comment)
+        return parse_nodes_in_queue(answer.output) if answer is not None and answer.status == 0 else None
 
     def requested(self, job_id: str) -> dict[str, str] | None:
         """Return what a job has asked for, as options of sbatch; None if Slurm does not answer."""
@@ -233,9 +231,9 @@ class Controller:
         answer = self._ask("scontrol", "update", f"JobId={job_id}", f"ExcNodeList={compress(nodes)}")
         return answer is not None and answer.status == 0
 
-    def cancel(self, job_id: str) -> bool:
-        """Cancel a job or array element. Returns True if Slurm accepted it."""
-        answer = self._ask("scancel", job_id)
+    def cancel(self, job_id: str, *, if_pending: bool = False) -> bool:
+        """Cancel a job or array element, with `if_pending` unless it has started. Returns True if Slurm accepted it."""
+        answer = self._ask("scancel", *(("--state=PENDING",) if if_pending else ()), job_id)
         return answer is not None and answer.status == 0
 
     def _nodes(self, names: tuple[str, ...]) -> dict[str, NodeView]:
@@ -282,7 +280,7 @@ class Controller:
             return None
         if process.returncode != 0:
             # Under proctrack/linuxproc a signal for the job also reaches the commands that it has started.
-            self.is_silent = process.returncode < 0 or _SILENCE.search(complaint) is not None
+            self.is_silent = process.returncode < 0 or SILENCE.search(complaint) is not None
             self._log_once(command, f"failed: {complaint.strip() or f'exit code {process.returncode}'}")
         return _Answer(process.returncode, output, complaint)
 

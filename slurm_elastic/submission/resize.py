@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from slurm_elastic.agent.option_values import GROWS_VARIABLE
+from slurm_elastic.agent.replacement import Result, Run, comment, grows
 from slurm_elastic.errors import UsageError
 from slurm_elastic.observe.live import LiveRun, live_run
 from slurm_elastic.rendezvous.identity import AgentIdentity, job_of
@@ -30,11 +31,13 @@ from slurm_elastic.rundir import RunContents, RunDir
 from slurm_elastic.slurm import Controller, NodesInQueue, natural_key
 from slurm_elastic.submission.batch_script import BatchScript
 from slurm_elastic.submission.plan import WHOLE_ARRAY, require_possible
-from slurm_elastic.submission.sbatch import submit
+from slurm_elastic.submission.sbatch import UnansweredError, submit
 from slurm_elastic.submission.started import Started, read_start
 
 _ONCE = frozenset({"array", "begin", "comment", "deadline", "dependency", "nodefile", "nodelist", "nodes", "wait"})
 """Options of sbatch that were for the first job alone."""
+_SBATCH_LIMIT = 60.0
+"""Seconds that sbatch may take for a replacement."""
 _ALIKE = (
     frozenset({"gres", "gpus", "gpus-per-node", "tres-per-node"}),
     frozenset({"mem", "mem-per-cpu", "mem-per-gpu"}),
@@ -140,7 +143,7 @@ def resize(
             raise UsageError(f"--{name} is not possible: slurm-elastic sets it for the jobs of a run")
     controller = Controller()
     leader, live = _ask(run_dir)
-    queue = controller.jobs_with_comment(_comment(run_dir))
+    queue = controller.nodes_in_queue()
     if queue is None:
         raise UsageError("squeue gives no answer on this machine; do this on a login node, outside of containers")
     begun = {AgentIdentity.parse(agent) for agent in live.agents}
@@ -150,8 +153,11 @@ def resize(
     coming = [
         job
         for job in queue
-        if job.state in ("PENDING", "CONFIGURING")
-        or (job.state == "RUNNING" and job.job_id not in jobs and not contents.has_job(job.job_id))
+        if grows(job, run_dir)
+        and (
+            job.state in ("PENDING", "CONFIGURING")
+            or (job.state == "RUNNING" and job.job_id not in jobs and not contents.has_job(job.job_id))
+        )
     ]
     plan = plan_resize(change, size, agents, coming, live.min_nodes, live.max_nodes)
     # First what may be refused.
@@ -180,11 +186,31 @@ def _ask(run_dir: RunDir) -> tuple[LeaderEndpoint, LiveRun]:
 
 def further_jobs(run_dir: RunDir) -> tuple[NodesInQueue, ...]:
     """Return the jobs in the queue that were submitted to make the run larger; empty if Slurm does not answer."""
-    return Controller().jobs_with_comment(_comment(run_dir)) or ()
+    return tuple(job for job in Controller().nodes_in_queue() or () if grows(job, run_dir))
 
 
-def _comment(run_dir: RunDir) -> str:
-    return f"slurm-elastic grows {run_dir.path}"
+class ReplacementJobs:
+    """Submits jobs for nodes that a run has lost; see `slurm_elastic.agent.replacement.Submission`."""
+
+    def time_limit(self, run_dir: RunDir) -> str | None:
+        """Return the time limit of the first job, empty for none; None if it is not on record how it was submitted."""
+        started = read_start(run_dir)
+        return None if started is None else started.options.get("time", "")
+
+    def submit(self, run: Run, number: int, nodes: int, exclude: Sequence[str]) -> Result | None:
+        """Submit a job for a claim; None if it is not known whether there is a job now."""
+        started = read_start(run.run_dir)
+        if started is None:
+            return Result(refused="how the run was started is not on record any more")
+        users = [started.options["exclude"]] if "exclude" in started.options else []
+        options = {"exclude": ",".join([*users, *exclude])} if exclude else {}
+        script = further_job(run.run_dir, started, nodes, f"{run.least}:{run.most}", options, number)
+        try:
+            return Result(submit([f"--chdir={started.directory}"], script=script.text(), timeout=_SBATCH_LIMIT))
+        except UnansweredError:
+            return None
+        except UsageError as error:
+            return Result(refused=str(error))
 
 
 def _submit(run_dir: RunDir, plan: ResizePlan, live: LiveRun, options: Mapping[str, str | None]) -> Resized:
@@ -201,7 +227,12 @@ def _submit(run_dir: RunDir, plan: ResizePlan, live: LiveRun, options: Mapping[s
 
 
 def further_job(
-    run_dir: RunDir, started: Started, nodes: int, bounds: str, options: Mapping[str, str | None]
+    run_dir: RunDir,
+    started: Started,
+    nodes: int,
+    bounds: str,
+    options: Mapping[str, str | None],
+    replacement: int | None = None,
 ) -> BatchScript:
     """Return the batch script of a further job of a run.
 
@@ -211,6 +242,7 @@ def further_job(
         nodes: The number of nodes.
         bounds: ``--nnodes`` of the run.
         options: Options of sbatch, which replace those of the first job.
+        replacement: Its number, if it replaces nodes that were lost.
     """
     script = BatchScript.from_template(started.script)
     merged: dict[str, str | None] = {}
@@ -219,7 +251,8 @@ def further_job(
         merged = {name: value for name, value in merged.items() if name not in replaced} | dict(layer)
     name = merged.get("job-name") or "elastic"
     size = {"array": f"0-{nodes - 1}", "nodes": "1"} if WHOLE_ARRAY in started.script else {"nodes": str(nodes)}
-    made = {"job-name": name if "job-name" in options else f"{name}-grow", "comment": _comment(run_dir), **size}
+    name = name if "job-name" in options else f"{name}-grow" if replacement is None else f"{name}-replace"
+    made = {"job-name": name, "comment": comment(run_dir, replacement), **size}
     variables = {
         **started.variables,
         "PET_RDZV_ID": run_dir.run_id,
