@@ -35,7 +35,7 @@ _LOOK, _ASK = 5.0, 30.0
 """Seconds between two looks at the agents, and between two questions to Slurm while the agents are the same."""
 _REFUSED = 300.0
 """Seconds after which a job that sbatch has refused is tried again."""
-_PATIENCE = 120.0
+_RESOLVE_LIMIT = 120.0
 """Seconds for which Slurm answers before a claim without a job is given up; sbatch takes at most half of that."""
 _KEPT = 60.0
 """Seconds within which the batch script keeps how the run was started."""
@@ -76,7 +76,7 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What has become of a claim.
+    """The result of a claim.
 
     Attributes:
         job: The job; empty if there is none.
@@ -157,7 +157,7 @@ def intended_size(events: Iterable[tuple[float, Mapping[str, Any]]], claims: Cla
 
 @dataclass(frozen=True, slots=True)
 class Shortage:
-    """What is known when the leader decides.
+    """The knowledge by which the leader decides.
 
     Attributes:
         nodes: Nodes that the run has had.
@@ -242,7 +242,7 @@ class Submission(Protocol):
 
 @dataclass
 class _Memory:
-    """What one look of a leader leaves for its next; times are monotonic."""
+    """The memory of a leader between two looks; times are monotonic."""
 
     agents: tuple[str, ...] | None = None
     calm: bool = False
@@ -380,7 +380,7 @@ class Replacer:
                 continue
             if result is None:
                 name = waiting[0].name.partition("_")[0] if waiting else ""
-                if name or now - since.setdefault(number, now) >= _PATIENCE:
+                if name or now - since.setdefault(number, now) >= _RESOLVE_LIMIT:
                     self._run_dir.claim_replaced(number, _encode(Result(name)))
             elif result.is_open and (result.job in jobs or not waiting):
                 end = "joined" if result.job in jobs else "cancelled" if result.end else self._end(result.job)

@@ -128,6 +128,7 @@ class World:
     answers: bool = True
     refusal: str = ""
     submitted: list[Sequence[str]] = field(default_factory=list)
+    most_waiting: int = 0
     cancelled: list[str] = field(default_factory=list)
     steps: int = 0
 
@@ -185,6 +186,7 @@ class World:
         job = str(31 + len(self.submitted))
         self.submitted.append(exclude)
         self.queue[job] = NodesInQueue(job, job, "PENDING", nodes, comment(run.run_dir, number))
+        self.most_waiting = max(self.most_waiting, len(self.waiting))
         self.step()
         return Result(job) if self.answers else None
 
@@ -410,7 +412,10 @@ def test_leaders_that_are_killed_at_any_step(make_world: Callable[..., World]) -
         assert world.waiting == []
 
 
-def test_leaders_that_go_on_after_another_one_has_led(make_world: Callable[..., World]) -> None:
+@pytest.mark.parametrize(("seconds", "most"), [(60, 1), (180, 2)])
+def test_leaders_that_go_on_after_another_one_has_led(
+    make_world: Callable[..., World], seconds: int, most: int
+) -> None:
     whole = make_world(limit=LIMIT)
     play(whole)
     for paused in range(1, whole.steps + 1):
@@ -419,14 +424,23 @@ def test_leaders_that_go_on_after_another_one_has_led(make_world: Callable[..., 
         def pause(step: int, paused: int = paused, worlds: list[World] = worlds) -> None:
             if step == paused:
                 worlds[0].succeed()
-                worlds[0].pass_time(180)
+                worlds[0].pass_time(seconds)
 
         world = make_world(limit=LIMIT)
         world.interruption = pause
         worlds.append(world)
         play(world)
         assert len(world.submitted) <= LIMIT
+        assert world.most_waiting <= most
         assert world.waiting == []
+
+
+def test_a_leader_that_is_superseded_does_nothing(make_world: Callable[..., World]) -> None:
+    world = make_world()
+    world.epoch += 1
+    world.lose()
+    world.pass_time(300)
+    assert world.submitted == []
 
 
 def test_an_image_without_sbatch_and_a_start_that_is_not_on_record(
