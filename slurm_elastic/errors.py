@@ -41,9 +41,9 @@ class UsageError(SlurmElasticError, ValueError):
     exit_code = ExitCode.USAGE
 
 
-def did_you_mean(word: str, known: Iterable[str], otherwise: str) -> str:
+def did_you_mean(word: str, names: Iterable[str], otherwise: str) -> str:
     """Return how to mend a misspelt word: the known word that is near to it, else `otherwise`."""
     import difflib
 
-    near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.7)
+    near = difflib.get_close_matches(word, list(names), n=1, cutoff=0.7)
     return f"did you mean {near[0]}?" if near else otherwise

@@ -46,14 +46,14 @@ class Finding:
 def merged(findings: Iterable[Finding]) -> list[Finding]:
     """Return findings about single nodes with those that say the same of several nodes made one."""
     groups: dict[Finding, list[str]] = {}
-    for each in findings:
-        groups.setdefault(replace(each, nodes=()), []).extend(each.nodes)
-    return [replace(each, nodes=tuple(nodes)) for each, nodes in groups.items()]
+    for finding in findings:
+        groups.setdefault(replace(finding, nodes=()), []).extend(finding.nodes)
+    return [replace(finding, nodes=tuple(nodes)) for finding, nodes in groups.items()]
 
 
 def exit_code(findings: Iterable[Finding]) -> int:
     """Return 0 if runs work, 1 if they work with limits, 2 if they do not work."""
-    levels = {each.level for each in findings}
+    levels = {finding.level for finding in findings}
     return 2 if Level.BROKEN in levels else 1 if Level.LIMIT in levels else 0
 
 
@@ -61,12 +61,12 @@ def findings_json(findings: Iterable[Finding]) -> list[dict[str, Any]]:
     """Return findings as `docs/doctor.md` describes them."""
     return [
         {
-            "check": each.check,
-            "level": each.level.value,
-            "found": each.found,
-            "why": each.why,
-            "mend": each.mend,
-            "nodes": list(each.nodes),
+            "check": finding.check,
+            "level": finding.level.value,
+            "found": finding.found,
+            "why": finding.why,
+            "mend": finding.mend,
+            "nodes": list(finding.nodes),
         }
-        for each in findings
+        for finding in findings
     ]

@@ -58,9 +58,9 @@ class LaunchError(SlurmElasticError):
 
     def __init__(self, status: int) -> None:
         self.failures: dict[int, ProcessFailure] = {}
-        known = status in ExitCode.__members__.values()
-        self.exit_code = ExitCode(status) if known else ExitCode.FAILED
-        super().__init__(_MEANINGS[self.exit_code] if known else f"the agent ended with {status}")
+        is_ours = status in ExitCode.__members__.values()
+        self.exit_code = ExitCode(status) if is_ours else ExitCode.FAILED
+        super().__init__(_MEANINGS[self.exit_code] if is_ours else f"the agent ended with {status}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +126,7 @@ class LaunchConfig:
 
     def arguments(self) -> tuple[str, ...]:
         """Return these settings as options of ``slurm-elastic agent``."""
-        given = {
+        values = {
             "--nnodes": None if self.max_nodes is None else f"{self.min_nodes or 1}:{self.max_nodes}",
             "--nproc-per-node": self.workers_per_node,
             "--max-restarts": self.max_restarts or None,
@@ -136,7 +136,7 @@ class LaunchConfig:
             "--preload": ",".join(self.preload) or None,
             "--hang-timeout": self.hang_timeout,
         }
-        options = (f"{name}={value}" for name, value in given.items() if value is not None)
+        options = (f"{name}={value}" for name, value in values.items() if value is not None)
         return (*options, *self.agent_arguments)
 
 
@@ -217,11 +217,11 @@ def _forwarding(agent: subprocess.Popen[bytes]) -> Iterator[None]:
 
 def _results(directory: Path) -> dict[int, Any]:
     """Return the results of the newest round that has any, by rank."""
-    found: dict[int, dict[int, Path]] = {}
+    files: dict[int, dict[int, Path]] = {}
     for path in directory.glob("*.result"):
         round_, rank = path.stem.split(".")
-        found.setdefault(int(round_), {})[int(rank)] = path
-    newest = found[max(found)] if found else {}
+        files.setdefault(int(round_), {})[int(rank)] = path
+    newest = files[max(files)] if files else {}
     return {rank: unpickle(newest[rank]) for rank in sorted(newest)}
 
 

@@ -139,12 +139,12 @@ class Score:
 def scores(paces: Mapping[int, Pace]) -> dict[int, Score]:
     """Return the scores by rank."""
     ordered = sorted(pace.busy for pace in paces.values())
-    found = {}
+    by_rank = {}
     for rank, pace in paces.items():
         others = _median_without(ordered, pace.busy)
         relative = None if others is None else _ratio(others, pace.busy)
-        found[rank] = Score(relative, _ratio(pace.best, pace.busy), others)
-    return found
+        by_rank[rank] = Score(relative, _ratio(pace.best, pace.busy), others)
+    return by_rank
 
 
 def _median_without(ordered: Sequence[float], value: float) -> float | None:

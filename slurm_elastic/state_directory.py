@@ -11,9 +11,9 @@ def state_directory() -> str:
     Raises:
         FileNotFoundError: The user has no home directory. None is made: on compute nodes it may be a name alone.
     """
-    given = os.environ.get("XDG_STATE_HOME")
-    if given:
-        return os.path.join(given, "slurm_elastic")  # noqa: PTH118
+    base = os.environ.get("XDG_STATE_HOME")
+    if base:
+        return os.path.join(base, "slurm_elastic")  # noqa: PTH118
     home = os.path.expanduser("~")  # noqa: PTH111
     if not os.path.isdir(home):  # noqa: PTH112
         raise FileNotFoundError(2, "this user has no home directory; XDG_STATE_HOME may name another one", home)

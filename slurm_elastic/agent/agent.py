@@ -155,7 +155,7 @@ class Agent:
     def newest_save(self) -> float | None:
         """Return the seconds that the newest save of a worker here took; None if unknown; from any thread."""
         return max(
-            (each.save_time for each in self.progress() if each.save_time is not None), default=self._newest_save
+            (worker.save_time for worker in self.progress() if worker.save_time is not None), default=self._newest_save
         )
 
     # The main loop.
@@ -260,7 +260,7 @@ class Agent:
             case lifecycle.Join():
                 self._assignment = None
                 self._reserved = self._ports.reserve()
-                inventory = next((held for feature in self._features if (held := feature.inventory())), "")
+                inventory = next((copies for feature in self._features if (copies := feature.inventory())), "")
                 reserved = self._reserved
                 ran = self._ran if self._worked else 0.0
                 self._proven = self._proven or ran == STEPPED
@@ -466,15 +466,17 @@ class Agent:
 
 def _positions(progress: Sequence[WorkerProgress], base_rank: int) -> tuple[WorkerPosition, ...]:
     """Return the positions of workers: of those that are equally far the first; the slowest ones, and the fastest."""
-    found: dict[tuple[object, ...], WorkerPosition] = {}
+    positions: dict[tuple[object, ...], WorkerPosition] = {}
     # Of several with as few steps, one that is in no collective holds up the others.
-    for worker in sorted(progress, key=lambda each: (each.boundary, each.in_collective is not False, each.local_rank)):
+    for worker in sorted(
+        progress, key=lambda worker: (worker.boundary, worker.in_collective is not False, worker.local_rank)
+    ):
         if worker.attached or worker.before_first is not None:
-            collectives = tuple(Collective(*each) for each in worker.collectives)
+            collectives = tuple(Collective(*fields) for fields in worker.collectives)
             rank = base_rank + worker.local_rank
             position = WorkerPosition(rank, worker.boundary, worker.in_collective, worker.place, collectives)
-            found.setdefault((worker.boundary, worker.in_collective, collectives), position)
-    kept = tuple(found.values())
+            positions.setdefault((worker.boundary, worker.in_collective, collectives), position)
+    kept = tuple(positions.values())
     return kept if len(kept) <= _MOST_POSITIONS else (*kept[: _MOST_POSITIONS - 1], kept[-1])
 
 

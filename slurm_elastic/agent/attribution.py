@@ -46,35 +46,37 @@ class AttributionFeature(Feature):
     def attribute(self, failure: WorkerFailure, pid: int) -> WorkerFailure:
         """See base class."""
         if failure.exit_code == -signal.SIGKILL and not failure.hung and self._killed_by_kernel():
-            told = f"{BY_KERNEL}out of memory on {failure.node}{self._who_has_memory()}"
-            failure = replace(failure, message="\n".join(filter(None, (told, failure.message))))
+            cause_text = f"{BY_KERNEL}out of memory on {failure.node}{self._who_has_memory()}"
+            failure = replace(failure, message="\n".join(filter(None, (cause_text, failure.message))))
             text = failure.message
         else:
             # The message may lack the line that tells.
             text = failure.message if failure.hung else words(failure.error_file, failure.log) or failure.message
         # Whether it is aborted is chance: the exception is the cause.
         code = 1 if aborted_at_exit(text, failure.exit_code, failure.error_file) else failure.exit_code
-        found, where = attribute(text, code), self._position(pid)
-        same = fingerprint(found, text, code, where) if self._compare else ""
-        excused = self._is_excused(found)
-        told = f"not charged to the script, {len(self._excused)} of {_EXCUSED} for {failure.node}" if excused else ""
+        attribution, where = attribute(text, code), self._position(pid)
+        same = fingerprint(attribution, text, code, where) if self._compare else ""
+        excused = self._is_excused(attribution)
+        cause_text = (
+            f"not charged to the script, {len(self._excused)} of {_EXCUSED} for {failure.node}" if excused else ""
+        )
         return replace(
             failure,
-            cause=found.cause.name,
-            domain=found.cause.domain.value,
-            outlook=found.cause.outlook.value,
+            cause=attribution.cause.name,
+            domain=attribution.cause.domain.value,
+            outlook=attribution.cause.outlook.value,
             error="" if failure.hung or text.startswith(BY_KERNEL) else named_error(text),
-            detail="; ".join(filter(None, (found.detail, told))),
+            detail="; ".join(filter(None, (attribution.detail, cause_text))),
             uncharged=failure.uncharged or excused,
-            consequence=found.cause.consequence,
-            timed_out=found.cause.name == "collective_timeout",
+            consequence=attribution.cause.consequence,
+            timed_out=attribution.cause.name == "collective_timeout",
             where=where or "",
             fingerprint=same,
         )
 
-    def _is_excused(self, found: Attribution) -> bool:
+    def _is_excused(self, attribution: Attribution) -> bool:
         """Return True if this is the node's fault, and the node has not had too many rounds with one."""
-        row, running = found.cause, self._running
+        row, running = attribution.cause, self._running
         if running is None or row.domain is not Domain.NODE or row.outlook is not Outlook.ELSEWHERE:
             return False
         if len(self._excused) < _EXCUSED:
@@ -85,11 +87,14 @@ class AttributionFeature(Feature):
         running = self._running
         if running is None:
             return None
-        ranks = {each: local for local, each in running.pids.items()}
-        found = next((each for each in running.progress() if each.local_rank == ranks.get(pid)), None)
-        if found is None:
+        ranks = {process_id: local for local, process_id in running.pids.items()}
+        worker = next(
+            (worker_progress for worker_progress in running.progress() if worker_progress.local_rank == ranks.get(pid)),
+            None,
+        )
+        if worker is None:
             return None
-        return position(reports=found.attached, calls=found.boundary, step=found.step)
+        return position(reports=worker.attached, calls=worker.boundary, step=worker.step)
 
     def _killed_by_kernel(self) -> bool:
         now = self._kills()
@@ -102,5 +107,5 @@ class AttributionFeature(Feature):
             return ""
         base = running.assignment.place.base_rank
         sizes = ((base + local, resident(pid)) for local, pid in sorted(running.pids.items()))
-        told = [f"rank {rank} has {size_text(size)}" for rank, size in sizes if size]
-        return f"; {', '.join(told)}" if told else ""
+        sizes_text = [f"rank {rank} has {size_text(size)}" for rank, size in sizes if size]
+        return f"; {', '.join(sizes_text)}" if sizes_text else ""

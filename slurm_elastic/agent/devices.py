@@ -53,10 +53,10 @@ def asked_apart(question: Callable[[], _T]) -> _T:
         _pid, status = os.waitpid(pid, 0)
     if answer is None:
         raise RuntimeError(f"the process that asks for devices has ended with {os.waitstatus_to_exitcode(status)}")
-    error, found = answer
+    error, answer_value = answer
     if error is not None:
         raise error
-    result: _T = found
+    result: _T = answer_value
     return result
 
 

@@ -43,12 +43,12 @@ def gpu_problems() -> list[str]:
     """Return a line for each GPU of this node that is broken; none where there is no driver, or it does not tell."""
     if not _CONTROL.exists():
         return []
-    found = xid_shortcomings(_kernel_log(), time.clock_gettime(time.CLOCK_MONOTONIC))
+    problems = xid_shortcomings(_kernel_log(), time.clock_gettime(time.CLOCK_MONOTONIC))
     program = shutil.which("nvidia-smi")
     if program is None:
-        return found
+        return problems
     command = f"{program} --query-gpu={','.join(_FIELDS)} --format=csv,noheader,nounits"
-    return [*gpu_shortcomings(run_site_command(command, _TIMEOUT).output), *found]
+    return [*gpu_shortcomings(run_site_command(command, _TIMEOUT).output), *problems]
 
 
 def gpu_shortcomings(output: str) -> list[str]:
@@ -60,19 +60,19 @@ def gpu_shortcomings(output: str) -> list[str]:
     if _LOST.search(output):
         line = next(line for line in output.splitlines() if _LOST.search(line))
         return [f"nvidia-smi: {line.strip()}"]
-    found = []
+    problems = []
     for line in output.splitlines():
         cells = [cell.strip() for cell in line.split(",")]
         if len(cells) != len(_FIELDS) or not cells[0].isdecimal():
             continue
         index, errors, unmappable, retiring = cells
         if errors.isdecimal() and int(errors):
-            found.append(f"GPU {index} has {errors} uncorrectable ECC errors since its last reset")
+            problems.append(f"GPU {index} has {errors} uncorrectable ECC errors since its last reset")
         if unmappable.lower() in _YES:
-            found.append(f"GPU {index} cannot remap a broken row of its memory")
+            problems.append(f"GPU {index} cannot remap a broken row of its memory")
         if retiring.lower() in _YES:
-            found.append(f"GPU {index} waits for a reset to retire a page of its memory")
-    return found
+            problems.append(f"GPU {index} waits for a reset to retire a page of its memory")
+    return problems
 
 
 def xid_shortcomings(log: str, now: float) -> list[str]:

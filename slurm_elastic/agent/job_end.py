@@ -141,7 +141,7 @@ def can_lose_batch_script(job: SlurmJob, environ: Mapping[str, str]) -> bool:
 
 
 def other_agents(
-    job: SlurmJob, agent: str, members: Sequence[Successor] | None, told: Sequence[Successor]
+    job: SlurmJob, agent: str, members: Sequence[Successor] | None, successors: Sequence[Successor]
 ) -> list[tuple[str, Successor | None]]:
     """Return the other nodes of the job on which an agent may run, and the agents that are known there.
 
@@ -152,16 +152,16 @@ def other_agents(
         agent: The identity of the agent.
         members: The members of the newest round on record; None if that cannot be read, or if agents outside of it
             count, too.
-        told: The members that the leader has named to this agent; used if `members` is None. Then all other nodes of
-            the job count.
+        successors: The members that the leader has named to this agent; used if `members` is None. Then all other nodes
+            of the job count.
     """
-    known = {
-        node_of(each.agent): each
-        for each in (told if members is None else members)
-        if job_of(each.agent) == job_of(agent)
+    by_node = {
+        node_of(successor.agent): successor
+        for successor in (successors if members is None else members)
+        if job_of(successor.agent) == job_of(agent)
     }
-    nodes = job.job_nodes if members is None else tuple(known)
-    others = [(node, known.get(node)) for node in nodes if node != job.node]
+    nodes = job.job_nodes if members is None else tuple(by_node)
+    others = [(node, by_node.get(node)) for node in nodes if node != job.node]
     return sorted(others, key=lambda other: other[1] is None)
 
 
@@ -270,8 +270,8 @@ def _cause(notice: Mapping[str, Any], finding: Diagnosis) -> Cause:
 
 def _signals(notice: Mapping[str, Any]) -> tuple[signal.Signals, ...]:
     names = notice.get("signals")
-    known = signal.Signals.__members__
-    return tuple(known[name] for name in names if name in known) if isinstance(names, list) else ()
+    members = signal.Signals.__members__
+    return tuple(members[name] for name in names if name in members) if isinstance(names, list) else ()
 
 
 def _mark(notice: Mapping[str, Any], last_round: int | None) -> str:

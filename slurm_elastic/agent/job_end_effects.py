@@ -129,10 +129,10 @@ class JobAtEnd:
         def look() -> bool:
             restarts = self.job.restart_count
             with contextlib.suppress(RunDirError, RecordError):
-                for each in runs_of_job(self.run_dir.path.parent.parent, self.job.name):
-                    if each.run_id == self.run_dir.run_id or run_start(each, restarts) is None:
+                for run_dir in runs_of_job(self.run_dir.path.parent.parent, self.job.name):
+                    if run_dir.run_id == self.run_dir.run_id or run_start(run_dir, restarts) is None:
                         continue
-                    if not each.is_done() and each.failure(incarnation_of(each, restarts)) is None:
+                    if not run_dir.is_done() and run_dir.failure(incarnation_of(run_dir, restarts)) is None:
                         return True
             return False
 
@@ -142,9 +142,11 @@ class JobAtEnd:
         return batch_script_lost(self.job, self.environ, self.controller, _POLLS_BEFORE_REQUEUE)
 
     def _end_if_last(self, *, spares_count: bool) -> None:
-        found = _in_time(self._members, otherwise=None)
-        members, told = (None, found) if spares_count and found is not None else (found, self.told)
-        end_job_if_last(self.job, self.agent, members, told, self.environ, self.controller, self.signal_fd, self.say)
+        answer = _in_time(self._members, otherwise=None)
+        members, successors = (None, answer) if spares_count and answer is not None else (answer, self.told)
+        end_job_if_last(
+            self.job, self.agent, members, successors, self.environ, self.controller, self.signal_fd, self.say
+        )
 
     def _members(self) -> Sequence[Successor] | None:
         """Return the members of the newest round on record; None if that cannot be read."""
@@ -222,7 +224,7 @@ def end_job_if_last(
     job: SlurmJob,
     agent: str,
     members: Sequence[Successor] | None,
-    told: Sequence[Successor],
+    successors: Sequence[Successor],
     environ: Mapping[str, str],
     controller: Controller,
     signal_fd: int,
@@ -234,7 +236,7 @@ def end_job_if_last(
         members, told: see :func:`~slurm_elastic.agent.job_end.other_agents`.
         job, agent, environ, controller, signal_fd, say: see :class:`JobAtEnd`.
     """
-    others = other_agents(job, agent, members, told)
+    others = other_agents(job, agent, members, successors)
     if batch_script_lost(job, environ, controller, _POLLS, signal_fd) and _all_ended(others, controller, signal_fd):
         say(f"job {job.name} has no other agent left, and its batch script is gone: this agent ends the job")
         controller.cancel(job.name)
@@ -244,10 +246,10 @@ def _all_ended(others: Sequence[tuple[str, Successor | None]], controller: Contr
     """Return True if all these agents have ended; False if one lives, or if that is unknown after ten minutes."""
     for _ in range(_POLLS):
         states = controller.node_states([node for node, _ in others]) if others else {}
-        up = [known for node, known in others if states[node] is not NodeState.DOWN]
+        up = [successor for node, successor in others if states[node] is not NodeState.DOWN]
         # One agent that has not ended is enough.
-        answers = (_answers(known.address, known.port) if known is not None else None for known in up)
-        answer = next((each for each in answers if each is not False), False)
+        answers = (_answers(successor.address, successor.port) if successor is not None else None for successor in up)
+        answer = next((state for state in answers if state is not False), False)
         if answer is not None:
             return not answer
         if select.select([signal_fd], [], [], _POLL_INTERVAL)[0]:

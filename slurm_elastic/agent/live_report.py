@@ -57,7 +57,7 @@ def live_report(
         report["snapshot_bytes"] = size
     if safe is not None:
         report["safe_step"] = safe
-    by_local_rank = {each.local_rank: each for each in progress}
+    by_local_rank = {worker.local_rank: worker for worker in progress}
     workers = [
         {"rank": worker.rank, "pid": worker.pid, **_worker(by_local_rank.get(worker.local_rank))}
         | ({"process": letters[worker.pid]} if worker.pid in letters else {})
@@ -90,18 +90,18 @@ def _worker(progress: WorkerProgress | None) -> dict[str, Any]:
         return {"state": "unknown"}
     first, last = progress.seconds_since_first, progress.seconds_since_boundary
     state = "stopped" if progress.stopped else "stepping" if progress.boundary else "starting"
-    found: dict[str, Any] = {"state": state, "steps": progress.boundary}
+    fields: dict[str, Any] = {"state": state, "steps": progress.boundary}
     if progress.step is not None:
-        found["step"] = progress.step
+        fields["step"] = progress.step
     if progress.checkpoint is not None:
-        found["checkpoint"] = progress.checkpoint
+        fields["checkpoint"] = progress.checkpoint
     if progress.loss_step is not None:
-        found |= {"loss": json_number(progress.loss), "loss_step": progress.loss_step}
+        fields |= {"loss": json_number(progress.loss), "loss_step": progress.loss_step}
     if last is not None:
-        found["step_seconds"] = _rounded(last)
+        fields["step_seconds"] = _rounded(last)
     if first is not None and last is not None and first > last:
-        found["steps_per_second"] = _rounded((progress.boundary - 1) / (first - last))
-    return found
+        fields["steps_per_second"] = _rounded((progress.boundary - 1) / (first - last))
+    return fields
 
 
 def _pace(pace: Pace | None) -> dict[str, Any]:

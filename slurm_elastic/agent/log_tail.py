@@ -100,22 +100,22 @@ class FollowedFile:
 
     def show(self, *, to_the_end: bool = False) -> bool:
         """Show what is new, and with `to_the_end` end the last line; return True if the file has grown."""
-        found = False
+        has_lines = False
         # It does not exist yet, or a network file system does not answer for a moment.
         with contextlib.suppress(OSError):
             if self.descriptor is None:
                 self.descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
             while data := os.read(self.descriptor, _CHUNK):
-                found = True
+                has_lines = True
                 self._write(self._decoder.decode(data))
-        if self.last_words is not None and not found:
+        if self.last_words is not None and not has_lines:
             self._write("")
         if to_the_end:
             self._write(self._decoder.decode(b"", final=True), end=True)
             if self.descriptor is not None:
                 os.close(self.descriptor)
                 self.descriptor = None
-        return found
+        return has_lines
 
     def _write(self, text: str, *, end: bool = False) -> None:
         if self.last_words is not None:

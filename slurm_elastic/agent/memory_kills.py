@@ -24,9 +24,9 @@ def memory_kills(root: Path = _ROOT) -> int | None:
         except OSError:
             continue
         # "oom_kill" in memory.events (cgroup-v2.html), memory.oom_control (v1, since Linux 4.13) and vmstat.
-        found = [line.split()[1] for line in lines if line.startswith("oom_kill ")]
-        if found and found[0].isdigit():
-            return int(found[0])
+        counts = [line.split()[1] for line in lines if line.startswith("oom_kill ")]
+        if counts and counts[0].isdigit():
+            return int(counts[0])
     return None
 
 
@@ -37,8 +37,8 @@ def resident(pid: int, root: Path = _ROOT) -> int:
     except OSError:
         return 0
     # proc_pid_status(5)
-    found = [line.split()[1] for line in lines if line.startswith("VmRSS:")]
-    return int(found[0]) * 1024 if found else 0
+    sizes = [line.split()[1] for line in lines if line.startswith("VmRSS:")]
+    return int(sizes[0]) * 1024 if sizes else 0
 
 
 def _files(root: Path) -> list[Path]:
@@ -46,13 +46,13 @@ def _files(root: Path) -> list[Path]:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
     except OSError:
         return []
-    found = []
+    paths = []
     for line in lines:
         # cgroups(7): hierarchy, controllers, path; the hierarchy of version 2 has number 0 and names no controllers.
         number, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
         if number == "0" and not controllers:
-            found.append(root / "sys/fs/cgroup" / path.lstrip("/") / "memory.events")
+            paths.append(root / "sys/fs/cgroup" / path.lstrip("/") / "memory.events")
         elif "memory" in controllers.split(","):
-            found.append(root / "sys/fs/cgroup/memory" / path.lstrip("/") / "memory.oom_control")
-    return found
+            paths.append(root / "sys/fs/cgroup/memory" / path.lstrip("/") / "memory.oom_control")
+    return paths

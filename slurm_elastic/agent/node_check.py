@@ -78,8 +78,8 @@ class NodeCheck:
         problem = shortcomings(_available_memory(), [*unwritable, *gpu_problems()])
         if problem or not self._command:
             return problem
-        told = run_site_command(self._command, self._timeout).problem
-        return f"--node-check {told}" if told else ""
+        message = run_site_command(self._command, self._timeout).problem
+        return f"--node-check {message}" if message else ""
 
 
 def shortcomings(available: int | None, others: Iterable[str]) -> str:
@@ -89,10 +89,10 @@ def shortcomings(available: int | None, others: Iterable[str]) -> str:
         available: Bytes of memory that processes can still get; None if that is unknown.
         others: A line for each directory for temporary files that takes none, and for each GPU that is broken.
     """
-    found = list(others)
+    problems = list(others)
     if available is not None and available < _LEAST_MEMORY:
-        found.insert(0, f"{size_text(available)} of memory are left")
-    return "; ".join(found)
+        problems.insert(0, f"{size_text(available)} of memory are left")
+    return "; ".join(problems)
 
 
 def check_timeout(text: str | None) -> float:
@@ -122,8 +122,8 @@ def tell_site(command: str, node: str, run_id: str, reason: str) -> None:
     """
     if not command:
         return
-    told = {"SLURM_ELASTIC_NODE": node, "SLURM_ELASTIC_RUN_ID": run_id, "SLURM_ELASTIC_BAD_NODE_REASON": reason}
-    problem = run_site_command(command, _TIMEOUT, {**os.environ, **told}).problem
+    variables = {"SLURM_ELASTIC_NODE": node, "SLURM_ELASTIC_RUN_ID": run_id, "SLURM_ELASTIC_BAD_NODE_REASON": reason}
+    problem = run_site_command(command, _TIMEOUT, {**os.environ, **variables}).problem
     if problem:
         logger.warning("--on-bad-node %s", problem)
 
@@ -138,7 +138,7 @@ def _available_memory(source: Path = Path("/proc/meminfo")) -> int | None:
 
 
 def _unwritable(directories: Iterable[Path]) -> list[str]:
-    found = []
+    problems = []
     for directory in dict.fromkeys(directories):
         if not directory.is_dir():
             continue
@@ -150,5 +150,7 @@ def _unwritable(directories: Iterable[Path]) -> list[str]:
         except OSError as error:
             mend = "mount it writable" if error.errno == errno.EROFS else "make room there"
             mend = "let this user write there" if error.errno in (errno.EACCES, errno.EPERM) else mend
-            found.append(f"no file can be written to {directory}: {error.strerror}; {mend}, or give --node-check=off")
-    return found
+            problems.append(
+                f"no file can be written to {directory}: {error.strerror}; {mend}, or give --node-check=off"
+            )
+    return problems

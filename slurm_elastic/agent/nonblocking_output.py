@@ -163,7 +163,7 @@ def _status(stream: TextIO | None) -> os.stat_result | None:
 
 def _move_loggers(old: TextIO, new: NonblockingStream) -> None:
     """Let log handlers that were made for the old stream, as by torch at its import, write to the new one."""
-    loggers = [logging.getLogger(), *(each for each in logging.root.manager.loggerDict.values())]
+    loggers = [logging.getLogger(), *(other for other in logging.root.manager.loggerDict.values())]
     for logger in loggers:
         for handler in getattr(logger, "handlers", ()):
             if isinstance(handler, logging.StreamHandler) and handler.stream is old:

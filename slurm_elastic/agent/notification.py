@@ -243,11 +243,11 @@ class NotifyFeature(Feature):
 
     def _tell_loops(self) -> None:
         try:
-            found = self._loops()
+            loops = self._loops()
         except RunDirError as error:
             logger.warning("the events of the run cannot be read: %s", error)
             return
-        for loop in found:
+        for loop in loops:
             if loop.key not in self._told:
                 self._told.add(loop.key)
                 fields: dict[str, object] = {"loop": loop.loop, "advice": loop.advice, "nodes": list(loop.nodes)}

@@ -95,11 +95,11 @@ def base_directory(run_dir: str | None, job: SlurmJob | None) -> Path:
     return Path(run_dir or (job.submit_dir if job else None) or Path.cwd())
 
 
-def named_run(given: str | None, job: SlurmJob | None, environ: Mapping[str, str]) -> str | None:
+def named_run(option: str | None, job: SlurmJob | None, environ: Mapping[str, str]) -> str | None:
     """Return the id of a run that agents of several jobs, or of several steps, are; None for a run of this step alone.
 
     Args:
-        given: ``--run-id``; None if not given.
+        option: ``--run-id``; None if not given.
         job: The Slurm job of this process; None outside Slurm.
         environ: The environment, in which a batch script says that the elements of its array are one run.
 
@@ -107,13 +107,13 @@ def named_run(given: str | None, job: SlurmJob | None, environ: Mapping[str, str
         UsageError: The template for one job has been submitted as an array, with one run for all elements.
     """
     if job is None or job.array is None or environ.get(JOB_END_VARIABLE) == WHOLE_ARRAY:
-        return given or (job.array.job_id if job is not None and job.array is not None else None)
-    if given is not None and JOB_END_VARIABLE in environ:
+        return option or (job.array.job_id if job is not None and job.array is not None else None)
+    if option is not None and JOB_END_VARIABLE in environ:
         raise UsageError(
-            f"--run-id {given} makes one run of all elements of this array, which this batch script is not for: submit "
-            "array.sbatch, or leave --run-id out, and each element is a run of its own"
+            f"--run-id {option} makes one run of all elements of this array, which this batch script is not for: "
+            "submit array.sbatch, or leave --run-id out, and each element is a run of its own"
         )
-    return given
+    return option
 
 
 NO_MAXIMUM = 65_536
@@ -139,11 +139,11 @@ def node_range(text: str | None, max_nodes: int) -> tuple[int, int]:
     return min_nodes, max_nodes
 
 
-def leader_node(given: str | None, job: SlurmJob | None, node: str, *, shared: bool) -> str:
+def leader_node(option: str | None, job: SlurmJob | None, node: str, *, shared: bool) -> str:
     """Return the node whose agent leads the first term of this incarnation of the run.
 
     Args:
-        given: ``--leader-node``; None for the first node of the job.
+        option: ``--leader-node``; None for the first node of the job.
         job: The Slurm job this agent runs in; None outside Slurm.
         node: Slurm's name of this node.
         shared: True if other jobs have nodes in the run, too; then the leader's node may be one of theirs.
@@ -152,18 +152,18 @@ def leader_node(given: str | None, job: SlurmJob | None, node: str, *, shared: b
         UsageError: The job, which is the whole run, has no such node.
     """
     nodes = job.nodes if job is not None else (node,)
-    if not given:
+    if not option:
         return nodes[0]
-    if given in nodes or (shared and job is not None):
-        return given
+    if option in nodes or (shared and job is not None):
+        return option
     if job is None:
-        raise UsageError(f"--leader-node {given}: outside Slurm there is one node, {node}; leave the option out")
+        raise UsageError(f"--leader-node {option}: outside Slurm there is one node, {node}; leave the option out")
     if job.restart_count:
         # The name was right at submission: the job must not fail because Slurm has given it other nodes since.
         if job.node_rank == 0:
-            _log.warning("--leader-node %s is not among the nodes of this start: %s leads", given, nodes[0])
+            _log.warning("--leader-node %s is not among the nodes of this start: %s leads", option, nodes[0])
         return nodes[0]
-    raise UsageError(f"--leader-node {given} is not a node of this job; it has {', '.join(nodes)}")
+    raise UsageError(f"--leader-node {option} is not a node of this job; it has {', '.join(nodes)}")
 
 
 def require_known(name: str, controller: Controller) -> None:

@@ -297,7 +297,7 @@ class SignalDiagnosis:
 
     def _is_warned(self) -> bool:
         """Return True if there are only warnings: Slurm alone knows the time limit."""
-        asked = {one.signal for one in self._notices.all()} - {signal.SIGCONT}
+        asked = {notice.signal for notice in self._notices.all()} - {signal.SIGCONT}
         return self._job is not None and bool(asked) and asked <= {signal.SIGUSR1, signal.SIGUSR2}
 
     def _wait_for_leader(self, controller: Controller | None, job: SlurmJob | None) -> None:
@@ -362,8 +362,8 @@ class SignalDiagnosis:
     def _signals(self) -> tuple[tuple[signal.Signals, ...], float]:
         """Return all signals, and the seconds since the newest that asks this agent to leave."""
         received = self._notices.all()
-        asked = [one.at for one in received if one.signal is not signal.SIGCONT]
-        return tuple(one.signal for one in received), time.monotonic() - max(asked, default=time.monotonic())
+        asked = [notice.at for notice in received if notice.signal is not signal.SIGCONT]
+        return tuple(notice.signal for notice in received), time.monotonic() - max(asked, default=time.monotonic())
 
     def _is_early(self, finding: Diagnosis) -> bool:
         """Return True if the job trains on: the time limit is not as near as that, or not near any more."""

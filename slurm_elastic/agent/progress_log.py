@@ -110,7 +110,7 @@ class ProgressLog(Feature):
 
     def _note_start(self, assignment: Assignment, progress: Sequence[WorkerProgress]) -> None:
         """Warn once of a script that has begun again with its first step, though an earlier round had got further."""
-        steps = [(each.first_step, each.step) for each in progress if each.first_step is not None]
+        steps = [(worker.first_step, worker.step) for worker in progress if worker.first_step is not None]
         if not steps:
             return
         first, last = min(step for step, _ in steps), max(step or 0 for _, step in steps)
@@ -122,7 +122,7 @@ class ProgressLog(Feature):
                     " checkpoint, and may overwrite those that it has saved; see docs/howto/resume.md",
                     *(assignment.round, first, *self._reached),
                 )
-        self._reached = max((assignment.round, last), self._reached or (0, -1), key=lambda each: each[1])
+        self._reached = max((assignment.round, last), self._reached or (0, -1), key=lambda place: place[1])
 
     def ended(self, exit_code: ExitCode, timeout: float = 5.0) -> None:
         """Record that the agent has left the run, and write out all records, for at most `timeout` seconds."""
@@ -219,9 +219,9 @@ class ProgressLog(Feature):
 
 
 def _worker(base: int, elapsed: float, worker: WorkerProgress) -> dict[str, object]:
-    found: dict[str, object] = {"rank": base + worker.local_rank, "reports": worker.attached}
+    fields: dict[str, object] = {"rank": base + worker.local_rank, "reports": worker.attached}
     if worker.attached:
-        found |= {
+        fields |= {
             "steps": worker.boundary,
             "step": worker.step,
             "first_step": worker.first_step,
@@ -233,7 +233,7 @@ def _worker(base: int, elapsed: float, worker: WorkerProgress) -> dict[str, obje
             "before_first": _use(worker.before_first),
             "since_first": _use(worker.since_first),
         }
-    return found
+    return fields
 
 
 def _use(use: TimeUse | None) -> dict[str, float | None] | None:

@@ -303,18 +303,24 @@ class Replacer:
             self._thread.join(_END)
         last = self._last
         all_leave = last is not None and not last.staying and _WISHES.issuperset(last.leaving)
-        if not self._begun or not ((leads and code in (ExitCode.FINISHED, ExitCode.FAILED)) or all_leave):
+        if not ((leads and code in (ExitCode.FINISHED, ExitCode.FAILED)) or all_leave) or not self._has_begun():
             return
         for job in self._controller.nodes_in_queue() or ():
             if grows(job, self._run_dir) and job.state == "PENDING":
                 notice(f"the run is over: job {job.name}, which waits to join it, is cancelled")
                 self._controller.cancel(job.name, if_pending=True)
 
+    def _has_begun(self) -> bool:
+        try:
+            return bool(self._run_dir.replacements())
+        except SlurmElasticError:
+            return True
+
     def _live(self) -> None:
         while not self._over.wait(min(_LOOK, self._settings.after / 2)):
             try:
                 self.look(time.monotonic())
-            except (SlurmElasticError, typed_json.JSONError) as error:
+            except (SlurmElasticError, OSError, typed_json.JSONError) as error:
                 self._say(f"lost nodes are not replaced now: {error}")
 
     def look(self, now: float) -> None:

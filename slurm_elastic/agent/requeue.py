@@ -116,7 +116,9 @@ def _room(
     """Return as many of the bad nodes as the partition can spare: with too few nodes left the job would never start."""
     if not bad or view is None:
         return ()
-    partition = next((each for each in controller.partitions() or () if each.name == view.partition), None)
+    partition = next(
+        (candidate for candidate in controller.partitions() or () if candidate.name == view.partition), None
+    )
     if partition is None:
         return ()
     users = [node for node in view.excluded if node not in ours]
@@ -138,15 +140,15 @@ def _exclude(
     say: Callable[[str], None],
 ) -> None:
     present = view.excluded if view is not None else ()
-    wanted = exclusion(present, ours, bad)
-    if wanted == present:
+    excluded = exclusion(present, ours, bad)
+    if excluded == present:
         return
-    told = f"it excludes {', '.join(wanted) or 'no node'} from now on"
+    fact = f"it excludes {', '.join(excluded) or 'no node'} from now on"
     why = "their strikes are in the events of the run" if bad else "the strikes of others have expired"
-    if controller.exclude(job.name, wanted):
-        say(f"job {job.name}: {told}: {why}")
+    if controller.exclude(job.name, excluded):
+        say(f"job {job.name}: {fact}: {why}")
     else:
-        say(f"job {job.name}: Slurm did not accept that {told}; bad nodes: {', '.join(bad)}")
+        say(f"job {job.name}: Slurm did not accept that {fact}; bad nodes: {', '.join(bad)}")
 
 
 def _requeue(controller: Controller, job: SlurmJob, deadline: float, *, if_running: bool) -> str:

@@ -106,8 +106,8 @@ def aborted_at_exit(text: str, exit_code: int, error_file: str) -> bool:
         exit_code: Of the worker, negative for a signal.
         error_file: See `words`.
     """
-    told = text.startswith(_TRACEBACK) and _ABORTED in text
-    return exit_code == -signal.SIGABRT and (told or bool(recorded_traceback(error_file)))
+    has_message = text.startswith(_TRACEBACK) and _ABORTED in text
+    return exit_code == -signal.SIGABRT and (has_message or bool(recorded_traceback(error_file)))
 
 
 def _exit_text(failure: WorkerFailure) -> str:

@@ -190,25 +190,25 @@ def require_torch() -> bool:
             sys.executable,
             Path(compiled).parents[2],
         )
-    found = gaps(HOOKS)
-    if found.agent:
+    missing = gaps(HOOKS)
+    if missing.agent:
         raise UsageError(
-            f"torch {release} lacks what the agent needs: {', '.join(found.agent)}; "
+            f"torch {release} lacks what the agent needs: {', '.join(missing.agent)}; "
             "upgrade slurm_elastic, or install a release of torch that it was tested with (docs/versions.md)"
         )
-    if found.fork_server:
+    if missing.fork_server:
         logger.warning(
             "torch %s lacks what the fork server needs: %s; torch itself starts the workers, each with its own imports",
             release,
-            ", ".join(found.fork_server),
+            ", ".join(missing.fork_server),
         )
-    if found.dumps:
+    if missing.dumps:
         logger.warning(
             "torch %s lacks what dumps of collectives need: %s; of a hang, only stacks are kept",
             release,
-            ", ".join(found.dumps),
+            ", ".join(missing.dumps),
         )
-    return not found.fork_server
+    return not missing.fork_server
 
 
 def gaps(hooks: Iterable[Hook]) -> Gaps:
@@ -223,27 +223,31 @@ def _missing(hook: Hook) -> list[str]:
     module, _, qualified = hook.path.partition(":")
     shown = f"{module.rpartition('.')[2]}.{qualified}"
     try:
-        found: Any = importlib.import_module(module)
+        target: Any = importlib.import_module(module)
         for name in qualified.split("."):
-            found = getattr(found, name)
+            target = getattr(target, name)
     except (ImportError, AttributeError):
         return [shown]
     names = hook.names.split()
     if hook.kind is Kind.SET:
         # Names that the constructor's code uses as attributes; a dataclass has no such code, but fields.
-        known = {*found.__init__.__code__.co_names, *getattr(found, "__dataclass_fields__", ())}
-        return [f"{shown}.{name}" for name in names if known.isdisjoint(name.split("|"))]
+        attributes = {*target.__init__.__code__.co_names, *getattr(target, "__dataclass_fields__", ())}
+        return [f"{shown}.{name}" for name in names if attributes.isdisjoint(name.split("|"))]
     if hook.kind is Kind.ABSTRACT:
-        return [f"{shown}.{name} (abstract)" for name in sorted(found.__abstractmethods__ - set(names))]
-    if not callable(found) or not names:
+        return [f"{shown}.{name} (abstract)" for name in sorted(target.__abstractmethods__ - set(names))]
+    if not callable(target) or not names:
         return []
-    parameters = {name: each for name, each in inspect.signature(found).parameters.items() if name != "self"}
+    parameters = {name: parameter for name, parameter in inspect.signature(target).parameters.items() if name != "self"}
     if hook.kind is Kind.OVERRIDDEN:
         return [f"{shown}({name}), new" for name in parameters if name not in names]
     accepted = {alternative for name in names for alternative in name.split("|")}
     return [
         *(f"{shown}({name})" for name in names if parameters.keys().isdisjoint(name.split("|"))),
-        *(f"{shown}({name}), new" for name, each in parameters.items() if name not in accepted and _is_required(each)),
+        *(
+            f"{shown}({name}), new"
+            for name, parameter in parameters.items()
+            if name not in accepted and _is_required(parameter)
+        ),
     ]
 
 

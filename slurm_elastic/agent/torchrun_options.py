@@ -73,9 +73,9 @@ def ignored_options(options: argparse.Namespace) -> Iterable[str]:
     for name in ("node_rank", "master_addr"):
         if getattr(options, name) is not None:
             yield f"--{name.replace('_', '-')} is for torchrun's static rendezvous; it is ignored, Slurm says it"
-    given = {pair.partition("=")[0].strip() for pair in (options.rdzv_conf or "").split(",")}
-    if given & TORCHS_OWN:
-        yield f"--rdzv-conf: ignored, as they are for torch's own rendezvous: {', '.join(sorted(given & TORCHS_OWN))}"
+    keys = {pair.partition("=")[0].strip() for pair in (options.rdzv_conf or "").split(",")}
+    if keys & TORCHS_OWN:
+        yield f"--rdzv-conf: ignored, as they are for torch's own rendezvous: {', '.join(sorted(keys & TORCHS_OWN))}"
 
 
 def torchrun_config(
@@ -93,7 +93,7 @@ def torchrun_config(
     Raises:
         UsageError: torch rejects a value.
     """
-    given = {
+    changes = {
         **vars(options),
         "rdzv_backend": "slurm",
         # Only the static rendezvous uses these, but torch parses them in any case.
@@ -106,15 +106,15 @@ def torchrun_config(
     }
     if options.logs_specs is None:
         # torch's own specs make a directory in /tmp when they are constructed.
-        given.update(log_dir=os.devnull, redirects="0", tee="0", local_ranks_filter="")
+        changes.update(log_dir=os.devnull, redirects="0", tee="0", local_ranks_filter="")
     else:
-        given.update(redirects=options.redirects or "0", tee=options.tee or "0")
+        changes.update(redirects=options.redirects or "0", tee=options.tee or "0")
     _require_numbers(options)
     try:
         # With as many workers as GPUs torch would take a default of NUMA bindings, which is none outside of Meta
         # (torch/_utils_internal.py, get_default_numa_options, 2.13).
         with no_devices():
-            config, entrypoint, args = torchrun.config_from_args(argparse.Namespace(**given))
+            config, entrypoint, args = torchrun.config_from_args(argparse.Namespace(**changes))
     except (AssertionError, ValueError, RuntimeError, OSError) as error:
         raise UsageError(_line(error)) from None
     return config, entrypoint, tuple(args)
@@ -127,8 +127,8 @@ def _require_numbers(options: argparse.Namespace) -> None:
     if options.monitor_interval <= 0:
         raise UsageError(f"--monitor-interval {options.monitor_interval:g} is not above 0; give seconds, as in 0.1")
     if options.event_log_handler not in handlers._log_handlers:
-        known = ", ".join(sorted(handlers._log_handlers))
-        raise UsageError(f"--event-log-handler {options.event_log_handler!r} is not registered; there are {known}")
+        names = ", ".join(sorted(handlers._log_handlers))
+        raise UsageError(f"--event-log-handler {options.event_log_handler!r} is not registered; there are {names}")
 
 
 def _line(error: BaseException) -> str:

@@ -40,17 +40,17 @@ class Parser(argparse.ArgumentParser):
             UsageError: The command line is wrong.
         """
         self._words = words
-        rest = next((each for each in self._actions if each.nargs == argparse.REMAINDER), None)
+        rest = next((action for action in self._actions if action.nargs == argparse.REMAINDER), None)
         if rest is None:
             return super().parse_args(words)
         # Before Python 3.13 argparse requires at least one argument here.
         rest.required = False
         # argparse looks for options, and for beginnings of them, among the script's own words, too.
         end = self._read()[1]
-        given = super().parse_args(words[:end])
+        parsed = super().parse_args(words[:end])
         if words[end:]:
-            setattr(given, rest.dest, list(words[end:]))
-        return given
+            setattr(parsed, rest.dest, list(words[end:]))
+        return parsed
 
     def error(self, message: str) -> NoReturn:
         """Raise UsageError."""
@@ -59,14 +59,14 @@ class Parser(argparse.ArgumentParser):
         if option is None:
             raise UsageError(f"{message}; {see}")
         # Suggest a long option for a long one, and a single letter for a single letter.
-        known = [each for each in self._option_string_actions if each.startswith("--") is option.startswith("--")]
-        raise UsageError(f"no option {option}; {did_you_mean(option, known, otherwise=see)}")
+        names = [name for name in self._option_string_actions if name.startswith("--") is option.startswith("--")]
+        raise UsageError(f"no option {option}; {did_you_mean(option, names, otherwise=see)}")
 
     def _read(self) -> tuple[str | None, int]:
         """Return the first unknown option, and the number of words before those that belong to a script."""
-        known = self._option_string_actions
+        actions = self._option_string_actions
         # The script is the last of the words that stand before its arguments.
-        before = [each.nargs for each in self._actions if not each.option_strings]
+        before = [action.nargs for action in self._actions if not action.option_strings]
         left = before.index(argparse.REMAINDER) if argparse.REMAINDER in before else -1
         words = iter(enumerate(self._words, 1))
         for end, word in words:
@@ -77,13 +77,13 @@ class Parser(argparse.ArgumentParser):
                 if left == 0:
                     return None, end
                 continue
-            given, sign, _ = word.partition("=")
+            word_name, sign, _ = word.partition("=")
             # A short option may have its value attached, a long option may be abbreviated.
-            option = given if given.startswith("--") else word[:2]
-            near = [name for name in known if name.startswith(option)]
+            option = word_name if word_name.startswith("--") else word[:2]
+            near = [name for name in actions if name.startswith(option)]
             if not near:
-                return given, len(self._words)
-            takes = known.get(option, known[near[0]]).nargs
+                return word_name, len(self._words)
+            takes = actions.get(option, actions[near[0]]).nargs
             if takes == argparse.REMAINDER:
                 return None, end
             if takes is None and not sign and len(word) == len(option):

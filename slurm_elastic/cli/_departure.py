@@ -63,7 +63,9 @@ def wait_until_left(
 def cost(before: RunRecords, records: RunRecords) -> tuple[list[str], bool]:
     """Return the lines about what has happened in a run between two looks, and True if its rounds go on or are over."""
     newest = {event.node: event.time for event in before.events}
-    events = [each for each in records.events if each.kind in _OF_ROUNDS and each.time > newest.get(each.node, 0.0)]
+    events = [
+        event for event in records.events if event.kind in _OF_ROUNDS and event.time > newest.get(event.node, 0.0)
+    ]
     workers = [worker for each in records.progress if each.round == before.newest_round for worker in each.workers]
     steps = [worker.step for worker in workers if worker.step is not None]
     saved = [worker.checkpoint for worker in workers if worker.checkpoint is not None]

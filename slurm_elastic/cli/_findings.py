@@ -17,21 +17,21 @@ _WIDE = 80
 """Columns below which a table has no room for sentences side by side."""
 
 
-def show_findings(found: Sequence[Finding], terminal: Terminal) -> None:
+def show_findings(findings: Sequence[Finding], terminal: Terminal) -> None:
     """Print a table on a terminal that is wide enough, else a few lines for each finding."""
     wide = shutil.get_terminal_size().columns >= _WIDE
     if wide and sys.stdout.isatty() and os.environ.get("TERM") != "dumb":
-        _show_table(found)
+        _show_table(findings)
         return
-    for each in found:
-        terminal.write(f"{each.level.value:<8}{each.check}{_where(each, ' [', ']')}: {_fit(each.found)}")
-        if each.why:
-            terminal.write(f"        why: {_fit(each.why)}")
-        if each.mend:
-            terminal.write(f"        mend: {_fit(each.mend)}")
+    for finding in findings:
+        terminal.write(f"{finding.level.value:<8}{finding.check}{_where(finding, ' [', ']')}: {_fit(finding.found)}")
+        if finding.why:
+            terminal.write(f"        why: {_fit(finding.why)}")
+        if finding.mend:
+            terminal.write(f"        mend: {_fit(finding.mend)}")
 
 
-def _show_table(found: Sequence[Finding]) -> None:
+def _show_table(findings: Sequence[Finding]) -> None:
     from rich import box
     from rich.console import Console
     from rich.table import Table
@@ -41,18 +41,18 @@ def _show_table(found: Sequence[Finding]) -> None:
     table.add_column("check", no_wrap=True)
     for name in ("found", "why it matters", "mend"):
         table.add_column(name, ratio=1, overflow="fold")
-    for each in found:
-        check = Text(f"{each.check}{_where(each, chr(10), '')}", style="")
-        title = Text(f"{each.level.value} ", style=_COLOURS[each.level.value]) + check
-        table.add_row(title, *(Text(_fit(text)) for text in (each.found, each.why, each.mend)))
+    for finding in findings:
+        check = Text(f"{finding.check}{_where(finding, chr(10), '')}", style="")
+        title = Text(f"{finding.level.value} ", style=_COLOURS[finding.level.value]) + check
+        table.add_row(title, *(Text(_fit(text)) for text in (finding.found, finding.why, finding.mend)))
     Console(highlight=False).print(table)
 
 
-def _where(each: Finding, before: str, after: str) -> str:
+def _where(finding: Finding, before: str, after: str) -> str:
     """Return the nodes, or the place in the script, that a finding is about."""
     from slurm_elastic.slurm import compress
 
-    text = compress(each.nodes) if each.nodes else printable(each.place, 200)
+    text = compress(finding.nodes) if finding.nodes else printable(finding.place, 200)
     return f"{before}{text}{after}" if text else ""
 
 

@@ -46,8 +46,8 @@ class Output:
         sys.stdout.buffer.flush()
 
     def _paths(self) -> list[str]:
-        globs = (glob.escape(each).replace("[*]", "*") for each in self.patterns)
-        return sorted({path for each in globs for path in glob.glob(each)})  # noqa: PTH207 (absolute)
+        globs = (glob.escape(pattern).replace("[*]", "*") for pattern in self.patterns)
+        return sorted({path for pattern in globs for path in glob.glob(pattern)})  # noqa: PTH207 (absolute)
 
 
 def follow(job: str, output: Output, controller: Controller) -> int:

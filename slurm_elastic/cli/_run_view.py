@@ -60,10 +60,10 @@ def until_seen_enough(show: Callable[[], int]) -> int:
     """
     # One line of ours says that Slurm does not answer or that a record is forged; squeue's own words are many.
     loggers = [logging.getLogger(name) for name in ("slurm_elastic", Controller.__module__)]
-    levels = [each.level for each in loggers]
+    levels = [log.level for log in loggers]
     try:
-        for each in loggers:
-            each.setLevel(logging.ERROR)
+        for log in loggers:
+            log.setLevel(logging.ERROR)
         code = show()
         sys.stdout.flush()
     except BrokenPipeError:
@@ -73,8 +73,8 @@ def until_seen_enough(show: Callable[[], int]) -> int:
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     finally:
-        for each, level in zip(loggers, levels, strict=True):
-            each.setLevel(level)
+        for log, level in zip(loggers, levels, strict=True):
+            log.setLevel(level)
     return code
 
 
@@ -93,8 +93,8 @@ class Queue:
             name: Its id, ``12`` or ``12_3``.
             base: A directory that counts instead, as the runs of the job are there.
         """
-        found = (job for job in self.jobs or () if name in (job.name, job.job_id, job.array_job_id))
-        return next((base or Path(job.work_dir) for job in found), None)
+        jobs = (job for job in self.jobs or () if name in (job.name, job.job_id, job.array_job_id))
+        return next((base or Path(job.work_dir) for job in jobs), None)
 
 
 def add_run(parser: Parser, *, or_newest: bool = False) -> None:
@@ -153,14 +153,14 @@ def present_status(
         live: True to have the leader ask all agents; False to see only whether it can be reached.
         records: Of the run, if they were read before; they are read again if agents answer of a later round.
     """
-    given, records = records, records or read_records(RunContents(run_dir), run_dir.run_id)
+    earlier, records = records, records or read_records(RunContents(run_dir), run_dir.run_id)
     answers: bool | None = None
     answer: LiveRun | None = None
     problems: tuple[str, ...] = ()
     if records.done is None:
         answers = _leader_answers(records)
         answer, problems = _ask_all(run_dir) if live and answers else (None, ())
-        if answer is not None and (given is None or answer.round > given.newest_round):
+        if answer is not None and (earlier is None or answer.round > earlier.newest_round):
             # Agents may take seconds for their answers, in which another round follows, or the run ends.
             records = read_records(RunContents(run_dir), run_dir.run_id)
     if records.done is not None:
@@ -269,7 +269,7 @@ def ago(seconds: float) -> str:
 
 def clock(seconds: float, now: float) -> str:
     """Return a time in the zone of this machine, with its date if it is not of today."""
-    when, today = (local_time(each) for each in (seconds, now))
+    when, today = (local_time(moment) for moment in (seconds, now))
     return when.strftime("%H:%M:%S" if when.date() == today.date() else "%Y-%m-%d %H:%M:%S")
 
 

@@ -266,7 +266,9 @@ def _row(agent: AgentView, times: StepTimes | None, status: RunStatus, now: floa
     workers = agent.live.workers if agent.live is not None else ()
     ranks = range(agent.rank, agent.rank + agent.workers) if agent.rank is not None else ()
     seconds = times.seconds if times is not None else ()
-    relative = [each.relative_score for each in status.scores if each.rank in ranks and each.relative_score is not None]
+    relative = [
+        score.relative_score for score in status.scores if score.rank in ranks and score.relative_score is not None
+    ]
     return (
         escape(agent.node),
         *((escape(printable(agent.domain)),) if status.has_domains else ()),
@@ -284,5 +286,5 @@ def _row(agent: AgentView, times: StepTimes | None, status: RunStatus, now: floa
 
 
 def _least(values: Iterable[int | None]) -> str:
-    known = [value for value in values if value is not None]
-    return str(min(known)) if known else ""
+    numbers = [value for value in values if value is not None]
+    return str(min(numbers)) if numbers else ""

@@ -175,9 +175,9 @@ def _node_check(arguments: Sequence[str]) -> tuple[NodeCheck, str]:
     from slurm_elastic.agent.node_check import NodeCheck, check_timeout
     from slurm_elastic.agent.option_table import scan
 
-    found = scan(arguments, os.environ)
-    check = NodeCheck(found.value("node_check") or "", check_timeout(found.value("node_check_timeout")))
-    return check, found.value("on_bad_node") or ""
+    options = scan(arguments, os.environ)
+    check = NodeCheck(options.value("node_check") or "", check_timeout(options.value("node_check_timeout")))
+    return check, options.value("on_bad_node") or ""
 
 
 def _require_checked_node(check: NodeCheck, settings: AgentSettings, on_bad_node: str) -> None:
@@ -255,14 +255,14 @@ class _ForkServerStart:
         from slurm_elastic.agent.forkserver.worker_command import Program, worker_environment
         from slurm_elastic.agent.option_table import scan
 
-        found = scan(arguments, environ)
+        options = scan(arguments, environ)
         self.program = Program.from_command_line(arguments)
         # Without a script the agent prints help or an error, and starts no workers.
-        self.warm = found.value("start") in (None, "warm") and found.script is not None
-        self.preload = found.names("preload")
-        learns = found.value("learn_imports") != "off"
-        self.imports = _import_lists(found.value("run_dir"), environ) if learns else None
-        self.environment = worker_environment(environ, _local_world_size(found.value("nproc_per_node"), environ))
+        self.warm = options.value("start") in (None, "warm") and options.script is not None
+        self.preload = options.names("preload")
+        learns = options.value("learn_imports") != "off"
+        self.imports = _import_lists(options.value("run_dir"), environ) if learns else None
+        self.environment = worker_environment(environ, _local_world_size(options.value("nproc_per_node"), environ))
 
     def start(self) -> ForkServer:
         """Start the fork server."""
@@ -302,12 +302,12 @@ def _fast_imports() -> Iterator[None]:
     agent computes nothing.
     """
     gc.disable()
-    given = _POOL in os.environ
+    is_set = _POOL in os.environ
     os.environ.setdefault(_POOL, "1")
     try:
         yield
     finally:
-        if not given:
+        if not is_set:
             del os.environ[_POOL]
         gc.freeze()
         gc.enable()

@@ -78,7 +78,7 @@ def agent_parser() -> argparse.ArgumentParser:
     add_print_completion(group)
     # argparse has had to be given torchrun's first, so that those of the same name are ours.
     parser._optionals.title = "options of torchrun (by default Slurm tells nodes and workers, and --max-restarts is 0)"
-    parser._action_groups.sort(key=lambda each: each is parser._optionals)
+    parser._action_groups.sort(key=lambda group: group is parser._optionals)
     return parser
 
 

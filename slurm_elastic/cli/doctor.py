@@ -75,12 +75,12 @@ class Doctor(ViewCommand):
         from slurm_elastic.doctor.checks import findings
         from slurm_elastic.finding import exit_code
 
-        found = findings(site)
+        results = findings(site)
         if options.json:
-            print(json.dumps(_json(site, found), indent=1))
+            print(json.dumps(_json(site, results), indent=1))
         else:
-            _show(found, Terminal(), everything=options.all)
-        return exit_code(found)
+            _show(results, Terminal(), everything=options.all)
+        return exit_code(results)
 
     def _parse(self, arguments: Sequence[str]) -> tuple[argparse.Namespace, dict[str, str | None]]:
         """Separate the doctor's options from those of sbatch."""
@@ -91,9 +91,9 @@ class Doctor(ViewCommand):
             parser.parse_args(arguments)
         own = {name for name in parser._option_string_actions if name.startswith("--")} - {"--nodes", "--template"}
         line = read_command_line(arguments, own, _SWITCHES)
-        given = [f"--{name}" if value is None else f"--{name}={value}" for name, value in line.own.items()]
+        words = [f"--{name}" if value is None else f"--{name}={value}" for name, value in line.own.items()]
         script = () if line.script is None else (line.script,)
-        options = parser.parse_args([*given, *line.agent, *script])
+        options = parser.parse_args([*words, *line.agent, *script])
         others = sorted(set(line.sbatch) - {"partition", "qos"})
         if others and options.nodes is None:
             raise UsageError(f"--{others[0]} is an option for the doctor's job; give --nodes N, too")
@@ -129,8 +129,8 @@ def _gather(options: argparse.Namespace, sbatch: dict[str, str | None]) -> SiteF
     etcd = etcd_wanted(options.rdzv_endpoint, {}, os.environ)
     controller = Controller()
     slurm = slurm_facts(controller)
-    given = {**template_options(options.template), **sbatch}
-    partition, qos = given.get("partition") or "", given.get("qos") or ""
+    sbatch_options = {**template_options(options.template), **sbatch}
+    partition, qos = sbatch_options.get("partition") or "", sbatch_options.get("qos") or ""
     require_possible(slurm, partition, nodes)
     base = Path(options.run_dir or Path.cwd()).absolute()
     run_dir = RunDir.for_run(base, f"doctor-{secrets.token_hex(4)}")
@@ -162,8 +162,8 @@ def _gather(options: argparse.Namespace, sbatch: dict[str, str | None]) -> SiteF
 
 
 def _probe_arguments(options: argparse.Namespace, base: Path, run_id: str) -> list[str]:
-    given = {"--interface": options.interface, "--node-pattern": options.node_pattern}
-    passed = [f"{name}={value}" for name, value in given.items() if value]
+    probe_options = {"--interface": options.interface, "--node-pattern": options.node_pattern}
+    passed = [f"{name}={value}" for name, value in probe_options.items() if value]
     return [f"--probe={run_id}", f"--run-dir={base}", *passed]
 
 
@@ -179,35 +179,35 @@ def _checkpoint(text: str | None) -> float | None:
     return seconds
 
 
-def _json(site: SiteFacts, found: Sequence[Finding]) -> dict[str, object]:
+def _json(site: SiteFacts, results: Sequence[Finding]) -> dict[str, object]:
     from slurm_elastic.doctor.facts import encode
     from slurm_elastic.finding import exit_code, findings_json
 
     return {
         "schema": 1,
-        "exit_code": exit_code(found),
+        "exit_code": exit_code(results),
         "job": site.job or None,
         "nodes": list(site.expected),
-        "checks": findings_json(found),
+        "checks": findings_json(results),
         "facts": json.loads(encode(site)),
     }
 
 
-def _show(found: Sequence[Finding], terminal: Terminal, *, everything: bool = False) -> None:
+def _show(results: Sequence[Finding], terminal: Terminal, *, everything: bool = False) -> None:
     from slurm_elastic.cli._findings import show_findings
     from slurm_elastic.finding import exit_code
 
-    shown = [each for each in found if everything or each.level.value != "ok"]
+    shown = [result for result in results if everything or result.level.value != "ok"]
     if shown:
         show_findings(shown, terminal)
-    if len(shown) < len(found):
-        terminal.write(f"{counted(len(found) - len(shown), 'check')} ok (--all)")
-    limits = sum(each.level.value == "limit" for each in found)
-    broken = sum(each.level.value == "broken" for each in found)
+    if len(shown) < len(results):
+        terminal.write(f"{counted(len(results) - len(shown), 'check')} ok (--all)")
+    limits = sum(result.level.value == "limit" for result in results)
+    broken = sum(result.level.value == "broken" for result in results)
     terminal.write(
         (
             "runs work here",
             f"runs work here, with {counted(limits, 'limit')}",
             f"runs do not work here: {counted(broken, 'check')} failed",
-        )[exit_code(found)]
+        )[exit_code(results)]
     )

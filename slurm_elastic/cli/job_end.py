@@ -137,17 +137,17 @@ def code_when_over(arguments: Sequence[str]) -> ExitCode | None:
     return code
 
 
-def _runs_of_this_start(found: Scan) -> tuple[SlurmJob | None, list[RunDir], int | None]:
+def _runs_of_this_start(options: Scan) -> tuple[SlurmJob | None, list[RunDir], int | None]:
     """Return the job, its runs, and the restart count as for `incarnation_of`."""
     job = SlurmJob.from_environment(os.environ)
-    named = named_run(found.value("rdzv_id"), job, os.environ)
-    runs = _runs(base_directory(found.value("run_dir"), job), job, named)
+    named = named_run(options.value("rdzv_id"), job, os.environ)
+    runs = _runs(base_directory(options.value("run_dir"), job), job, named)
     return job, runs, job.restart_count if job is not None and named is None else None
 
 
 def _job_end(status: int, arguments: Sequence[str]) -> int:
-    found = scan(arguments, os.environ)
-    job, runs, restarts = _runs_of_this_start(found)
+    options = scan(arguments, os.environ)
+    job, runs, restarts = _runs_of_this_start(options)
     if job is not None:
         for run_dir in runs:
             # Agents that were killed have left theirs, and their ports may be another user's soon.
@@ -168,7 +168,7 @@ def _job_end(status: int, arguments: Sequence[str]) -> int:
             "agents"
         )
         return status
-    policy = requeue_policy(*(found.value(name) for name in ("max_requeues", "grace", "warning", "max_excluded")))
+    policy = requeue_policy(*(options.value(name) for name in ("max_requeues", "grace", "warning", "max_excluded")))
     for run_dir in going_on:
         failure = run_dir.failure(incarnation_of(run_dir, restarts))
         own = status if len(runs) == 1 or job is None else _status_of(run_dir, job, status, failed=failure is not None)
@@ -220,7 +220,7 @@ def _runs(base: Path, job: SlurmJob | None, named: str | None) -> list[RunDir]:
         raise UsageError("neither SLURM_JOB_ID nor --run-id is given; call this from the batch script of a run")
     if named is not None or job is None:
         return [RunDir.for_run(base, str(named))]
-    begun = [each for each in runs_of_job(base, job.name) if run_start(each, job.restart_count) is not None]
+    begun = [run_dir for run_dir in runs_of_job(base, job.name) if run_start(run_dir, job.restart_count) is not None]
     return begun or [RunDir.for_run(base, job.run_id)]
 
 

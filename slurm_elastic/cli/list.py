@@ -43,17 +43,17 @@ class List(ViewCommand):
         queue = Queue()
         bases = [Path(options.run_dir or Path.cwd())]
         if options.queued:
-            bases = [Path(each) for each in dict.fromkeys(job.work_dir for job in _answer(queue))]
+            bases = [Path(name) for name in dict.fromkeys(job.work_dir for job in _answer(queue))]
         run_dirs = [run_dir for base in bases for run_dir in own_run_dirs(base)]
         run_dirs += _not_begun(queue, run_dirs, bases)
-        found = [present_status(run_dir, queue) for run_dir in run_dirs]
+        statuses = [present_status(run_dir, queue) for run_dir in run_dirs]
         if options.queued:
-            found = [status for status in found if status.state in (RunState.RUNNING, RunState.WAITING)]
-        found.sort(key=lambda status: status.updated or 0.0)
+            statuses = [status for status in statuses if status.state in (RunState.RUNNING, RunState.WAITING)]
+        statuses.sort(key=lambda status: status.updated or 0.0)
         if options.json:
-            print(json.dumps([status_json(status) for status in found], indent=1))
+            print(json.dumps([status_json(status) for status in statuses], indent=1))
             return 0
-        if not found:
+        if not statuses:
             where = "queued jobs" if options.queued else f"{bases[0].absolute()}"
             print(f"no runs of {where}" if options.queued else f"no runs in {where}")
             return 0
@@ -68,9 +68,9 @@ class List(ViewCommand):
                 "" if status.step is None else str(status.step),
                 "; ".join(filter(None, _changed(status, now))),
             )
-            for status in found
+            for status in statuses
         ]
-        states = ["STATE".ljust(8), *(terminal.state(status.state, 8) for status in found)]
+        states = ["STATE".ljust(8), *(terminal.state(status.state, 8) for status in statuses)]
         for state, line in zip(states, table(rows), strict=True):
             terminal.write(f"{state}  {line}")
         return 0
@@ -85,7 +85,7 @@ def _changed(status: RunStatus, now: float) -> list[str]:
 def _not_begun(queue: Queue, begun: Sequence[RunDir], bases: Sequence[Path]) -> list[RunDir]:
     """Return the runs, without a directory yet, of jobs in the queue that were submitted in these directories."""
     places = {base.absolute() for base in bases}
-    found: dict[Path, RunDir] = {}
+    waiting: dict[Path, RunDir] = {}
     for job in queue.jobs or ():
         base, run_id = Path(job.work_dir), job.array_job_id if "[" in job.name else job.name
         # A component of a heterogeneous job is no run.
@@ -93,17 +93,17 @@ def _not_begun(queue: Queue, begun: Sequence[RunDir], bases: Sequence[Path]) -> 
         if (
             base not in places
             or not re.fullmatch("[0-9_]+", run_id)
-            or any(mine.fullmatch(each.run_id) for each in begun)
+            or any(mine.fullmatch(run.run_id) for run in begun)
         ):
             continue
-        there = (each for each in begun if each.path.parent.parent == base)
-        if any(RunContents(each).has_job(job.job_id) for each in there):
+        there = (run for run in begun if run.path.parent.parent == base)
+        if any(RunContents(run).has_job(job.job_id) for run in there):
             continue
         script = Controller().batch_script(job.array_job_id if "[" in job.name else job.name)
         if script is not None and re.search("slurm.elastic", script):
             run_dir = RunDir.for_run(base, run_id)
-            found[run_dir.path] = run_dir
-    return list(found.values())
+            waiting[run_dir.path] = run_dir
+    return list(waiting.values())
 
 
 def _answer(queue: Queue) -> tuple[QueuedJob, ...]:

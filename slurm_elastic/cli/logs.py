@@ -71,14 +71,14 @@ class Logs(ViewCommand):
         contents = RunContents(run_dir)
         if options.errors:
             return _errors(contents, run_dir, Terminal())
-        wanted = _wanted(options, contents)
+        log_filter = _wanted(options, contents)
         if not options.follow:
-            _require_logs(contents, wanted, options)
-        return _lines(contents, run_dir, wanted, options.follow, Terminal())
+            _require_logs(contents, log_filter, options)
+        return _lines(contents, run_dir, log_filter, options.follow, Terminal())
 
 
-def _lines(contents: RunContents, run_dir: RunDir, wanted: LogFilter, follow: bool, terminal: Terminal) -> int:
-    reader = LogReader(contents, wanted)
+def _lines(contents: RunContents, run_dir: RunDir, log_filter: LogFilter, follow: bool, terminal: Terminal) -> int:
+    reader = LogReader(contents, log_filter)
     look_at_run = 0.0
     while True:
         over = not follow
@@ -137,9 +137,9 @@ def _failure(failure: RoundFailure, terminal: Terminal) -> Iterator[str]:
         yield f"  the rest: {printable(failure.log, 4096)}"
     if failure.followed:
         yield "followed from it:"
-    for each in failure.followed:
-        ranks = f"rank{'s' if len(each.ranks) > 1 else ''} {rank_list(each.ranks)}"
-        yield f"  {ranks}: {printable(each.summary)}"
+    for consequence in failure.followed:
+        ranks = f"rank{'s' if len(consequence.ranks) > 1 else ''} {rank_list(consequence.ranks)}"
+        yield f"  {ranks}: {printable(consequence.summary)}"
 
 
 def _wanted(options: argparse.Namespace, contents: RunContents) -> LogFilter:
@@ -166,10 +166,10 @@ def _numbers(
         return None
     if text == "last" and last is not None:
         return [range(number, number + 1) for number in last()]
-    found = parse_ranges(text)
-    if found is None:
+    ranges = parse_ranges(text)
+    if ranges is None:
         raise UsageError(f"{option} {text!r} is no list of numbers; write it as in {example}")
-    return found
+    return ranges
 
 
 def _since(text: str, now: float) -> float:
@@ -187,7 +187,7 @@ def _since(text: str, now: float) -> float:
             clock = datetime.time.fromisoformat(text.zfill(5) if text.count(":") == 1 else text.zfill(8))
             return today.replace(hour=clock.hour, minute=clock.minute, second=clock.second, microsecond=0).timestamp()
         # Python 3.10 reads neither a Z for UTC nor a fraction of another length than 3 or 6 digits.
-        exact = re.sub(r"\.([0-9]{1,6})", lambda found: f".{found[1]:0<6}", text.replace("Z", "+00:00"))
+        exact = re.sub(r"\.([0-9]{1,6})", lambda fraction: f".{fraction[1]:0<6}", text.replace("Z", "+00:00"))
         return datetime.datetime.fromisoformat(exact).astimezone().timestamp()
     except (ValueError, OverflowError):
         raise UsageError(
@@ -195,15 +195,15 @@ def _since(text: str, now: float) -> float:
         ) from None
 
 
-def _require_logs(contents: RunContents, wanted: LogFilter, options: argparse.Namespace) -> None:
+def _require_logs(contents: RunContents, log_filter: LogFilter, options: argparse.Namespace) -> None:
     """Raise UsageError if nothing can match the options."""
-    logs = [log for number in contents.log_rounds() if wanted.wants_round(number) for log in contents.logs(number)]
+    logs = [log for number in contents.log_rounds() if log_filter.wants_round(number) for log in contents.logs(number)]
     if not logs:
         rounds = contents.log_rounds()
         have = f"rounds with logs: {rank_list(rounds)}" if rounds else "its workers have not started, or write none"
         which = "" if options.round is None or not rounds else f" of round {options.round}"
         raise UsageError(f"run {options.run_id} has no logs{which}; {have}")
-    if not any(wanted.wants_log(log) for log in logs):
+    if not any(log_filter.wants_log(log) for log in logs):
         ranks, nodes = {log.rank for log in logs}, {log.node for log in logs}
         raise UsageError(
             f"no logs of these ranks and nodes in run {options.run_id}; it has ranks {rank_list(sorted(ranks))} on "

@@ -94,7 +94,7 @@ def _require_current_directory() -> None:
 class _MainParser(Parser):
     def format_help(self) -> str:
         """Add the summaries of all commands, which imports their modules."""
-        lines = "\n".join(f"  {each.name:<12}{each.summary}" for each in commands())
+        lines = "\n".join(f"  {command.name:<12}{command.summary}" for command in commands())
         self.description = f"PyTorch training on Slurm that grows, shrinks and restarts.\n\ncommands:\n{lines}"
         return super().format_help()
 

@@ -68,35 +68,35 @@ class Rehearse(ViewCommand):
         from slurm_elastic.rehearsal.runner import rehearse
 
         with _signals_as_ctrl_c():
-            found = rehearse(wishes)
+            outcome = rehearse(wishes)
         if options.report:
-            _write_page(options.report, found)
+            _write_page(options.report, outcome)
         if options.json:
-            print(json.dumps(_json(found), indent=1))
+            print(json.dumps(_json(outcome), indent=1))
         else:
-            _show(found, Terminal())
-        return 0 if found.ok else 1
+            _show(outcome, Terminal())
+        return 0 if outcome.ok else 1
 
 
-def _options(given: argparse.Namespace) -> Options:
+def _options(parsed: argparse.Namespace) -> Options:
     from slurm_elastic.rehearsal.runner import Options
     from slurm_elastic.rehearsal.scenario import parse_kinds, parse_scenario
 
-    if given.scenario and given.mishaps:
+    if parsed.scenario and parsed.mishaps:
         raise UsageError("--scenario and --mishaps both say what happens; give one of them")
-    kinds = parse_kinds(given.mishaps or "preempt,join,kill")
-    mishaps = parse_scenario(_read(given.scenario)) if given.scenario else None
-    workers = () if given.nproc_per_node is None else (f"--nproc-per-node={given.nproc_per_node}",)
+    kinds = parse_kinds(parsed.mishaps or "preempt,join,kill")
+    mishaps = parse_scenario(_read(parsed.scenario)) if parsed.scenario else None
+    workers = () if parsed.nproc_per_node is None else (f"--nproc-per-node={parsed.nproc_per_node}",)
     return Options(
-        command=(given.script, *given.arguments),
-        nodes=int(_number("--nodes", given.nodes, whole=True)),
+        command=(parsed.script, *parsed.arguments),
+        nodes=int(_number("--nodes", parsed.nodes, whole=True)),
         mishaps=mishaps,
         kinds=kinds,
-        tolerance=_number("--tolerance", given.tolerance),
+        tolerance=_number("--tolerance", parsed.tolerance),
         agent_options=workers,
-        links=tuple(Path(name) for name in given.link),
-        keep=Path(given.keep) if given.keep else None,
-        timeout=_number("--timeout", given.timeout),
+        links=tuple(Path(name) for name in parsed.link),
+        keep=Path(parsed.keep) if parsed.keep else None,
+        timeout=_number("--timeout", parsed.timeout),
         say=lambda line: print(f"slurm-elastic: {line}", file=sys.stderr, flush=True),
     )
 
@@ -137,41 +137,41 @@ def _require_directory(name: str) -> None:
         raise UsageError(f"--report {name}: no file can be written there; name a file in a directory that exists")
 
 
-def _write_page(name: str, found: Rehearsal) -> None:
+def _write_page(name: str, rehearsal: Rehearsal) -> None:
     from slurm_elastic.observe.page import html_page
 
     try:
-        Path(name).write_text(html_page(found.report, found.findings))
+        Path(name).write_text(html_page(rehearsal.report, rehearsal.findings))
     except OSError as error:
         raise UsageError(f"--report {name} cannot be written: {error.strerror}; name another file") from None
 
 
-def _json(found: Rehearsal) -> dict[str, object]:
+def _json(rehearsal: Rehearsal) -> dict[str, object]:
     from slurm_elastic.agent.event_log import json_number
     from slurm_elastic.finding import findings_json
 
     return {
         "schema": 1,
-        "ok": found.ok,
-        "nodes": found.plan.nodes,
-        "mishaps": [str(each) for each in found.plan.mishaps],
-        "steps": found.undisturbed.last_step,
-        "steps_lost": found.steps_lost,
+        "ok": rehearsal.ok,
+        "nodes": rehearsal.plan.nodes,
+        "mishaps": [str(mishap) for mishap in rehearsal.plan.mishaps],
+        "steps": rehearsal.undisturbed.last_step,
+        "steps_lost": rehearsal.steps_lost,
         "checks": [
-            {**row, "place": each.place}
-            for row, each in zip(findings_json(found.findings), found.findings, strict=True)
+            {**row, "place": finding.place}
+            for row, finding in zip(findings_json(rehearsal.findings), rehearsal.findings, strict=True)
         ],
-        "losses": {str(step): json_number(loss) for step, loss in found.losses.items()},
+        "losses": {str(step): json_number(loss) for step, loss in rehearsal.losses.items()},
     }
 
 
-def _show(found: Rehearsal, terminal: Terminal) -> None:
+def _show(rehearsal: Rehearsal, terminal: Terminal) -> None:
     from slurm_elastic.cli._findings import show_findings
 
-    show_findings(found.findings, terminal)
-    wrong = sum(each.level.value in ("limit", "broken") for each in found.findings)
+    show_findings(rehearsal.findings, terminal)
+    wrong = sum(finding.level.value in ("limit", "broken") for finding in rehearsal.findings)
     terminal.write(
         "nothing to mend"
-        if found.ok
-        else f"{wrong} finding{'s' if wrong > 1 else ''} in {found.undisturbed.last_step} steps"
+        if rehearsal.ok
+        else f"{wrong} finding{'s' if wrong > 1 else ''} in {rehearsal.undisturbed.last_step} steps"
     )

@@ -66,19 +66,19 @@ class Report(ViewCommand):
         queue = Queue()
         names = dict.fromkeys((options.run_id, *options.more))
         read = [_read(argparse.Namespace(run_id=name, run_dir=options.run_dir), queue) for name in names]
-        found = [each for _, each in read]
+        reports = [item for _, item in read]
         if options.otlp:
             for records, _ in read:
                 _send(options.otlp, records)
         if options.trace:
-            _write(options.trace, json.dumps(chrome_trace(found[0])))
+            _write(options.trace, json.dumps(chrome_trace(reports[0])))
         if options.json:
-            told = [report_json(each) for each in found]
-            print(json.dumps(told if options.more else told[0], indent=1))
+            contents = [report_json(item) for item in reports]
+            print(json.dumps(contents if options.more else contents[0], indent=1))
         elif options.output or not (options.trace or options.otlp):
-            runs = "-".join(each.status.run for each in found[:_NAMED])
-            name = options.output or f"report-{runs}{'-and-more' if len(found) > _NAMED else ''}.html"
-            _write(name, html_page(found[0]) if len(found) == 1 else html_comparison(found))
+            runs = "-".join(item.status.run for item in reports[:_NAMED])
+            name = options.output or f"report-{runs}{'-and-more' if len(reports) > _NAMED else ''}.html"
+            _write(name, html_page(reports[0]) if len(reports) == 1 else html_comparison(reports))
         return 0
 
 
@@ -86,14 +86,14 @@ def _read(options: argparse.Namespace, queue: Queue) -> tuple[RunRecords, RunRep
     run_dir = open_run(options, queue)
     status = present_status(run_dir, queue)
     records = read_records(RunContents(run_dir), run_dir.run_id)
-    found = report(records, status, time.time())
+    view = report(records, status, time.time())
     problems_to_stderr(status.problems)
-    if not found.segments:
+    if not view.segments:
         raise UsageError(
             f"run {run_dir.run_id} has no records of progress: its agents have not started, or are of an earlier "
             "release; slurm-elastic status shows what is known"
         )
-    return records, found
+    return records, view
 
 
 def _send(url: str, records: RunRecords) -> None:
@@ -120,7 +120,7 @@ def _send(url: str, records: RunRecords) -> None:
 
 def _headers(text: str) -> dict[str, str]:
     """Return the headers in OTEL_EXPORTER_OTLP_HEADERS, ``name=value,...`` with values as in a URL."""
-    pairs = (each.partition("=") for each in text.split(",") if "=" in each)
+    pairs = (pair.partition("=") for pair in text.split(",") if "=" in pair)
     return {name.strip(): urllib.parse.unquote(value.strip()) for name, _, value in pairs}
 
 

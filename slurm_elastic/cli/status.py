@@ -215,18 +215,20 @@ def _sizes(agents: Iterable[AgentView]) -> str:
 
 def _workers(status: RunStatus) -> Iterable[tuple[str, ...]]:
     """Yield a row for each worker that has been answered for, in the order of ranks."""
-    found = [(worker, agent.node) for agent in status.agents if agent.live is not None for worker in agent.live.workers]
-    scores = {each.rank: each for each in status.scores}
-    for worker, node in sorted(found, key=lambda each: each[0].rank):
+    workers = [
+        (worker, agent.node) for agent in status.agents if agent.live is not None for worker in agent.live.workers
+    ]
+    scores = {score.rank: score for score in status.scores}
+    for worker, node in sorted(workers, key=lambda pair: pair[0].rank):
         score = scores.get(worker.rank)
         compared = (None, None) if score is None else (score.busy_seconds, score.relative_score)
         numbers = (worker.step, worker.steps_per_second, worker.checkpoint, *compared)
-        yield str(worker.rank), node, _number(worker.pid), _does(worker), *(_number(each) for each in numbers)
+        yield str(worker.rank), node, _number(worker.pid), _does(worker), *(_number(number) for number in numbers)
 
 
 def _slow(slow: SlowRankView, status: RunStatus) -> str:
     """Return the score of a slow rank, now if it is known."""
-    score = next((each for each in status.scores if each.rank == slow.rank), None)
+    score = next((candidate for candidate in status.scores if candidate.rank == slow.rank), None)
     if score is None or score.relative_score is None:
         return "" if slow.relative_score is None else f"score {slow.relative_score:.2f}"
     return (
@@ -247,10 +249,10 @@ def _does(worker: LiveWorker) -> str:
 
 
 def _span(values: Iterable[float | None]) -> str:
-    known = [value for value in values if value is not None]
-    if not known:
+    numbers = [value for value in values if value is not None]
+    if not numbers:
         return ""
-    first, last = _number(min(known)), _number(max(known))
+    first, last = _number(min(numbers)), _number(max(numbers))
     return first if first == last else f"{first}-{last}"
 
 

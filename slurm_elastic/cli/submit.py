@@ -78,15 +78,15 @@ class Submit(Command):
         from slurm_elastic.submission.submit_options import SBATCH_OPTIONS
 
         parser = self.parser()
-        known = set(parser._option_string_actions)
+        own_names = set(parser._option_string_actions)
         agent = _agent_parser()
         for action in agent._actions:
-            names = known & set(action.option_strings)
+            names = own_names & set(action.option_strings)
             if not names and action.dest.replace("_", "-") not in _DECIDED:
                 parser._add_action(action)
-                known |= set(action.option_strings)
+                own_names |= set(action.option_strings)
         for name in SBATCH_OPTIONS:
-            if f"--{name}" not in known:
+            if f"--{name}" not in own_names:
                 parser.add_argument(f"--{name}", help="option of sbatch")
         return parser
 

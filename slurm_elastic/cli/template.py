@@ -37,8 +37,8 @@ class Template(Command):
         """Print the template that the command line names, or the list of templates."""
         name = self.parser().parse_args(arguments).name
         if name is None:
-            for each in templates.names():
-                print(f"{each:<14}{templates.summary(each)}")
+            for template in templates.names():
+                print(f"{template:<14}{templates.summary(template)}")
         else:
             sys.stdout.write(templates.read(name))
         return 0

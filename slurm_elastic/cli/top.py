@@ -92,23 +92,23 @@ class RunSource:
             self._records = read_records(RunContents(self._run_dir), self.run_id)
             self._read_at = time.monotonic()
             self._reading = self._read_at - begin
-        found = present_status(self._run_dir, self._queue, live=True, records=self._records)
-        if found.round is not None and found.round > self._records.newest_round:
+        status = present_status(self._run_dir, self._queue, live=True, records=self._records)
+        if status.round is not None and status.round > self._records.newest_round:
             # They were read again for this look.
             self._records = None
-        return found
+        return status
 
     def log(self, round_number: int, rank: int) -> list[str]:
         """Return the last lines of what a worker has printed: of stderr first, then of stdout."""
         contents = RunContents(self._run_dir)
-        found: list[str] = []
+        lines: list[str] = []
         for log in contents.logs(round_number):
             if log.rank == rank:
                 size = contents.size(log.path) or 0
                 text = contents.read(log.path, max(0, size - _TAIL), _TAIL).decode(errors="replace").rstrip("\r\n")
                 if text:
-                    found += [f"--- {log.stream}", *(line.rpartition("\r")[2] for line in text.split("\n"))]
-        return [printable(line.replace("\t", "        "), 4096) for line in found]
+                    lines += [f"--- {log.stream}", *(line.rpartition("\r")[2] for line in text.split("\n"))]
+        return [printable(line.replace("\t", "        "), 4096) for line in lines]
 
     def stacks(self, node: str) -> list[str]:
         """Return the stacks of a node's workers, from its health port.
@@ -153,7 +153,7 @@ class RunSource:
 
 def _groups(content: bytes) -> list[dict[str, list[str]]]:
     try:
-        found = typed_json.loads(content)
+        groups = typed_json.loads(content)
     except ValueError:
         return []
-    return [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
+    return [group for group in groups if isinstance(group, dict)] if isinstance(groups, list) else []

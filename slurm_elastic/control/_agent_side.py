@@ -354,8 +354,8 @@ def _progress(local_rank: int, page: Fields, now: int) -> WorkerProgress:
 def _collectives(page: Fields) -> tuple[Collective, ...]:
     try:
         # The worker may be writing: then this is no JSON.
-        found = json.loads(read_text(page, COLLECTIVES, COLLECTIVES_FIELDS) or "[]")
-        return tuple((str(group), int(number), str(name)) for group, number, name in found)
+        collectives = json.loads(read_text(page, COLLECTIVES, COLLECTIVES_FIELDS) or "[]")
+        return tuple((str(group), int(number), str(name)) for group, number, name in collectives)
     except (ValueError, TypeError, OverflowError, RecursionError):
         return ()
 

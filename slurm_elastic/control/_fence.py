@@ -45,8 +45,8 @@ def is_superseded(environ: Mapping[str, str]) -> bool:
         return True
 
 
-def _newer(found: int | None, known: int) -> bool:
-    return found is not None and found > known
+def _newer(number: int | None, newest: int) -> bool:
+    return number is not None and number > newest
 
 
 def _number(environ: Mapping[str, str], name: str) -> int | None:

@@ -36,14 +36,14 @@ def dumps() -> dict[str, bytes]:
     if distributed is None or c10d is None or not distributed.is_initialized():
         return {}
     cuda = sys.modules.get("torch.cuda")
-    found = {}
+    contents = {}
     for name, function in _FUNCTIONS.items():
         if "nccl" not in function or (cuda is not None and cuda.is_initialized()):
             dump: Callable[[bool, bool], bytes] | None = getattr(c10d, function, None)
             content = b"" if dump is None else dump(True, False)
             if _ENTRY.encode() in content:
-                found[name] = content
-    return found
+                contents[name] = content
+    return contents
 
 
 def collectives(content: bytes) -> tuple[Collective, ...]:

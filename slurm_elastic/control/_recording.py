@@ -82,7 +82,7 @@ class RecordedControl(WorkerControl):
 
     def record_samples(self, epoch: int, samples: Iterable[int]) -> None:
         """Write down the samples that this worker has trained on in the present step."""
-        self._add("samples", epoch=epoch, samples=[int(each) for each in samples])
+        self._add("samples", epoch=epoch, samples=[int(sample) for sample in samples])
 
     def _await_mishaps(self, step: int | None) -> bool:
         """Wait until the mishaps that are due have happened; return True if one has paused this worker."""

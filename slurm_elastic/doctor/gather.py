@@ -80,15 +80,17 @@ def require_possible(facts: SlurmFacts, partition: str, nodes: int | None) -> No
     Raises:
         UsageError: There is no such partition, or it is too small.
     """
-    known = {each.name: each for each in facts.partitions}
+    partitions = {partition.name: partition for partition in facts.partitions}
     # sbatch takes several, separated by commas, too.
     names = [name for name in partition.split(",") if name]
     for name in names:
-        if known and name not in known:
-            mend = did_you_mean(name, known, otherwise=f"there are {', '.join(known)}")
+        if partitions and name not in partitions:
+            mend = did_you_mean(name, partitions, otherwise=f"there are {', '.join(partitions)}")
             raise UsageError(f"--partition {name}: Slurm knows no such partition; {mend}")
-    chosen = [each for each in known.values() if (each.name in names if names else each.is_default)]
-    most = max((each.nodes for each in chosen), default=None)
+    chosen = [
+        partition for partition in partitions.values() if (partition.name in names if names else partition.is_default)
+    ]
+    most = max((partition.nodes for partition in chosen), default=None)
     if nodes is not None and most is not None and nodes > most:
         raise UsageError(f"--nodes {nodes}: partition {chosen[0].name} has {most}; give fewer, or another --partition")
 
@@ -177,7 +179,7 @@ def run_dir_facts(run_dir: RunDir) -> RunDirFacts:
 
 def last_stop(base: Path) -> StopFacts | None:
     """Return what the newest run below a directory tells about the time that its workers take to save and end."""
-    newest = sorted(own_run_dirs(base), key=lambda each: _changed(each.path), reverse=True)
+    newest = sorted(own_run_dirs(base), key=lambda run_dir: _changed(run_dir.path), reverse=True)
     for run_dir in newest[:_RUNS]:
         with contextlib.suppress(RunDirError):
             seconds = stop_seconds(read_records(RunContents(run_dir), run_dir.run_id).events)
@@ -189,20 +191,20 @@ def last_stop(base: Path) -> StopFacts | None:
 def stop_seconds(events: Iterable[Event]) -> float | None:
     """Return the seconds from the last agreement on a step to stop at to the end of all workers; None without one."""
     begun: dict[int | None, float] = {}
-    found = None
+    seconds = None
     for event in events:
         if event.kind == "round_ending":
             begun.setdefault(event.round, event.time)
         elif event.kind == "round_ended" and event.whole("step") and event.round in begun:
-            found = event.time - begun[event.round]
-    return found
+            seconds = event.time - begun[event.round]
+    return seconds
 
 
 def etcd_facts(config: EtcdConfig) -> EtcdFacts:
     """Ask etcd as an agent does at its start; nothing is written."""
     from slurm_elastic.rendezvous.records.etcd.client import EtcdClient
 
-    endpoint = ",".join(str(each) for each in config.endpoints)
+    endpoint = ",".join(str(address) for address in config.endpoints)
     try:
         with EtcdClient(config) as client:
             limited = client.limited(_ETCD_SECONDS)
@@ -272,12 +274,12 @@ def _shared_memory() -> tuple[int | None, str]:
             # A full tmpfs makes files, and refuses their first page.
             file.write(bytes(4096))
             file.flush()
-        found = os.statvfs(_SHM)
+        space = os.statvfs(_SHM)
     except FileNotFoundError:
         return None, ""
     except OSError as error:
         return None, error.strerror or str(error)
-    return found.f_bavail * found.f_frsize, ""
+    return space.f_bavail * space.f_frsize, ""
 
 
 def _ptrace_scope(source: Path = Path("/proc/sys/kernel/yama/ptrace_scope")) -> int | None:
@@ -296,10 +298,10 @@ class _Address(NamedTuple):
 
 def _address(node: str, preference: AddressPreference, controller: Controller, toward: str | None) -> _Address:
     # Without a preference all facts are gathered, the interfaces among them.
-    known = gather_facts(AddressPreference(), node, controller=controller, toward=toward)
-    interfaces = {name: address for name, address in known.interfaces.items() if address}
+    address_facts = gather_facts(AddressPreference(), node, controller=controller, toward=toward)
+    interfaces = {name: address for name, address in address_facts.interfaces.items() if address}
     is_given = preference != AddressPreference()
-    facts = gather_facts(preference, node, controller=controller, toward=toward) if is_given else known
+    facts = gather_facts(preference, node, controller=controller, toward=toward) if is_given else address_facts
     try:
         name = choose_address(preference, facts)
     except UsageError as error:
@@ -336,12 +338,12 @@ class _Mount(NamedTuple):
 
 def _mount(path: Path, source: Path = Path("/proc/self/mountinfo")) -> _Mount:
     """Return mount point and type of the file system of a path; proc(5): mount point, and after ``-`` the type."""
-    found = _Mount("", "")
+    nearest = _Mount("", "")
     target = str(path.resolve())
     try:
         lines = source.read_text().splitlines()
     except OSError:
-        return found
+        return nearest
     for line in lines:
         before, _, after = line.partition(" - ")
         fields, kinds = before.split(), after.split()
@@ -349,9 +351,9 @@ def _mount(path: Path, source: Path = Path("/proc/self/mountinfo")) -> _Mount:
             continue
         point = fields[4].encode().decode("unicode_escape")
         # A later mount on the same point hides the earlier one.
-        if (target == point or target.startswith(point.rstrip("/") + "/")) and len(point) >= len(found.point):
-            found = _Mount(point, kinds[0])
-    return found
+        if (target == point or target.startswith(point.rstrip("/") + "/")) and len(point) >= len(nearest.point):
+            nearest = _Mount(point, kinds[0])
+    return nearest
 
 
 def _quota_left(mount: _Mount) -> int | None:
@@ -381,6 +383,6 @@ def quota_left(output: str) -> int | None:
         if len(columns) == _QUOTA_COLUMNS and all(column.isdecimal() for column in columns[:3]):
             used, *limits = (int(column) for column in columns[:3])
             # The soft limit may be exceeded for a while.
-            limit = min((each for each in limits if each), default=None)
+            limit = min((size for size in limits if size), default=None)
             return None if limit is None else max(0, limit - used) * 1024
     return None

@@ -62,13 +62,13 @@ def _round_trip(site: SiteFacts) -> Finding:
     if not times:
         return Finding(check, Level.UNKNOWN, "no message was answered", "a step of training takes many round trips")
     longest, here, there = max(times)
-    found = f"at most {longest * 1000:.2f} ms, from {here} to {there}"
+    measured = f"at most {longest * 1000:.2f} ms, from {here} to {there}"
     why = "an unplanned new round takes a few round trips, a step of training many"
     if longest > _SLOW_ROUND_TRIP:
         return Finding(
-            check, Level.LIMIT, found, why, "see whether the nodes are busy, or give --interface", (here, there)
+            check, Level.LIMIT, measured, why, "see whether the nodes are busy, or give --interface", (here, there)
         )
-    return Finding(check, Level.OK, found, why)
+    return Finding(check, Level.OK, measured, why)
 
 
 def _clocks(site: SiteFacts) -> Finding:
@@ -82,25 +82,27 @@ def _clocks(site: SiteFacts) -> Finding:
     if not offsets:
         return Finding(check, Level.UNKNOWN, "no node has told its time", "logs may be in a wrong order")
     largest, here, there = max(offsets)
-    found = f"at most {largest:.3f} s apart, {here} and {there}"
+    measured = f"at most {largest:.3f} s apart, {here} and {there}"
     if largest > _CLOCK:
         return Finding(
             check,
             Level.LIMIT,
-            found,
+            measured,
             "no agent decides by it, but logs and reports of several nodes are in a wrong order",
             "have the clocks set by NTP",
             (here, there),
         )
-    return Finding(check, Level.OK, found, "logs of several nodes are in order")
+    return Finding(check, Level.OK, measured, "logs of several nodes are in order")
 
 
 def _collectives(site: SiteFacts) -> Iterator[Finding]:
-    backends = dict.fromkeys(each.backend for result in site.results for each in result.collectives)
+    backends = dict.fromkeys(outcome.backend for result in site.results for outcome in result.collectives)
     for backend in backends:
-        made = [(r.facts.node, each) for r in site.results for each in r.collectives if each.backend == backend]
-        wrong = {node: each.error for node, each in made if each.error}
-        speeds = [each.bandwidth for _, each in made if each.bandwidth is not None]
+        made = [
+            (r.facts.node, outcome) for r in site.results for outcome in r.collectives if outcome.backend == backend
+        ]
+        wrong = {node: outcome.error for node, outcome in made if outcome.error}
+        speeds = [outcome.bandwidth for _, outcome in made if outcome.bandwidth is not None]
         check, why = (
             f"network.{backend}",
             f"all-reduces of all nodes by {backend}, as DistributedDataParallel makes them",
@@ -117,11 +119,11 @@ def _collectives(site: SiteFacts) -> Iterator[Finding]:
                 tuple(wrong),
             )
             continue
-        found = f"{min(speeds) / 1e6:.0f} MB/s bus bandwidth"
+        measured = f"{min(speeds) / 1e6:.0f} MB/s bus bandwidth"
         if min(speeds) < _SLOW_BANDWIDTH:
-            yield Finding(check, Level.LIMIT, found, why, "give --interface with the name of a faster network")
+            yield Finding(check, Level.LIMIT, measured, why, "give --interface with the name of a faster network")
         else:
-            yield Finding(check, Level.OK, found, why)
+            yield Finding(check, Level.OK, measured, why)
 
 
 def etcd_findings(site: SiteFacts) -> Iterator[Finding]:

@@ -36,11 +36,11 @@ def node_findings(site: SiteFacts) -> list[Finding]:
     # A login node has other devices and mounts than those on which runs train.
     on_nodes = (_gpus, _shared_memory, _locked_memory, _membarrier, _ptrace, _address)
     checks = (*everywhere, *on_nodes) if site.results else everywhere if not site.job else ()
-    found = [*_missing(site), *_software(site), *_failure_domains(site)]
+    results = [*_missing(site), *_software(site), *_failure_domains(site)]
     for check in checks:
-        for each in merged(replace(check(node), nodes=(node.node,)) for node in site.nodes):
-            found.append(each if site.results else replace(each, nodes=()))
-    return found
+        for result in merged(replace(check(node), nodes=(node.node,)) for node in site.nodes):
+            results.append(result if site.results else replace(result, nodes=()))
+    return results
 
 
 def _missing(site: SiteFacts) -> Iterator[Finding]:
@@ -55,8 +55,8 @@ def _missing(site: SiteFacts) -> Iterator[Finding]:
     if not site.expected:
         return
     said = f"; the job printed: {' / '.join(site.job_output)}" if site.job_output else "; the job printed nothing"
-    known = {result.facts.node: result.is_complete for result in site.results}
-    missing = tuple(node for node in site.expected if node not in known)
+    complete = {result.facts.node: result.is_complete for result in site.results}
+    missing = tuple(node for node in site.expected if node not in complete)
     if missing:
         yield Finding(
             "node.answers",
@@ -67,7 +67,7 @@ def _missing(site: SiteFacts) -> Iterator[Finding]:
             "environment in the site block of the template",
             missing,
         )
-    stopped = tuple(node for node in site.expected if known.get(node) is False)
+    stopped = tuple(node for node in site.expected if complete.get(node) is False)
     if stopped:
         yield Finding(
             "node.answers",
@@ -178,8 +178,8 @@ def _gpus(node: NodeFacts) -> Finding:
         )
     if not node.gpus:
         return Finding(check, Level.OK, shown)
-    found = f"{shown}; driver {node.nvidia_driver}, torch is built for CUDA {torch.cuda}"
-    return Finding(check, Level.OK, found, "each made a product of two matrices")
+    fact = f"{shown}; driver {node.nvidia_driver}, torch is built for CUDA {torch.cuda}"
+    return Finding(check, Level.OK, fact, "each made a product of two matrices")
 
 
 def _shared_memory(node: NodeFacts) -> Finding:
@@ -194,32 +194,32 @@ def _shared_memory(node: NodeFacts) -> Finding:
         )
     if node.shared_memory is None:
         return Finding(check, Level.UNKNOWN, "there is no /dev/shm", why)
-    found = f"{size_text(node.shared_memory)} free"
+    fact = f"{size_text(node.shared_memory)} free"
     if node.shared_memory < _SHARED_MEMORY:
         return Finding(
             check,
             Level.LIMIT,
-            found,
+            fact,
             why,
             "empty it, or mount it larger; in a container give it the host's, as --ipc=host does",
         )
-    return Finding(check, Level.OK, found)
+    return Finding(check, Level.OK, fact)
 
 
 def _descriptors(node: NodeFacts) -> Finding:
     hard = node.descriptors_hard
     agents = descriptors.connections_at_most(hard)
-    found = f"{node.descriptors_soft} soft, {hard} hard"
+    fact = f"{node.descriptors_soft} soft, {hard} hard"
     why = f"an agent raises its soft limit, and can lead {agents} agents with the hard one; workers keep the soft one"
     if hard < _DESCRIPTORS:
         return Finding(
             "node.descriptors",
             Level.LIMIT,
-            found,
+            fact,
             why,
             "raise the hard limit of the shell that submits the job, or of slurmd (LimitNOFILE)",
         )
-    return Finding("node.descriptors", Level.OK, found, why)
+    return Finding("node.descriptors", Level.OK, fact, why)
 
 
 def _locked_memory(node: NodeFacts) -> Finding:
@@ -251,23 +251,23 @@ def _membarrier(node: NodeFacts) -> Finding:
 
 def _ptrace(node: NodeFacts) -> Finding:
     check, scope = "node.ptrace", node.ptrace_scope
-    found = (
+    fact = (
         f"py-spy {'is' if node.has_py_spy else 'is not'} in PATH, ptrace_scope {'absent' if scope is None else scope}"
     )
     # Documentation/admin-guide/LSM/Yama.rst: an ancestor may trace its descendants with scope 1.
     if not node.has_py_spy:
         return Finding(
-            check, Level.OK, found, "with it, the stacks of a hung worker have Python's lines: pip install py-spy"
+            check, Level.OK, fact, "with it, the stacks of a hung worker have Python's lines: pip install py-spy"
         )
     if scope is not None and scope >= 2:
         return Finding(
             check,
             Level.LIMIT,
-            found,
+            fact,
             "py-spy may not look into workers, so the stacks of a hung worker have the kernel's lines only",
             "ask for kernel.yama.ptrace_scope=1, or set PYTHONFAULTHANDLER=1 for workers",
         )
-    return Finding(check, Level.OK, found, "the stacks of a hung worker have Python's lines")
+    return Finding(check, Level.OK, fact, "the stacks of a hung worker have Python's lines")
 
 
 def _clock(node: NodeFacts) -> Finding:
@@ -313,12 +313,12 @@ def _address(node: NodeFacts) -> Finding:
         return Finding(check, Level.BROKEN, what, "other nodes could not reach this one", mend)
     interface = next((name for name, address in node.interfaces.items() if address == node.address), "")
     # The addresses differ from node to node; the way in which they were found does not.
-    found = f"on {interface}" if interface else "by name"
+    fact = f"on {interface}" if interface else "by name"
     if node.own_name_address.startswith("127.") and not node.collective_interface:
         return Finding(
             check,
             Level.LIMIT,
-            f"{found}; its own name resolves to {node.own_name_address}",
+            f"{fact}; its own name resolves to {node.own_name_address}",
             "agents do not use the name, but gloo does: collectives on the CPU may not find the other nodes",
             f"give --interface {interface}, so that collectives use it, too" if interface else "give --interface",
         )
@@ -330,7 +330,7 @@ def _address(node: NodeFacts) -> Finding:
             "no other node can be reached",
             "look at `ip address` on the node",
         )
-    return Finding(check, Level.OK, found, "other nodes reach this one there")
+    return Finding(check, Level.OK, fact, "other nodes reach this one there")
 
 
 def run_dir_findings(site: SiteFacts) -> Iterator[Finding]:

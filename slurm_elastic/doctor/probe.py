@@ -107,18 +107,18 @@ def _collectives(
 
     os.environ.update(data_network(facts.collective_interface, facts.collective_interface, os.environ))
     backends = ("gloo", "nccl") if all(peer.has_gpus for peer in peers.values()) else ("gloo",)
-    found = {backend: CollectiveFacts(backend, error=f"no end within {_COLLECTIVE:g} s") for backend in backends}
+    outcomes = {backend: CollectiveFacts(backend, error=f"no end within {_COLLECTIVE:g} s") for backend in backends}
 
     def run() -> None:
         store = _store(job.node_rank, peers[job.nodes[0]], listening)
         for backend in backends:
-            found[backend] = _all_reduce(backend, store, job.node_rank, len(job.nodes))
+            outcomes[backend] = _all_reduce(backend, store, job.node_rank, len(job.nodes))
 
     # In a thread: where a network swallows packets, a collective may end long after its time-out, or never.
-    thread = threading.Thread(target=_suppressed, args=(run, found, backends), daemon=True)
+    thread = threading.Thread(target=_suppressed, args=(run, outcomes, backends), daemon=True)
     thread.start()
     thread.join(_COLLECTIVE)
-    yield from found.values()
+    yield from outcomes.values()
 
 
 def _store(rank: int, first: Peer, listening: socket.socket) -> Any:
@@ -138,13 +138,13 @@ def _store(rank: int, first: Peer, listening: socket.socket) -> Any:
     )
 
 
-def _suppressed(run: Callable[[], None], found: dict[str, CollectiveFacts], backends: tuple[str, ...]) -> None:
+def _suppressed(run: Callable[[], None], outcomes: dict[str, CollectiveFacts], backends: tuple[str, ...]) -> None:
     try:
         run()
     except Exception as error:
         for backend in backends:
-            if found[backend].bandwidth is None:
-                found[backend] = CollectiveFacts(backend, error=_first_line(error))
+            if outcomes[backend].bandwidth is None:
+                outcomes[backend] = CollectiveFacts(backend, error=_first_line(error))
 
 
 def _all_reduce(backend: str, store: Any, rank: int, size: int) -> CollectiveFacts:

@@ -90,12 +90,10 @@ def node_count(text: str) -> int:
     Raises:
         UsageError: It is no number, or a range.
     """
-    wanted = NodeRange.parse(text)
-    if wanted.least != wanted.most:
-        raise UsageError(
-            f"--nodes {text}: the doctor looks at a fixed number of nodes; give one, such as {wanted.most}"
-        )
-    return wanted.most
+    nodes = NodeRange.parse(text)
+    if nodes.least != nodes.most:
+        raise UsageError(f"--nodes {text}: the doctor looks at a fixed number of nodes; give one, such as {nodes.most}")
+    return nodes.most
 
 
 class ProbeJob:
@@ -180,10 +178,10 @@ class ProbeJob:
         return f"job {self.id} runs on {', '.join(self.nodes)}" if view.state == "RUNNING" else ""
 
     def _results(self) -> tuple[ProbeResult, ...]:
-        found = []
+        results = []
         for node in self.nodes:
             content = self._run_dir.read(result_name(node))
             with contextlib.suppress(typed_json.JSONError):
                 if content is not None:
-                    found.append(decode_result(content))
-        return tuple(found)
+                    results.append(decode_result(content))
+        return tuple(results)

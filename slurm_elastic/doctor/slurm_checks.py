@@ -101,17 +101,19 @@ def _topology(config: ClusterConfig) -> Finding:
 def _partition(site: SiteFacts) -> PartitionView | None:
     # sbatch takes several, separated by commas; Slurm tells the one that a job has got.
     names = site.partition.split(",") if site.partition else []
-    found = [each for each in site.slurm.partitions if (each.name in names if names else each.is_default)]
-    return found[0] if found else None
+    partitions = [
+        partition for partition in site.slurm.partitions if (partition.name in names if names else partition.is_default)
+    ]
+    return partitions[0] if partitions else None
 
 
 def _state(partition: PartitionView) -> Finding:
-    check, found = "slurm.partition", f"{partition.name}: {partition.state}, {partition.nodes} nodes"
+    check, fact = "slurm.partition", f"{partition.name}: {partition.state}, {partition.nodes} nodes"
     if partition.state != "UP" or not partition.nodes:
         return Finding(
-            check, Level.BROKEN, found, "no job of this partition starts", "choose another one by --partition"
+            check, Level.BROKEN, fact, "no job of this partition starts", "choose another one by --partition"
         )
-    return Finding(check, Level.OK, found)
+    return Finding(check, Level.OK, fact)
 
 
 def _preempt_mode(site: SiteFacts, config: ClusterConfig, partition: PartitionView) -> str:
@@ -121,7 +123,7 @@ def _preempt_mode(site: SiteFacts, config: ClusterConfig, partition: PartitionVi
         return "OFF"
     mode = config.text("PreemptMode").upper()
     if kind == "preempt/qos":
-        mode = next((each.preempt_mode for each in site.slurm.qos if each.name == site.qos and each.preempt_mode), mode)
+        mode = next((qos.preempt_mode for qos in site.slurm.qos if qos.name == site.qos and qos.preempt_mode), mode)
     elif partition.preempt_mode:
         mode = partition.preempt_mode.upper()
     # GANG and WITHIN come beside the mode itself: GANG,SUSPEND.
@@ -131,19 +133,19 @@ def _preempt_mode(site: SiteFacts, config: ClusterConfig, partition: PartitionVi
 
 def _preemption(site: SiteFacts, config: ClusterConfig, partition: PartitionView) -> Finding:
     check, mode = "slurm.preemption", _preempt_mode(site, config, partition)
-    found = f"{config.text('PreemptType') or 'preempt/none'}, partition {partition.name}: {mode}"
+    fact = f"{config.text('PreemptType') or 'preempt/none'}, partition {partition.name}: {mode}"
     if mode == "OFF":
         return Finding(
             check,
             Level.OK,
-            found,
+            fact,
             "Slurm takes no node from a job here; runs shrink by lost nodes, time limits and drain only",
         )
     if mode == "SUSPEND":
         return Finding(
             check,
             Level.LIMIT,
-            found,
+            fact,
             "Slurm stops a preempted job without notice and keeps its memory; in an array the others go on without it",
             "ask for PreemptMode=REQUEUE, or submit to a partition that is not preempted",
         )
@@ -151,14 +153,14 @@ def _preemption(site: SiteFacts, config: ClusterConfig, partition: PartitionView
         return Finding(
             check,
             Level.LIMIT,
-            found,
+            fact,
             "a preempted allocation.sbatch is over; a preempted element of array.sbatch does not come back",
             "ask for PreemptMode=REQUEUE; until then submit again after a preemption, with the same --run-id",
         )
     return Finding(
         check,
         Level.OK,
-        found,
+        fact,
         "a preempted allocation.sbatch saves, waits and starts again as a whole; of array.sbatch single elements do",
     )
 
@@ -167,8 +169,8 @@ def _grace_seconds(site: SiteFacts, config: ClusterConfig, partition: PartitionV
     """Return whose GraceTime counts, and the seconds; None where it is that of a QOS that is not known."""
     if config.text("PreemptType") != "preempt/qos":
         return f"partition {partition.name}", partition.grace
-    found = next((each for each in site.slurm.qos if each.name == site.qos), None)
-    return (f"QOS {found.name}", found.grace) if found else None
+    own_qos = next((qos for qos in site.slurm.qos if qos.name == site.qos), None)
+    return (f"QOS {own_qos.name}", own_qos.grace) if own_qos else None
 
 
 def _grace(site: SiteFacts, config: ClusterConfig, partition: PartitionView) -> Finding:
@@ -177,11 +179,11 @@ def _grace(site: SiteFacts, config: ClusterConfig, partition: PartitionView) -> 
         return Finding(check, Level.OK, "no grace, as no job is told to end by preemption")
     grace = _grace_seconds(site, config, partition)
     if grace is None:
-        known = ", ".join(f"{each.name} {each.grace} s" for each in site.slurm.qos) or "none is known"
+        graces = ", ".join(f"{qos.name} {qos.grace} s" for qos in site.slurm.qos) or "none is known"
         return Finding(
             check,
             Level.UNKNOWN,
-            f"that of the job's QOS: {known}",
+            f"that of the job's QOS: {graces}",
             "a preempted job has this time to save",
             "name the QOS by --qos",
         )
@@ -189,21 +191,21 @@ def _grace(site: SiteFacts, config: ClusterConfig, partition: PartitionView) -> 
     kill_wait = config.number("KillWait") or 0
     notice = seconds or kill_wait
     usable = save_seconds(notice)
-    found = f"{name}: {seconds} s"
+    fact = f"{name}: {seconds} s"
     from_where = f"KillWait, {kill_wait} s" if not seconds else f"{seconds} s"
     # In an allocation and in an array alike; they differ in who has to save.
     why = f"a preempted job has {from_where} from the notice to SIGKILL, and its workers {usable:g} s of it to save"
     needed = site.checkpoint
     if needed is not None:
-        found += f"; a checkpoint takes {needed:g} s"
+        fact += f"; a checkpoint takes {needed:g} s"
     elif site.last_stop is not None:
         needed = site.last_stop.seconds
-        found += f"; the last checkpoint of run {site.last_stop.run} took {needed:g} s, with the end of its workers"
+        fact += f"; the last checkpoint of run {site.last_stop.run} took {needed:g} s, with the end of its workers"
     if needed is not None and needed > usable:
         return Finding(
             check,
             Level.LIMIT,
-            found,
+            fact,
             f"{why}: too little for a checkpoint of {needed:g} s, so each preemption loses the steps "
             "since the last one",
             f"save faster or at shorter intervals, or ask for a GraceTime of {_grace_for(needed):g} s",
@@ -212,11 +214,11 @@ def _grace(site: SiteFacts, config: ClusterConfig, partition: PartitionView) -> 
         return Finding(
             check,
             Level.LIMIT,
-            found,
+            fact,
             why,
             "give the doctor --checkpoint SECONDS to see whether that is enough, or ask for a GraceTime",
         )
-    return Finding(check, Level.OK, found, why)
+    return Finding(check, Level.OK, fact, why)
 
 
 def _grace_for(checkpoint: float) -> float:
@@ -227,12 +229,12 @@ def _grace_for(checkpoint: float) -> float:
 def _time_limit(partition: PartitionView) -> Finding:
     check, saves = "slurm.time_limit", "jobs save shortly before their time limit, and are requeued"
     most, default = partition.max_time, partition.default_time
-    found = f"{partition.name}: without --time {_time(default)}, MaxTime {_time(most)}"
+    fact = f"{partition.name}: without --time {_time(default)}, MaxTime {_time(most)}"
     if most is not None and most < _SHORT_LIMIT:
         return Finding(
             check,
             Level.LIMIT,
-            found,
+            fact,
             f"{saves}: start and end are most of their time",
             "choose a partition with a longer MaxTime",
         )
@@ -240,11 +242,11 @@ def _time_limit(partition: PartitionView) -> Finding:
         return Finding(
             check,
             Level.LIMIT,
-            found,
+            fact,
             saves,
             "give --time",
         )
-    return Finding(check, Level.OK, found, saves)
+    return Finding(check, Level.OK, fact, saves)
 
 
 def _time(seconds: int | None) -> str:
@@ -267,14 +269,14 @@ def _kill_wait(config: ClusterConfig) -> Finding:
 def _requeue(config: ClusterConfig) -> Finding:
     check, allowed = "slurm.requeue", config.number("JobRequeue") != 0
     most = config.number("MaxBatchRequeue")
-    found = f"JobRequeue={int(allowed)}" + (f", MaxBatchRequeue={most}" if most is not None else "")
+    fact = f"JobRequeue={int(allowed)}" + (f", MaxBatchRequeue={most}" if most is not None else "")
     why = (
         "the batch scripts ask for --requeue themselves; agents requeue by scontrol, which MaxBatchRequeue does "
         "not count"
     )
     if not allowed:
         why = "the batch scripts ask for --requeue, which counts more; a script of your own needs it, too"
-    return Finding(check, Level.OK, found, why)
+    return Finding(check, Level.OK, fact, why)
 
 
 def _requeue_delay(config: ClusterConfig) -> Finding:
@@ -314,18 +316,18 @@ def _proctrack(config: ClusterConfig) -> Finding:
 
 def _memory_accounting(config: ClusterConfig) -> Finding:
     kind, parameters = config.text("JobAcctGatherType"), config.parameters("JobAcctGatherParams")
-    told = (kind or "none", config.text("JobAcctGatherParams"))
-    check, found = "slurm.memory_accounting", ", ".join(filter(None, told))
+    settings = (kind or "none", config.text("JobAcctGatherParams"))
+    check, fact = "slurm.memory_accounting", ", ".join(filter(None, settings))
     if "overmemorykill" in parameters and kind.endswith("/linux") and not parameters.keys() & {"usepss", "noshared"}:
         return Finding(
             check,
             Level.LIMIT,
-            found,
+            fact,
             "Slurm ends jobs by the sum of what their processes use, and counts memory that processes share, such as "
             "snapshots and what workers share with the process that has forked them, once for each of them",
             "ask for UsePss in JobAcctGatherParams, or for more memory by --mem",
         )
-    return Finding(check, Level.OK, found, "jobs are not ended for memory that their processes share")
+    return Finding(check, Level.OK, fact, "jobs are not ended for memory that their processes share")
 
 
 def _slurmd_timeout(config: ClusterConfig) -> Finding:

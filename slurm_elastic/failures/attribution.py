@@ -62,8 +62,8 @@ def explanation(cause: str, detail: str = "") -> str:
     if row is None or not row.title:
         return ""
     domain = "" if row.domain is Domain.UNKNOWN else f" ({row.domain.words})"
-    told = ", ".join(each for each in (f"{row.title}{domain}", row.outlook.words) if each)
-    return f"{told}; {detail}" if detail else told
+    words = ", ".join(part for part in (f"{row.title}{domain}", row.outlook.words) if part)
+    return f"{words}; {detail}" if detail else words
 
 
 def named(cause: str) -> Cause | None:
@@ -73,7 +73,7 @@ def named(cause: str) -> Cause | None:
 
 def _detail(row: Cause, text: str) -> str:
     if row.name == "gpu_memory":
-        return ", ".join(dict.fromkeys(found[0].lower() + found[1:] for found in _IN_USE.findall(text)))
+        return ", ".join(dict.fromkeys(detail[0].lower() + detail[1:] for detail in _IN_USE.findall(text)))
     if row.name == "host_memory" and text.startswith(BY_KERNEL):
         return text.split("\n")[0].removeprefix(BY_KERNEL)
     return ""

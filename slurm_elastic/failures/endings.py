@@ -72,8 +72,8 @@ def error_line(text: str) -> str:
     lines, fatal, _ = _parse(text)
     if fatal is not None:
         return _GROUP.sub("", lines[fatal.last]).strip()
-    told = [line.strip() for line in ending(text).split("\n") if not _AFTER.match(line)]
-    return next((line for line in reversed(told) if _FATAL.match(line)), told[-1] if told else "")
+    own_lines = [line.strip() for line in ending(text).split("\n") if not _AFTER.match(line)]
+    return next((line for line in reversed(own_lines) if _FATAL.match(line)), own_lines[-1] if own_lines else "")
 
 
 def _parse(text: str) -> tuple[Sequence[str], _Block | None, Sequence[_Block]]:
@@ -84,13 +84,13 @@ def _parse(text: str) -> tuple[Sequence[str], _Block | None, Sequence[_Block]]:
     for number, line in enumerate(lines):
         if line.rstrip().endswith(_HEADER):
             blocks.append(_block(raw, lines, number, blocks))
-    found = max(blocks, key=lambda block: (block.kind, block.first), default=None)
-    if found is None or found.kind == _DEAD:
+    newest = max(blocks, key=lambda block: (block.kind, block.first), default=None)
+    if newest is None or newest.kind == _DEAD:
         return lines, None, blocks
-    later = {number for block in blocks if block.first > found.last for number in range(block.first, block.last + 1)}
-    rest = [line for number, line in enumerate(lines) if number > found.last and number not in later]
+    later = {number for block in blocks if block.first > newest.last for number in range(block.first, block.last + 1)}
+    rest = [line for number, line in enumerate(lines) if number > newest.last and number not in later]
     after = sum(bool(line.strip()) and not _NATIVE_FRAME.match(line) and not _AFTER.match(line) for line in rest)
-    return lines, None if after > _SURVIVED and found.kind < _RANK else found, blocks
+    return lines, None if after > _SURVIVED and newest.kind < _RANK else newest, blocks
 
 
 def _block(raw: Sequence[str], lines: Sequence[str], header: int, before: Sequence[_Block]) -> _Block:
@@ -98,13 +98,13 @@ def _block(raw: Sequence[str], lines: Sequence[str], header: int, before: Sequen
     bare = [line[margin:] if margin else line for line in lines[header + 1 : header + 1 + 2000]]
     last = next((header + 1 + number for number, line in enumerate(bare) if line and line[0] not in " \t"), None)
     last = len(lines) - 1 if last is None else last
-    told = next((number for number in range(header - 1, -1, -1) if lines[number].strip()), None)
-    words = "" if told is None else lines[told]
+    number_before = next((number for number in range(header - 1, -1, -1) if lines[number].strip()), None)
+    words = "" if number_before is None else lines[number_before]
     chained = _CHAINED.match(words) or _CHAINED.match(lines[header])
     first = header
     if chained and before:
         kind = before[-1].kind
-        first = told if kind == _DEAD and told is not None else header
+        first = number_before if kind == _DEAD and number_before is not None else header
     elif _IGNORED.match(words):
         kind, first = _DEAD, header - 1
         if words.startswith("--- Logging"):

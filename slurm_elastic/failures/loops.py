@@ -52,7 +52,7 @@ def find_loops(history: Iterable[tuple[float, Mapping[str, Any]]], now: float) -
         history: Events and progress, in any order.
         now: Seconds since 1970.
     """
-    ordered = sorted(history, key=lambda each: each[0])
+    ordered = sorted(history, key=lambda event: event[0])
     return tuple(loop for detector in DETECTORS for loop in detector(ordered, now))
 
 
@@ -108,14 +108,14 @@ def flapping_nodes(history: History, now: float) -> tuple[Loop, ...]:
                 away -= back
                 for name in back:
                     comebacks.setdefault(name, []).append(time)
-    found = []
+    loops = []
     for node, times in sorted(comebacks.items()):
         recent = [time for time in times if now - time < _FLAPPING_WINDOW]
         if len(recent) >= _COMEBACKS:
             text = f"{node} was lost and has joined again {len(recent)} times in {_FLAPPING_WINDOW / 3600:.0f} h"
             advice = f"leave it out (sbatch --exclude={node}), and look at its network, memory and kernel log"
-            found.append(Loop("node_flapping", text, advice, recent[0], (node,)))
-    return tuple(found)
+            loops.append(Loop("node_flapping", text, advice, recent[0], (node,)))
+    return tuple(loops)
 
 
 def leader_changes(history: History, now: float) -> tuple[Loop, ...]:
@@ -149,8 +149,8 @@ def _reached(event: Mapping[str, Any]) -> tuple[int | None, int | None]:
         workers: object = [event]
     else:
         workers = event.get("workers") if event.get("event") == "workers_ended" else None
-    found = [each for each in workers if isinstance(each, Mapping)] if isinstance(workers, list) else []
+    records = [record for record in workers if isinstance(record, Mapping)] if isinstance(workers, list) else []
     checkpoints, steps = (
-        [value for each in found if type(value := each.get(name)) is int] for name in ("checkpoint", "step")
+        [value for record in records if type(value := record.get(name)) is int] for name in ("checkpoint", "step")
     )
     return max(checkpoints, default=None), max(steps, default=None)

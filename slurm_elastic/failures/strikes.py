@@ -45,41 +45,41 @@ def strikes(events: Iterable[tuple[float, Mapping[str, Any]]]) -> tuple[Strike, 
     events = tuple(events)
     explained = _explained_rounds(events)
     rounds = [(time, event.get("nodes") or ()) for time, event in events if event.get("event") == "round_formed"]
-    found: list[Strike] = []
+    struck: list[Strike] = []
     for time, event in events:
         match event:
             case {"event": "round_ended" | "run_ended", "stragglers": [*stragglers]}:
-                nodes = dict.fromkeys(node for each in stragglers for node in _straggler_nodes(each))
-                found.extend(Strike(node, time, 1) for node in nodes)
+                nodes = dict.fromkeys(node for straggler in stragglers for node in _straggler_nodes(straggler))
+                struck.extend(Strike(node, time, 1) for node in nodes)
             case {"event": "node_check_failed", "nodes": [str(node)]}:
-                found.append(Strike(node, time, _ENOUGH))
+                struck.append(Strike(node, time, _ENOUGH))
             case {"event": "agent_ended", "node": str(node), "no_leader_for": int() | float() as seconds} if any(
                 time - seconds < formed <= time and node not in nodes for formed, nodes in rounds
             ):
                 # The others have a leader, and this node does not reach it.
-                found.append(Strike(node, time, _ENOUGH))
+                struck.append(Strike(node, time, _ENOUGH))
             case {"event": "round_ended" | "run_ended", "nodes": [str(node)], "domain": Domain.NODE.value} if (
                 event.get("outlook") == Outlook.ELSEWHERE.value
             ):
-                found.append(Strike(node, time, 1))
+                struck.append(Strike(node, time, 1))
             case {"event": "worker_hung", "node": str(node)} if event.get("round") not in explained:
                 # One that waited for another one tells nothing about its node.
                 if event.get("in_collective") is not True:
-                    found.append(Strike(node, time, 1))
+                    struck.append(Strike(node, time, 1))
             case {"event": "rank_slow", "nodes": [str(node)], "rank": int(rank)} if rank:
                 # Rank 0 of many scripts has more to do.
-                found.append(Strike(node, time, 1))
-    return tuple(found)
+                struck.append(Strike(node, time, 1))
+    return tuple(struck)
 
 
 def _explained_rounds(events: Iterable[tuple[float, Mapping[str, Any]]]) -> set[object]:
     """Return the rounds of which it is known who the others waited for; a run ends in its newest round."""
-    found, newest = set(), None
-    for _, event in sorted(events, key=lambda each: each[0]):
+    rounds, newest = set(), None
+    for _, event in sorted(events, key=lambda pair: pair[0]):
         newest = event.get("round", newest)
         if event.get("stragglers"):
-            found.add(event.get("round", newest))
-    return found
+            rounds.add(event.get("round", newest))
+    return rounds
 
 
 def _straggler_nodes(straggler: object) -> Iterator[str]:

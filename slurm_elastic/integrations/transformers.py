@@ -72,9 +72,9 @@ def last_checkpoint(output_dir: str | Path) -> str | None:
     this process alone. On disk Trainer writes a checkpoint into its final directory, `trainer_state.json` last. One
     that a lost node has left unfinished lacks it; `get_last_checkpoint` of transformers would take it all the same.
     """
-    found = [path for path in Path(output_dir).glob("checkpoint-*") if path.name.rpartition("-")[2].isdecimal()]
-    found.sort(key=_step_of, reverse=True)
-    on_disk = next((path for path in found if _is_complete(path)), None)
+    paths = [path for path in Path(output_dir).glob("checkpoint-*") if path.name.rpartition("-")[2].isdecimal()]
+    paths.sort(key=_step_of, reverse=True)
+    on_disk = next((path for path in paths if _is_complete(path)), None)
     state = _snapshot_for(_path(output_dir))
     if state is not None and (on_disk is None or _step_of(on_disk) <= state["trainer"]["global_step"]):
         return _in_memory(state)

@@ -101,19 +101,19 @@ def read_failures(contents: RunContents, records: RunRecords) -> list[RoundFailu
 
 def round_failures(records: RunRecords, errors: Sequence[WorkerError]) -> list[RoundFailure]:
     """Group the errors of workers by the failures that they follow from."""
-    found: list[RoundFailure] = []
+    failures: list[RoundFailure] = []
     ends = {event.round: event for event in records.events if event.kind == "round_ended"}
     finals = {agent: record for record in records.failures.values() if (agent := str(record.get("agent", "")))}
-    numbers = {each.round for each in errors} | {
+    numbers = {error.round for error in errors} | {
         number for number, event in ends.items() if number is not None and event.word("reason") == "worker_failed"
     }
-    numbers |= {each.number for each in records.rounds if set(each.agents) & finals.keys()}
+    numbers |= {round_.number for round_ in records.rounds if set(round_.agents) & finals.keys()}
     for number in sorted(numbers):
-        agents = next((each.agents for each in records.rounds if each.number == number), ())
+        agents = next((round_.agents for round_ in records.rounds if round_.number == number), ())
         # An agent fails for good in its last round only.
-        last = max((each.number for each in records.rounds if set(each.agents) & set(agents)), default=number)
+        last = max((round_.number for round_ in records.rounds if set(round_.agents) & set(agents)), default=number)
         final = next((finals[agent] for agent in agents if agent in finals), None) if number == last else None
-        mine = [each for each in errors if each.round == number]
+        mine = [error for error in errors if error.round == number]
         end = ends.get(number)
         cause, rank, node = end.text if end is not None else f"round {number} ended", None, ""
         if final is not None:
@@ -122,17 +122,17 @@ def round_failures(records: RunRecords, errors: Sequence[WorkerError]) -> list[R
         elif end is not None and end.word("reason") == "worker_failed":
             match = _ROOT_RANK.match(end.word("detail"))
             rank, node = int(match[1]) if match else None, next(iter(end.nodes), "")
-        root = next((each for each in mine if each.rank == rank), None)
+        root = next((error for error in mine if error.rank == rank), None)
         text = str(final.get("message") or "") if final is not None else ""
-        known = _known_cause(final, end)
-        first = _root(mine) if rank is not None and _is_consequence(known or _cause(root)) else None
+        recorded = _known_cause(final, end)
+        first = _root(mine) if rank is not None and _is_consequence(recorded or _cause(root)) else None
         if first is not None:
             # The round was ended before the worker that had caused it was known.
-            root, rank, node, text, known = first, first.rank, first.node, first.text, ""
+            root, rank, node, text, recorded = first, first.rank, first.node, first.text, ""
         text = text or (
             root.text if root else _ROOT_RANK.sub("", end.word("detail"), count=1) if end is not None else ""
         )
-        found.append(
+        failures.append(
             RoundFailure(
                 rounds=(number,),
                 cause=cause,
@@ -140,23 +140,23 @@ def round_failures(records: RunRecords, errors: Sequence[WorkerError]) -> list[R
                 rank=rank if isinstance(rank, int) else None,
                 text=text,
                 log=root.log if root else str(final.get("log", "")) if final is not None else "",
-                followed=_grouped([each for each in mine if each is not root]),
+                followed=_grouped([error for error in mine if error is not root]),
                 final=final is not None,
-                attribution=known or (attribute(text).cause.name if isinstance(rank, int) else ""),
+                attribution=recorded or (attribute(text).cause.name if isinstance(rank, int) else ""),
             )
         )
-    return sorted(_counted(found), key=lambda each: (not each.final, each.rounds))
+    return sorted(_counted(failures), key=lambda failure: (not failure.final, failure.rounds))
 
 
 def _known_cause(final: Mapping[str, Any] | None, end: Event | None) -> str:
     """Return the cause that agents have written down; empty if they have not."""
-    told = (final or {}).get("cause") or (end.fields.get("cause") if end is not None else None)
-    return told if isinstance(told, str) else ""
+    name = (final or {}).get("cause") or (end.fields.get("cause") if end is not None else None)
+    return name if isinstance(name, str) else ""
 
 
 def _root(errors: Sequence[WorkerError]) -> WorkerError | None:
     """Return the one error that no other worker has caused; None if there is not exactly one."""
-    roots = [each for each in errors if not _is_consequence(_cause(each))]
+    roots = [error for error in errors if not _is_consequence(_cause(error))]
     return roots[0] if len(roots) == 1 else None
 
 
@@ -171,22 +171,31 @@ def _is_consequence(cause: str) -> bool:
 
 def _grouped(errors: Sequence[WorkerError]) -> tuple[Consequence, ...]:
     groups: dict[str, list[WorkerError]] = {}
-    for each in errors:
-        groups.setdefault(_NUMBERS.sub("#", each.summary), []).append(each)
+    for error in errors:
+        groups.setdefault(_NUMBERS.sub("#", error.summary), []).append(error)
     return tuple(
-        Consequence(members[0].summary, tuple(sorted({each.rank for each in members}))) for members in groups.values()
+        Consequence(members[0].summary, tuple(sorted({member.rank for member in members})))
+        for members in groups.values()
     )
 
 
 def _counted(failures: Sequence[RoundFailure]) -> list[RoundFailure]:
     """Merge failures of several rounds that say the same but for numbers; the newest one stays."""
     merged: dict[tuple[object, ...], RoundFailure] = {}
-    for each in failures:
-        last = next((line for line in reversed(each.text.splitlines()) if line.strip()), each.cause)
-        key = (_NUMBERS.sub("#", last), each.rank is None)
+    for failure in failures:
+        last = next((line for line in reversed(failure.text.splitlines()) if line.strip()), failure.cause)
+        key = (_NUMBERS.sub("#", last), failure.rank is None)
         before = merged.pop(key, None)
-        rounds = (*(before.rounds if before else ()), *each.rounds)
+        rounds = (*(before.rounds if before else ()), *failure.rounds)
         merged[key] = RoundFailure(
-            rounds, each.cause, each.node, each.rank, each.text, each.log, each.followed, each.final, each.attribution
+            rounds,
+            failure.cause,
+            failure.node,
+            failure.rank,
+            failure.text,
+            failure.log,
+            failure.followed,
+            failure.final,
+            failure.attribution,
         )
     return list(merged.values())

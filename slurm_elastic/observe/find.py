@@ -38,18 +38,18 @@ def find_run(
     Raises:
         UsageError: There is no such run, there are several, or the run belongs to another user.
     """
-    given, (base, name) = name, base_and_id(base, name)
-    if name != given:
+    words, (base, name) = name, base_and_id(base, name)
+    if name != words:
         elsewhere, queued = tuple, lambda _: None
-    known = run_ids(base)
-    matching = [RunDir.for_run(base, each) for each in _matching(name, known) or _with_job(base, name, known)]
+    names = run_ids(base)
+    matching = [RunDir.for_run(base, match) for match in _matching(name, names) or _with_job(base, name, names)]
     if not matching and not exact:
-        matching = [RunDir.for_run(base, each) for each in known if name and each.startswith(name)]
+        matching = [RunDir.for_run(base, candidate) for candidate in names if name and candidate.startswith(name)]
     if not matching:
         others = dict.fromkeys(other.absolute() for other in elsewhere() if other.absolute() != base.absolute())
-        matching = [RunDir.for_run(other, each) for other in others for each in _matching(name, run_ids(other))]
+        matching = [RunDir.for_run(other, match) for other in others for match in _matching(name, run_ids(other))]
     if len(matching) > 1:
-        shown = ", ".join(_described(each, matching) for each in matching[:_MOST_SHOWN])
+        shown = ", ".join(_described(run_dir, matching) for run_dir in matching[:_MOST_SHOWN])
         more = ", ..." if len(matching) > _MOST_SHOWN else ""
         raise UsageError(f"{len(matching)} runs match {printable(name)!r}: {shown}{more}; give more of the id")
     if matching:
@@ -61,8 +61,8 @@ def find_run(
     runs = base.absolute() / RUNS
     if not os.access(base, os.R_OK | os.X_OK) or (runs.is_dir() and not os.access(runs, os.R_OK | os.X_OK)):
         raise UsageError(f"no permission to look for run {printable(name)} in {runs}; is it the run of another user?")
-    if known:
-        mend = did_you_mean(name, known, otherwise=f"slurm-elastic list shows those that are there; or {mend}")
+    if names:
+        mend = did_you_mean(name, names, otherwise=f"slurm-elastic list shows those that are there; or {mend}")
     raise UsageError(f"no run {printable(name)} in {runs}; {mend}")
 
 
@@ -72,19 +72,23 @@ def base_and_id(base: Path, name: str) -> tuple[Path, str]:
     return (path.parents[1], path.name) if "/" in name and path.parent.name == RUNS else (base, name)
 
 
-def _matching(name: str, known: list[str]) -> list[str]:
+def _matching(name: str, names: list[str]) -> list[str]:
     """Return the run with this id, or the runs of steps and elements of the job or array with this id."""
     if re.fullmatch(r"[0-9]+(_[0-9]+)?\.0", name):
         # The number of the first step is left out.
-        return [each for each in known if each == name.removesuffix(".0")]
+        return [candidate for candidate in names if candidate == name.removesuffix(".0")]
     of_job = re.compile(rf"{re.escape(name)}(_[0-9]+)?(\.[0-9]+)?")
-    return [each for each in known if each == name or (name[:1].isdigit() and of_job.fullmatch(each))]
+    return [
+        candidate for candidate in names if candidate == name or (name[:1].isdigit() and of_job.fullmatch(candidate))
+    ]
 
 
-def _with_job(base: Path, name: str, known: list[str]) -> list[str]:
+def _with_job(base: Path, name: str, names: list[str]) -> list[str]:
     """Return the runs in which agents of this job have taken part."""
     job = name.partition("_")[0]
-    return [each for each in known if job.isdigit() and RunContents(RunDir.for_run(base, each)).has_job(job)]
+    return [
+        candidate for candidate in names if job.isdigit() and RunContents(RunDir.for_run(base, candidate)).has_job(job)
+    ]
 
 
 def _described(run_dir: RunDir, others: list[RunDir]) -> str:
@@ -103,8 +107,8 @@ def _described(run_dir: RunDir, others: list[RunDir]) -> str:
 
 def own_run_dirs(base: Path) -> list[RunDir]:
     """Return the directories of all runs of this user below a directory."""
-    found = (RunDir.for_run(base, name) for name in run_ids(base))
-    return [run_dir for run_dir in found if _owner(run_dir.path) in (os.geteuid(), None) or os.geteuid() == 0]
+    run_dirs = (RunDir.for_run(base, name) for name in run_ids(base))
+    return [run_dir for run_dir in run_dirs if _owner(run_dir.path) in (os.geteuid(), None) or os.geteuid() == 0]
 
 
 def newest_run(base: Path) -> RunDir:

@@ -160,21 +160,21 @@ class Goodput:
 
 def round_progress(records: RunRecords) -> dict[int, RoundProgress]:
     """Return the steps of each round, as its agents have recorded them."""
-    found: dict[int, RoundProgress] = {}
+    rounds: dict[int, RoundProgress] = {}
     workers_of = _workers(records.progress)
     ended = {event.round for event in records.progress if event.kind == "workers_ended"}
     for number, workers in workers_of.items():
-        known = [worker for worker in workers if worker.reports and worker.steps]
-        if not known:
-            found[number] = RoundProgress(number, reports=any(worker.reports for worker in workers))
+        stepping = [worker for worker in workers if worker.reports and worker.steps]
+        if not stepping:
+            rounds[number] = RoundProgress(number, reports=any(worker.reports for worker in workers))
             continue
         # All ranks take the same steps; a rank whose agent was lost has told less.
-        furthest = max(known, key=lambda worker: worker.steps)
-        firsts = [worker.first for worker in known if worker.first is not None]
+        furthest = max(stepping, key=lambda worker: worker.steps)
+        firsts = [worker.first for worker in stepping if worker.first is not None]
         seconds = None
         if furthest.first is not None and furthest.last is not None:
             seconds = max(0.0, furthest.last - furthest.first)
-        found[number] = RoundProgress(
+        rounds[number] = RoundProgress(
             number,
             reports=True,
             first_step=furthest.first_step,
@@ -183,13 +183,13 @@ def round_progress(records: RunRecords) -> dict[int, RoundProgress]:
             complete=number in ended or number == max(workers_of),
             first=statistics.median(firsts) if firsts else None,
             seconds=seconds,
-            before_first=_mean([worker.before_first for worker in known]),
-            shares=_mean([_shares(worker) for worker in known]),
+            before_first=_mean([worker.before_first for worker in stepping]),
+            shares=_mean([_shares(worker) for worker in stepping]),
         )
-    unsaved = _unsaved(records, found)
+    unsaved = _unsaved(records, rounds)
     return {
-        number: replace(each, redone=_redone(each, found.values()), unsaved=unsaved.get(number))
-        for number, each in found.items()
+        number: replace(progress, redone=_redone(progress, rounds.values()), unsaved=unsaved.get(number))
+        for number, progress in rounds.items()
     }
 
 
@@ -201,28 +201,28 @@ def segments(records: RunRecords, now: float) -> tuple[Segment, ...]:
         now: Where the time of agents ends that still run, in seconds since 1970.
     """
     steps = round_progress(records)
-    found: list[Segment] = []
+    spans: list[Segment] = []
     for agent, own in _by_agent(records.progress).items():
-        found += _agent_segments(agent, own, _end(own, records, now), records, steps)
-    return (*found, *_queue(found))
+        spans += _agent_segments(agent, own, _end(own, records, now), records, steps)
+    return (*spans, *_queue(spans))
 
 
-def goodput(found: Iterable[Segment], steps: Mapping[int, RoundProgress]) -> Goodput:
+def goodput(spans: Iterable[Segment], steps: Mapping[int, RoundProgress]) -> Goodput:
     """Add up segments.
 
     Args:
-        found: The segments, of the whole run or of a part of it.
+        spans: The segments, of the whole run or of a part of it.
         steps: The steps of all rounds.
     """
     seconds = dict.fromkeys(Bucket, 0.0)
     counted: dict[int, float] = {}
-    for segment in found:
+    for segment in spans:
         seconds[segment.bucket] += segment.seconds
         if segment.round is not None:
             steps_of_it = segment.seconds if segment.bucket in (Bucket.PRODUCTIVE, Bucket.COLLECTIVES) else 0.0
             counted[segment.round] = counted.get(segment.round, 0.0) + steps_of_it
     mine = [steps[number] for number in sorted(counted.keys() & steps.keys())]
-    redone = [each.redone for each in mine if each.redone is not None]
+    redone = [round_.redone for round_ in mine if round_.redone is not None]
     taken_again = sum(redone) if redone else None
     return Goodput(seconds, taken_again, _without_planned_stops(mine, counted, taken_again), tuple(_missing(mine)))
 
@@ -233,44 +233,44 @@ def _without_planned_stops(
     """Return the steps that would have been taken again, and the node time that would have gone to them in addition."""
     if redone is None:
         return None
-    lost = sum(each.unsaved_share * counted[each.number] for each in rounds)
-    return redone + sum(each.unsaved or 0 for each in rounds), lost
+    lost = sum(round_.unsaved_share * counted[round_.number] for round_ in rounds)
+    return redone + sum(round_.unsaved or 0 for round_ in rounds), lost
 
 
 def _missing(rounds: Sequence[RoundProgress]) -> Iterator[str]:
-    if any(not each.reports for each in rounds):
+    if any(not round_.reports for round_ in rounds):
         yield (
             "steps, checkpoints, data loading, collectives: scripts that do not use slurm_elastic.trainer report none; "
             "their time is in the bucket unreported"
         )
-    if any(each.reports and each.calls and each.last_step is None for each in rounds):
+    if any(round_.reports and round_.calls and round_.last_step is None for round_ in rounds):
         yield "wasted progress: scripts call should_stop without a step, so steps that were taken again are unknown"
-    stepping = [each for each in rounds if each.calls]
-    incomplete = [str(each.number) for each in stepping if not each.complete]
+    stepping = [round_ for round_ in rounds if round_.calls]
+    incomplete = [str(round_.number) for round_ in stepping if not round_.complete]
     if incomplete:
         yield (
             f"some of the steps that were taken again: all agents of {_numbered(incomplete)} were lost, and their last "
             "report is older"
         )
-    unmeasured = [str(each.number) for each in stepping if each.shares is None]
+    unmeasured = [str(round_.number) for round_ in stepping if round_.shares is None]
     if unmeasured:
         yield (
             f"data loading, checkpoint save and restore, collectives: not measured in {_numbered(unmeasured)}, and "
             "part of the other buckets; workers have an older slurm_elastic, SLURM_ELASTIC_TIME_USE=off, or a kernel "
             "without schedstat, or all agents were lost"
         )
-    unknown = [str(each.number) for each in stepping if each.shares is not None and each.shares.waiting is None]
+    unknown = [str(round_.number) for round_ in stepping if round_.shares is not None and round_.shares.waiting is None]
     if unknown:
         yield f"collectives: unknown on GPUs, in {_numbered(unknown)}; part of the steps that counted"
     yield "queue before the first start of a job: only Slurm's accounting knows it"
 
 
 def _workers(progress: Sequence[Event]) -> dict[int, list[Worker]]:
-    found: dict[int, list[Worker]] = {}
+    workers: dict[int, list[Worker]] = {}
     for event in progress:
         if event.round is not None:
-            found.setdefault(event.round, []).extend(event.workers)
-    return found
+            workers.setdefault(event.round, []).extend(event.workers)
+    return workers
 
 
 def _numbered(rounds: Sequence[str]) -> str:
@@ -280,11 +280,11 @@ def _numbered(rounds: Sequence[str]) -> str:
 
 def _mean(uses: Sequence[TimeUse | None]) -> TimeUse | None:
     """Return the mean of what is known; its `waiting` is None unless all know it."""
-    known = [use for use in uses if use is not None]
-    if not known:
+    measured = [use for use in uses if use is not None]
+    if not measured:
         return None
-    waiting, *others = (statistics.fmean(seconds or 0.0 for seconds in part) for part in zip(*known, strict=True))
-    return TimeUse(None if any(use.waiting is None for use in known) else waiting, *others)
+    waiting, *others = (statistics.fmean(seconds or 0.0 for seconds in part) for part in zip(*measured, strict=True))
+    return TimeUse(None if any(use.waiting is None for use in measured) else waiting, *others)
 
 
 def _shares(worker: Worker) -> TimeUse | None:
@@ -303,36 +303,36 @@ def _redone(round_: RoundProgress, rounds: Iterable[RoundProgress]) -> int | Non
     """Return how many steps of a round later rounds have taken again."""
     if round_.first_step is None or round_.last_step is None:
         return None
-    later = [each.first_step for each in rounds if each.number > round_.number and each.first_step is not None]
+    later = [other.first_step for other in rounds if other.number > round_.number and other.first_step is not None]
     begun = min(later, default=round_.last_step + 1)
     return max(0, round_.last_step - max(begun, round_.first_step) + 1)
 
 
 def _unsaved(records: RunRecords, rounds: Mapping[int, RoundProgress]) -> dict[int, int]:
     """Return the steps that were not saved yet, of each round that ended as planned and was not the last one."""
-    told: dict[int, int | None] = {}
+    checkpoints: dict[int, int | None] = {}
     for event in records.progress:
         if event.kind == "progress" and event.round is not None and event.workers:
-            told[event.round] = event.workers[0].checkpoint
-    found = {}
+            checkpoints[event.round] = event.workers[0].checkpoint
+    unsaved = {}
     for event in records.events:
         number = event.round
         if event.kind == "round_ended" and event.whole("step") and number is not None and number in rounds:
             first, last = rounds[number].first_step, rounds[number].last_step
-            is_last = all(each.number <= number or not each.calls for each in rounds.values())
+            is_last = all(other.number <= number or not other.calls for other in rounds.values())
             if first is not None and last is not None and not is_last:
                 # Before the first checkpoint of a round there is only that with which it began.
-                newest = told.get(number)
-                found[number] = last - max(first - 1 if newest is None else newest, first - 1)
-    return found
+                newest = checkpoints.get(number)
+                unsaved[number] = last - max(first - 1 if newest is None else newest, first - 1)
+    return unsaved
 
 
 def _by_agent(progress: Sequence[Event]) -> dict[str, list[Event]]:
-    found: dict[str, list[Event]] = {}
+    by_agent: dict[str, list[Event]] = {}
     for event in progress:
         if event.agent:
-            found.setdefault(event.agent, []).append(event)
-    return found
+            by_agent.setdefault(event.agent, []).append(event)
+    return by_agent
 
 
 _GONE = frozenset({"node_lost", "node_left", "leader_changed"})
@@ -441,9 +441,9 @@ def _agent_segments(
 def _start_parts(rest: Bucket, seconds: float, use: TimeUse) -> Iterator[tuple[Bucket, float]]:
     """Cut the seconds from the start of workers to their first step."""
     parts = ((Bucket.CHECKPOINT_RESTORE, use.restoring), (Bucket.DATA_LOADING, use.loading))
-    known = sum(part for _, part in parts)
-    scale = min(1.0, seconds / known) if known else 0.0
-    yield rest, max(0.0, seconds - known)
+    total = sum(part for _, part in parts)
+    scale = min(1.0, seconds / total) if total else 0.0
+    yield rest, max(0.0, seconds - total)
     for bucket, part in parts:
         yield bucket, part * scale
 
@@ -463,18 +463,18 @@ def _step_parts(wasted: float, shares: TimeUse) -> Iterator[tuple[Bucket, float]
     yield Bucket.WASTED, wasted
 
 
-def _queue(found: Sequence[Segment]) -> Iterator[Segment]:
+def _queue(spans: Sequence[Segment]) -> Iterator[Segment]:
     """Yield the time between the starts of a job, for each node that it got by the later one."""
     starts: dict[tuple[str, int], list[Segment]] = {}
-    for segment in found:
+    for segment in spans:
         identity = AgentIdentity.parse(segment.agent)
         if identity is not None and identity.in_slurm:
             starts.setdefault((identity.job, identity.restarts), []).append(segment)
     for (job, restarts), own in starts.items():
-        before = [each for (other, count), each in starts.items() if other == job and count < restarts]
+        before = [spans_before for (other, count), spans_before in starts.items() if other == job and count < restarts]
         if not before:
             continue
-        ended = max(segment.end for each in before for segment in each)
+        ended = max(segment.end for spans_before in before for segment in spans_before)
         agents = {segment.agent: segment for segment in reversed(own)}
         for agent, first in agents.items():
             if first.start > ended:

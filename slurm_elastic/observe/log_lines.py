@@ -105,7 +105,7 @@ class _Position:
 
 def log_times(file: RunFile) -> Mapping[str, tuple[Sequence[int], Sequence[float]]]:
     """Return sizes and times of each log in a file of times; damaged lines are left out. Pure."""
-    found: dict[str, tuple[list[int], list[float]]] = {}
+    logs: dict[str, tuple[list[int], list[float]]] = {}
     for line in file.content.split(b"\n"):
         try:
             record = typed_json.loads(line)
@@ -114,18 +114,18 @@ def log_times(file: RunFile) -> Mapping[str, tuple[Sequence[int], Sequence[float
             continue
         for name, size in grown.items():
             if isinstance(size, int):
-                sizes, times = found.setdefault(name, ([], []))
+                sizes, times = logs.setdefault(name, ([], []))
                 if not sizes or size > sizes[-1]:
                     sizes.append(size)
                     times.append(max(time, times[-1]) if times else time)
-    return found
+    return logs
 
 
 def parse_ranges(text: str) -> list[range] | None:
     """Return the meaning of ``0,4-7``; None if it is none."""
     matches = [_RANGE.fullmatch(part.strip()) for part in text.split(",")]
-    found = [range(int(match[1]), int(match[2] or match[1]) + 1) for match in matches if match]
-    return found if len(found) == len(matches) and all(found) else None
+    ranges = [range(int(match[1]), int(match[2] or match[1]) + 1) for match in matches if match]
+    return ranges if len(ranges) == len(matches) and all(ranges) else None
 
 
 class LogReader:
@@ -136,8 +136,8 @@ class LogReader:
         wanted: The lines to return.
     """
 
-    def __init__(self, contents: RunContents, wanted: LogFilter) -> None:
-        self._contents, self._wanted = contents, wanted
+    def __init__(self, contents: RunContents, log_filter: LogFilter) -> None:
+        self._contents, self._wanted = contents, log_filter
         self._positions: dict[LogFile, _Position] = {}
         self.without_times: set[tuple[int, str]] = set()
         """Rounds and nodes whose logs have no times, because an earlier release or torch itself followed them."""

@@ -70,7 +70,7 @@ def _value(value: object) -> dict[str, Any]:
         case float():
             return {"doubleValue": value}
         case list():
-            return {"arrayValue": {"values": [_value(each) for each in value]}}
+            return {"arrayValue": {"values": [_value(item) for item in value]}}
         case dict():
             return {"kvlistValue": {"values": _attributes(value)}}
     return {"stringValue": str(value)}

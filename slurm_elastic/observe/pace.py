@@ -49,26 +49,28 @@ class RankScore:
 
 def slow_by_round(events: Sequence[Event]) -> dict[int, tuple[SlowRankView, ...]]:
     """Return the ranks that were slow in each round, in the order in which they were named."""
-    found: dict[int, list[SlowRankView]] = {}
+    by_round: dict[int, list[SlowRankView]] = {}
     for event in events:
         rank, round_ = event.whole("rank"), event.round
         if event.kind not in ("rank_slow", "rank_fast") or rank is None or round_ is None:
             continue
-        known = found.setdefault(round_, [])
+        of_round = by_round.setdefault(round_, [])
         if event.kind == "rank_slow":
             node = next(iter(event.nodes), "")
-            known.append(SlowRankView(rank, node, event.time, None, event.number("relative_score"), event.text))
+            of_round.append(SlowRankView(rank, node, event.time, None, event.number("relative_score"), event.text))
         else:
-            for index, each in enumerate(known):
-                if each.rank == rank and each.until is None:
-                    known[index] = SlowRankView(rank, each.node, each.since, event.time, each.relative_score, each.text)
-    return {round_: tuple(views) for round_, views in found.items()}
+            for index, view in enumerate(of_round):
+                if view.rank == rank and view.until is None:
+                    of_round[index] = SlowRankView(
+                        rank, view.node, view.since, event.time, view.relative_score, view.text
+                    )
+    return {round_: tuple(views) for round_, views in by_round.items()}
 
 
 def slow_ranks(events: Sequence[Event], round_: int | None) -> tuple[SlowRankView, ...]:
     """Return the ranks of a round that stay slow."""
     views = slow_by_round(events).get(round_, ()) if round_ is not None else ()
-    return tuple(each for each in views if each.until is None)
+    return tuple(view for view in views if view.until is None)
 
 
 def rank_scores(agents: Mapping[str, LiveAgent], round_: int | None) -> tuple[RankScore, ...]:
@@ -85,13 +87,13 @@ def rank_scores(agents: Mapping[str, LiveAgent], round_: int | None) -> tuple[Ra
         for worker in agent.workers
         if (pace := worker.pace) is not None
     }
-    found = scores({rank: pace for rank, (_, pace) in paces.items()})
+    by_rank = scores({rank: pace for rank, (_, pace) in paces.items()})
     return tuple(
         RankScore(
             rank,
             node,
-            None if found[rank].relative is None else round(found[rank].relative or 0.0, 3),
-            round(found[rank].individual, 3),
+            None if by_rank[rank].relative is None else round(by_rank[rank].relative or 0.0, 3),
+            round(by_rank[rank].individual, 3),
             pace.busy,
             pace.loading,
             pace.waiting,

@@ -46,32 +46,32 @@ _CARDS = ("goodput", "node time", "rounds", "nodes at most", "last step", "steps
 """Facts at the top of the page of one run."""
 
 
-def html_page(given: Report, findings: Sequence[Finding] = ()) -> str:
+def html_page(report: Report, findings: Sequence[Finding] = ()) -> str:
     """Return the page, with the findings of a rehearsal if there are some."""
-    title = f"run {escape(given.status.run)}"
-    failed, begins = given.status.state is RunState.FAILED, [each.start for each in given.rounds]
+    title = f"run {escape(report.status.run)}"
+    failed, begins = report.status.state is RunState.FAILED, [round_.start for round_ in report.rounds]
     return _page(
         title,
-        _head(given, title),
-        _failure(given) if failed else iter(()),
-        _cards(given),
+        _head(report, title),
+        _failure(report) if failed else iter(()),
+        _cards(report),
         _findings(findings),
-        _goodput(given),
-        _timeline(given),
-        _curve(given, "World size", _world_sizes(given.rounds)),
-        _curve(given, "Steps per second", given.samples, begins),
-        _curve(given, "Loss", given.losses, begins),
-        _rounds(given.rounds),
-        _slow(given.rounds),
-        iter(()) if failed else _failure(given),
-        _notes(given),
+        _goodput(report),
+        _timeline(report),
+        _curve(report, "World size", _world_sizes(report.rounds)),
+        _curve(report, "Steps per second", report.samples, begins),
+        _curve(report, "Loss", report.losses, begins),
+        _rounds(report.rounds),
+        _slow(report.rounds),
+        iter(()) if failed else _failure(report),
+        _notes(report),
     )
 
 
-def html_comparison(given: Sequence[Report]) -> str:
+def html_comparison(reports: Sequence[Report]) -> str:
     """Return a page with several runs side by side."""
-    title = f"{len(given)} runs"
-    return _page(title, _side_by_side(given, title), *(_timeline_of(each) for each in given))
+    title = f"{len(reports)} runs"
+    return _page(title, _side_by_side(reports, title), *(_timeline_of(report) for report in reports))
 
 
 def _page(title: str, *parts: Iterator[str]) -> str:
@@ -88,54 +88,54 @@ def _page(title: str, *parts: Iterator[str]) -> str:
     return "".join([*begin, *itertools.chain.from_iterable(parts), "</body></html>\n"])
 
 
-def _side_by_side(given: Sequence[Report], title: str) -> Iterator[str]:
+def _side_by_side(reports: Sequence[Report], title: str) -> Iterator[str]:
     yield f'<h1>{title}</h1><div class="wide"><table><tr><th></th>'
-    for each in given:
-        yield f'<th class="n">run {escape(each.status.run)}</th>'
+    for report in reports:
+        yield f'<th class="n">run {escape(report.status.run)}</th>'
     yield "</tr>"
-    columns = [dict(_facts(each)) for each in given]
+    columns = [dict(_facts(report)) for report in reports]
     for name in columns[0]:
         yield f"<tr><td>{name}</td>"
         for column in columns:
             yield f'<td class="n">{column[name]}</td>'
         yield "</tr>"
-    for bucket in given[0].total.seconds:
+    for bucket in reports[0].total.seconds:
         yield f'<tr><td><span class="dot {bucket.value}"></span>{_NAMES[bucket]}</td>'
-        for each in given:
-            share = 100 * each.total.seconds[bucket] / (each.total.node_seconds or 1.0)
-            yield f'<td class="n" title="{_duration(each.total.seconds[bucket])}">{share:.1f} %</td>'
+        for report in reports:
+            share = 100 * report.total.seconds[bucket] / (report.total.node_seconds or 1.0)
+            yield f'<td class="n" title="{_duration(report.total.seconds[bucket])}">{share:.1f} %</td>'
         yield "</tr>"
     yield "</table></div>"
 
 
-def _timeline_of(given: Report) -> Iterator[str]:
-    yield f"<h2>run {escape(given.status.run)}</h2>"
-    yield from _bar(given.total)
-    yield from _timeline(given)
-    missing = "; ".join(dict.fromkeys((*given.total.missing, *given.status.problems)))
+def _timeline_of(report: Report) -> Iterator[str]:
+    yield f"<h2>run {escape(report.status.run)}</h2>"
+    yield from _bar(report.total)
+    yield from _timeline(report)
+    missing = "; ".join(dict.fromkeys((*report.total.missing, *report.status.problems)))
     if missing:
         yield f'<p class="dim">not known: {escape(printable(missing, 1000))}</p>'
 
 
-def _facts(given: Report) -> Iterator[tuple[str, str]]:
+def _facts(report: Report) -> Iterator[tuple[str, str]]:
     """Yield the name and the value of each fact that is compared."""
-    status, redone, progress = given.status, given.total.redone_steps, [each.progress for each in given.rounds]
-    speeds = sorted(value for _, value in given.samples)
-    speeds = speeds or sorted(each.steps_per_second for each in progress if each.steps_per_second is not None)
-    reached = max((each.last_step for each in progress if each.last_step is not None), default=None)
-    last = status.step if status.step is not None else reached or sum(each.calls for each in progress) or None
+    status, redone, progress = report.status, report.total.redone_steps, [round_.progress for round_ in report.rounds]
+    speeds = sorted(value for _, value in report.samples)
+    speeds = speeds or sorted(round_.steps_per_second for round_ in progress if round_.steps_per_second is not None)
+    reached = max((worker.last_step for worker in progress if worker.last_step is not None), default=None)
+    last = status.step if status.step is not None else reached or sum(worker.calls for worker in progress) or None
     yield "state", status.state.value
-    yield "began", _date(given.start)
-    yield "lasted", _duration(given.end - given.start)
-    yield "goodput", _share(given.total.share)
-    yield "node time", _duration(given.total.node_seconds)
-    yield "rounds", str(len(given.rounds))
-    yield "nodes at most", str(max((len(each.nodes) for each in given.rounds), default=0))
-    yield "workers at most", str(max((each.world_size for each in given.rounds), default=0))
+    yield "began", _date(report.start)
+    yield "lasted", _duration(report.end - report.start)
+    yield "goodput", _share(report.total.share)
+    yield "node time", _duration(report.total.node_seconds)
+    yield "rounds", str(len(report.rounds))
+    yield "nodes at most", str(max((len(round_.nodes) for round_ in report.rounds), default=0))
+    yield "workers at most", str(max((round_.world_size for round_ in report.rounds), default=0))
     yield "last step", "unknown" if last is None else str(last)
     yield "steps per second, median", f"{speeds[len(speeds) // 2]:.3g}" if speeds else "unknown"
     yield "steps taken again", "unknown" if redone is None else str(redone)
-    yield "goodput without planned stops", _share(given.total.share_without_planned_stops)
+    yield "goodput without planned stops", _share(report.total.share_without_planned_stops)
     yield "restarts charged", str(status.restarts)
 
 
@@ -143,23 +143,25 @@ def _findings(findings: Sequence[Finding]) -> Iterator[str]:
     if findings:
         yield '<h2>Findings</h2><div class="wide"><table><tr><th>check</th><th>found</th><th>why it matters</th>'
         yield "<th>mend</th></tr>"
-        for each in findings:
-            place = f"<br>{escape(printable(each.place))}" if each.place else ""
-            yield f'<tr><td><b>{each.level.value}</b> {each.check}<span class="dim">{place}</span></td>'
-            yield "".join(f'<td class="cause">{escape(text)}</td>' for text in (each.found, each.why, each.mend))
+        for finding in findings:
+            place = f"<br>{escape(printable(finding.place))}" if finding.place else ""
+            yield f'<tr><td><b>{finding.level.value}</b> {finding.check}<span class="dim">{place}</span></td>'
+            yield "".join(
+                f'<td class="cause">{escape(text)}</td>' for text in (finding.found, finding.why, finding.mend)
+            )
             yield "</tr>"
         yield "</table></div>"
 
 
-def _head(given: Report, title: str) -> Iterator[str]:
-    yield f"<h1>{title}: {given.status.state.value}</h1>"
-    span = f"{_date(given.start)} to {_date(given.end)}"
-    jobs = ", ".join(dict.fromkeys(agent.job for agent in given.status.agents if agent.job not in ("", "0")))
+def _head(report: Report, title: str) -> Iterator[str]:
+    yield f"<h1>{title}: {report.status.state.value}</h1>"
+    span = f"{_date(report.start)} to {_date(report.end)}"
+    jobs = ", ".join(dict.fromkeys(agent.job for agent in report.status.agents if agent.job not in ("", "0")))
     whose = f", job {escape(printable(jobs))}" if jobs else ""
-    command = f"<br>{escape(printable(shlex.join(given.status.command), 1000))}" if given.status.command else ""
-    yield f'<p class="dim">{span}, {_duration(given.end - given.start)}{whose}{command}</p>'
-    if given.status.state is RunState.STOPPED and given.events:
-        yield f"<p>last: {escape(printable(given.events[-1].text))}</p>"
+    command = f"<br>{escape(printable(shlex.join(report.status.command), 1000))}" if report.status.command else ""
+    yield f'<p class="dim">{span}, {_duration(report.end - report.start)}{whose}{command}</p>'
+    if report.status.state is RunState.STOPPED and report.events:
+        yield f"<p>last: {escape(printable(report.events[-1].text))}</p>"
 
 
 def _cards(given: Report) -> Iterator[str]:
@@ -170,46 +172,46 @@ def _cards(given: Report) -> Iterator[str]:
     yield "</div>"
 
 
-def _goodput(given: Report) -> Iterator[str]:
+def _goodput(report: Report) -> Iterator[str]:
     yield "<h2>Where the node time went</h2>"
-    yield from _bar(given.total)
+    yield from _bar(report.total)
     yield '<div class="wide"><table><tr><th>bucket</th><th class="n">total</th><th class="n">share</th>'
-    starts = given.starts if len(given.starts) > 1 else {}
+    starts = report.starts if len(report.starts) > 1 else {}
     for number in starts:
         yield f'<th class="n">start {number}</th>'
     yield "</tr>"
-    whole = given.total.node_seconds or 1.0
-    for bucket, seconds in ((bucket, seconds) for bucket, seconds in given.total.seconds.items() if seconds):
+    whole = report.total.node_seconds or 1.0
+    for bucket, seconds in ((bucket, seconds) for bucket, seconds in report.total.seconds.items() if seconds):
         yield f'<tr><td><span class="dot {bucket.value}"></span>{_NAMES[bucket]}</td>'
         yield f'<td class="n">{_duration(seconds)}</td><td class="n">{100 * seconds / whole:.1f} %</td>'
-        for each in starts.values():
-            yield f'<td class="n">{_duration(each.seconds[bucket])}</td>'
+        for start in starts.values():
+            yield f'<td class="n">{_duration(start.seconds[bucket])}</td>'
         yield "</tr>"
-    yield f'<tr><th>node time</th><th class="n">{_duration(given.total.node_seconds)}</th><th class="n">100 %</th>'
-    for each in starts.values():
-        yield f'<th class="n">{_duration(each.node_seconds)}</th>'
+    yield f'<tr><th>node time</th><th class="n">{_duration(report.total.node_seconds)}</th><th class="n">100 %</th>'
+    for start in starts.values():
+        yield f'<th class="n">{_duration(start.node_seconds)}</th>'
     yield "</tr></table></div>"
-    if given.total.without_planned_stops is not None:
-        steps, _ = given.total.without_planned_stops
+    if report.total.without_planned_stops is not None:
+        steps, _ = report.total.without_planned_stops
         yield "<p>Without planned stops, with a restart from the newest checkpoint at each change of the nodes, "
-        yield f"{steps} steps would have been taken again ({given.total.redone_steps} were), and goodput would have "
-        yield f"been {_share(given.total.share_without_planned_stops)} (it was {_share(given.total.share)}).</p>"
+        yield f"{steps} steps would have been taken again ({report.total.redone_steps} were), and goodput would have "
+        yield f"been {_share(report.total.share_without_planned_stops)} (it was {_share(report.total.share)}).</p>"
 
 
-def _bar(given: Goodput) -> Iterator[str]:
-    whole = given.node_seconds or 1.0
+def _bar(goodput: Goodput) -> Iterator[str]:
+    whole = goodput.node_seconds or 1.0
     yield '<div class="bar" role="img" aria-label="node time by bucket">'
-    for bucket, seconds in given.seconds.items():
+    for bucket, seconds in goodput.seconds.items():
         if seconds / whole >= 0.0005:
             title = f"{_NAMES[bucket]}: {_duration(seconds)}"
             yield f'<span class="{bucket.value}" style="width:{100 * seconds / whole:.3f}%" title="{title}"></span>'
     yield "</div>"
 
 
-def _timeline(given: Report) -> Iterator[str]:
-    domains = {agent.node: agent.domain for agent in given.status.agents}
+def _timeline(report: Report) -> Iterator[str]:
+    domains = {agent.node: agent.domain for agent in report.status.agents}
     nodes = sorted(
-        {segment.node for segment in given.segments},
+        {segment.node for segment in report.segments},
         key=lambda node: (natural_key(domains.get(node, "")), natural_key(node)),
     )
     if not nodes:
@@ -226,8 +228,8 @@ def _timeline(given: Report) -> Iterator[str]:
             yield f'<text x="0" y="{top[node] + min(row, 14) - 1}">{escape(printable(node, 14))}{title}</text>'
         if index and domain != domains.get(nodes[index - 1], ""):
             yield f'<line class="domain" x1="0" x2="{_WIDTH}" y1="{top[node]}" y2="{top[node]}"/>'
-    for segment in given.segments:
-        left, right = _x(segment.start, given), _x(segment.end, given)
+    for segment in report.segments:
+        left, right = _x(segment.start, report), _x(segment.end, report)
         if right - left >= _SHORTEST:
             round_ = "" if segment.round is None else f", round {segment.round}"
             title = f"{escape(segment.node)}: {_NAMES[segment.bucket]}{round_}, {_duration(segment.seconds)}"
@@ -235,16 +237,16 @@ def _timeline(given: Report) -> Iterator[str]:
                 f'<rect class="{segment.bucket.value}" x="{left:.1f}" y="{top[segment.node] + 1}" '
                 f'width="{right - left:.1f}" height="{row - 2}"><title>{title}</title></rect>'
             )
-    for each in given.rounds[:_MOST_ROUNDS]:
-        if each.cause:
-            x = _x(each.start, given)
+    for view in report.rounds[:_MOST_ROUNDS]:
+        if view.cause:
+            x = _x(view.start, report)
             yield f'<line class="mark" x1="{x:.1f}" x2="{x:.1f}" y1="0" y2="{row * len(nodes)}">'
-            yield f"<title>round {each.number}: {escape(printable(each.cause))}</title></line>"
-    yield from _axis(given, row * len(nodes))
+            yield f"<title>round {view.number}: {escape(printable(view.cause))}</title></line>"
+    yield from _axis(report, row * len(nodes))
     yield "</svg></div>"
 
 
-def _curve(given: Report, name: str, points: _Points, begins: Sequence[float] = ()) -> Iterator[str]:
+def _curve(report: Report, name: str, points: _Points, begins: Sequence[float] = ()) -> Iterator[str]:
     """Yield a picture of values by time: steps, or a line for each of the rounds that begin at these times."""
     if not points:
         return
@@ -254,7 +256,7 @@ def _curve(given: Report, name: str, points: _Points, begins: Sequence[float] = 
     yield f'<text x="0" y="12">{most:.4g}</text><text x="0" y="{height}">{least:.4g}</text>'
     scale = (height - 4) / (most - least or 1.0)
     for _, of_round in itertools.groupby(points, key=lambda point: bisect.bisect(begins, point[0])):
-        placed = [(_x(time, given), height - scale * (value - least)) for time, value in of_round]
+        placed = [(_x(time, report), height - scale * (value - least)) for time, value in of_round]
         line = [f"{placed[0][0]:.1f},{placed[0][1]:.1f}"]
         for (_, before), (x, y) in itertools.pairwise(placed):
             line += [] if begins else [f"{x:.1f},{before:.1f}"]
@@ -262,13 +264,13 @@ def _curve(given: Report, name: str, points: _Points, begins: Sequence[float] = 
         # A line of one point is not drawn.
         line += [f"{placed[0][0] + 1:.1f},{placed[0][1]:.1f}"] if len(line) == 1 else []
         yield f'<polyline class="curve" points="{" ".join(line)}"/>'
-    yield from _axis(given, height)
+    yield from _axis(report, height)
     yield "</svg></div>"
 
 
-def _axis(given: Report, y: int) -> Iterator[str]:
+def _axis(report: Report, y: int) -> Iterator[str]:
     yield f'<line class="axis" x1="{_LEFT}" x2="{_WIDTH}" y1="{y}" y2="{y}"/>'
-    span = given.end - given.start
+    span = report.end - report.start
     for part in range(5):
         x = _LEFT + part * (_WIDTH - _LEFT) / 4
         anchor = ("start", "middle", "middle", "middle", "end")[part]
@@ -276,13 +278,13 @@ def _axis(given: Report, y: int) -> Iterator[str]:
 
 
 def _world_sizes(rounds: Sequence[RoundReport]) -> list[tuple[float, float]]:
-    found: list[tuple[float, float]] = []
-    for index, each in enumerate(rounds):
-        found.append((each.start, float(each.world_size)))
+    points: list[tuple[float, float]] = []
+    for index, round_ in enumerate(rounds):
+        points.append((round_.start, float(round_.world_size)))
         following = rounds[index + 1].start if index + 1 < len(rounds) else None
-        if following is None or following > each.end:
-            found.append((each.end, 0.0))
-    return found
+        if following is None or following > round_.end:
+            points.append((round_.end, 0.0))
+    return points
 
 
 def _rounds(rounds: Sequence[RoundReport]) -> Iterator[str]:
@@ -291,58 +293,58 @@ def _rounds(rounds: Sequence[RoundReport]) -> Iterator[str]:
     yield '<th class="n">taken again</th><th>why it was formed</th></tr>'
     if len(rounds) > _MOST_ROUNDS:
         yield f'<tr><td colspan="9">the last {_MOST_ROUNDS} of {len(rounds)} rounds</td></tr>'
-    for each in rounds[-_MOST_ROUNDS:]:
-        progress = each.progress
+    for round_ in rounds[-_MOST_ROUNDS:]:
+        progress = round_.progress
         steps = (
             f"{progress.first_step} to {progress.last_step}" if progress.last_step is not None else str(progress.calls)
         )
         speed = progress.steps_per_second
-        yield f"<tr><td>{each.number}</td><td>{_date(each.start)}</td>"
-        yield f'<td class="n">{_duration(each.end - each.start)}</td>'
-        nodes = escape(printable(compress(each.nodes)))
-        yield f'<td class="n" title="{nodes}">{len(each.nodes)}</td><td class="n">{each.world_size}</td>'
+        yield f"<tr><td>{round_.number}</td><td>{_date(round_.start)}</td>"
+        yield f'<td class="n">{_duration(round_.end - round_.start)}</td>'
+        nodes = escape(printable(compress(round_.nodes)))
+        yield f'<td class="n" title="{nodes}">{len(round_.nodes)}</td><td class="n">{round_.world_size}</td>'
         yield f'<td class="n">{steps if progress.reports else "unknown"}</td>'
         yield f'<td class="n">{"" if speed is None else f"{speed:.3g}"}</td>'
         least = "" if progress.complete else "at least "
         yield f'<td class="n">{"" if progress.redone is None else f"{least}{progress.redone}"}</td>'
-        yield f'<td class="cause">{escape(printable(each.cause or each.reason.replace("_", " ")))}</td></tr>'
+        yield f'<td class="cause">{escape(printable(round_.cause or round_.reason.replace("_", " ")))}</td></tr>'
     yield "</table></div>"
 
 
 def _slow(rounds: Sequence[RoundReport]) -> Iterator[str]:
-    if not any(each.slow for each in rounds):
+    if not any(round_.slow for round_ in rounds):
         return
     yield '<h2>Slow ranks</h2><div class="wide"><table><tr><th>round</th><th>rank</th><th>node</th><th>named</th>'
     yield '<th>until</th><th class="n">score</th><th></th></tr>'
-    for each in rounds[-_MOST_ROUNDS:]:
-        for slow in each.slow:
+    for round_ in rounds[-_MOST_ROUNDS:]:
+        for slow in round_.slow:
             until = "the end of the round" if slow.until is None else _date(slow.until)
             score = "" if slow.relative_score is None else f"{slow.relative_score:.2f}"
-            yield f"<tr><td>{each.number}</td><td>{slow.rank}</td><td>{escape(printable(slow.node))}</td>"
+            yield f"<tr><td>{round_.number}</td><td>{slow.rank}</td><td>{escape(printable(slow.node))}</td>"
             yield f'<td>{_date(slow.since)}</td><td>{until}</td><td class="n">{score}</td>'
             yield f'<td class="cause">{escape(printable(slow.text))}</td></tr>'
     yield "</table></div>"
 
 
-def _failure(given: Report) -> Iterator[str]:
-    cause = given.status.root_cause
+def _failure(report: Report) -> Iterator[str]:
+    cause = report.status.root_cause
     if cause is not None:
         rank = "" if cause.rank is None else f"rank {cause.rank} on "
-        name = "Root cause" if given.status.state is RunState.FAILED else "Last failure"
+        name = "Root cause" if report.status.state is RunState.FAILED else "Last failure"
         text = "\n".join(printable(line) for line in cause.text.splitlines())
         yield f"<h2>{name}</h2><p>{rank}{escape(printable(cause.node))}</p><pre>{escape(text)}</pre>"
 
 
-def _notes(given: Report) -> Iterator[str]:
+def _notes(report: Report) -> Iterator[str]:
     yield "<h2>What is not known</h2><ul>"
-    for line in (*given.total.missing, *given.status.problems):
+    for line in (*report.total.missing, *report.status.problems):
         yield f"<li>{escape(printable(line, 1000))}</li>"
     yield "</ul>"
 
 
-def _x(time: float, given: Report) -> float:
-    span = (given.end - given.start) or 1.0
-    return _LEFT + (_WIDTH - _LEFT) * min(1.0, max(0.0, (time - given.start) / span))
+def _x(time: float, report: Report) -> float:
+    span = (report.end - report.start) or 1.0
+    return _LEFT + (_WIDTH - _LEFT) * min(1.0, max(0.0, (time - report.start) / span))
 
 
 def _share(share: float | None) -> str:

@@ -74,7 +74,7 @@ class Event:
         if self.kind == "progress":
             return (_worker({**self.fields, "rank": 0, "reports": True}),)
         value = self.fields.get("workers")
-        return tuple(_worker(each) for each in value if isinstance(each, dict)) if isinstance(value, list) else ()
+        return tuple(_worker(item) for item in value if isinstance(item, dict)) if isinstance(value, list) else ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,15 +206,15 @@ def run_records(
     problems: Sequence[str] = (),
 ) -> RunRecords:
     """Return what the files of a run directory say. Pure."""
-    found: list[str] = []
+    damaged: list[str] = []
 
     def objects(files: Sequence[RunFile]) -> dict[str, Mapping[str, Any]]:
-        return {file.stem: record for file in files if (record := _object(file, found)) is not None}
+        return {file.stem: record for file in files if (record := _object(file, damaged)) is not None}
 
     parsed_rounds = tuple(
         _round(int(stem), record) for stem, record in sorted(objects(rounds).items()) if stem.isdigit()
     )
-    parsed_events, parsed_progress = _events(events, found), _events(progress, found)
+    parsed_events, parsed_progress = _events(events, damaged), _events(progress, damaged)
     missing = _missing(parsed_rounds, parsed_events)
     return RunRecords(
         run_id,
@@ -222,7 +222,7 @@ def run_records(
         rounds=parsed_rounds,
         events=parsed_events,
         progress=parsed_progress,
-        done=None if done is None else _object(done, found) or {},
+        done=None if done is None else _object(done, damaged) or {},
         failures=objects(failures),
         notices=objects(notices),
         requeues=objects(requeues),
@@ -230,7 +230,7 @@ def run_records(
         starts=objects(starts),
         replacements=objects(replacements),
         replaced=objects(replaced),
-        problems=(*problems, *found, *missing),
+        problems=(*problems, *damaged, *missing),
     )
 
 
@@ -246,7 +246,7 @@ def _object(file: RunFile, problems: list[str]) -> Mapping[str, Any] | None:
 
 
 def _events(files: Sequence[RunFile], problems: list[str]) -> tuple[Event, ...]:
-    found: list[Event] = []
+    events: list[Event] = []
     for file in files:
         newer = 0
         damaged: list[int] = []
@@ -259,7 +259,7 @@ def _events(files: Sequence[RunFile], problems: list[str]) -> tuple[Event, ...]:
                 continue
             schema = event.whole("schema")
             newer = max(newer, schema or 0)
-            found.append(event)
+            events.append(event)
         if cut:
             problems.append(f"{file.name} is cut short: its last line is left out")
         if damaged:
@@ -271,7 +271,7 @@ def _events(files: Sequence[RunFile], problems: list[str]) -> tuple[Event, ...]:
                 f"{file.name} is of a newer release (schema {newer}; this one knows {SCHEMA}): what is new in it is "
                 "not shown; update slurm_elastic here"
             )
-    return tuple(sorted(found, key=lambda event: event.time))
+    return tuple(sorted(events, key=lambda event: event.time))
 
 
 def _event(line: bytes) -> Event | None:
@@ -308,9 +308,9 @@ def _round(number: int, record: Mapping[str, Any]) -> Round:
 def _missing(rounds: Sequence[Round], events: Sequence[Event]) -> Iterator[str]:
     """Name what a half-deleted directory lacks."""
     have = {round_.number for round_ in rounds}
-    told = {event.round for event in events if event.kind == "round_formed" and event.round is not None}
+    announced = {event.round for event in events if event.kind == "round_formed" and event.round is not None}
     # Not as a set: a damaged line may name any number.
-    end = max(have | told, default=-1) + 1
+    end = max(have | announced, default=-1) + 1
     gone = list(islice((number for number in range(end) if number not in have), 8))
     if gone:
         more = end - len(have) - len(gone)
@@ -355,8 +355,8 @@ def _whole(value: object) -> int | None:
 
 
 def _count(value: object) -> int:
-    found = _whole(value) or 0
-    return found if 0 <= found <= _MOST_RANKS else 0
+    number = _whole(value) or 0
+    return number if 0 <= number <= _MOST_RANKS else 0
 
 
 def _number(value: object) -> float | None:

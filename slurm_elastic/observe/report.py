@@ -105,21 +105,21 @@ def report(records: RunRecords, status: RunStatus, now: float) -> Report:
         now: Seconds since 1970, where the time of agents ends that still run.
     """
     live = status.state in (RunState.RUNNING, RunState.WAITING)
-    newest = max((each[-1].time for each in (records.events, records.progress) if each), default=now)
+    newest = max((events[-1].time for events in (records.events, records.progress) if events), default=now)
     until = now if live else newest
-    found, steps = segments(records, until), round_progress(records)
+    spans, steps = segments(records, until), round_progress(records)
     by_start: dict[int, list[Segment]] = {}
-    for segment in found:
+    for segment in spans:
         identity = AgentIdentity.parse(segment.agent)
         by_start.setdefault(identity.restarts if identity else 0, []).append(segment)
     return Report(
         status=status,
-        start=min((segment.start for segment in found), default=until),
-        end=max((segment.end for segment in found), default=until),
+        start=min((segment.start for segment in spans), default=until),
+        end=max((segment.end for segment in spans), default=until),
         rounds=_rounds(records, steps, until),
-        segments=found,
-        ranks=tuple(_rank_spans(records.progress, found)),
-        total=goodput(found, steps),
+        segments=spans,
+        ranks=tuple(_rank_spans(records.progress, spans)),
+        total=goodput(spans, steps),
         starts={number: goodput(own, steps) for number, own in sorted(by_start.items())},
         events=records.events,
         samples=_samples(records.progress),
@@ -132,69 +132,69 @@ def report(records: RunRecords, status: RunStatus, now: float) -> Report:
     )
 
 
-def report_json(given: Report) -> dict[str, Any]:
+def report_json(content: Report) -> dict[str, Any]:
     """Return a report as JSON; docs/events.md has the schema."""
     return {
         "schema": REPORT_SCHEMA,
-        "run": given.status.run,
-        "state": given.status.state.value,
-        "command": list(given.status.command),
-        "start": given.start,
-        "end": given.end,
-        "goodput": _goodput_json(given.total),
-        "starts": {str(number): _goodput_json(each) for number, each in given.starts.items()},
-        "domains": {agent.node: agent.domain for agent in given.status.agents},
+        "run": content.status.run,
+        "state": content.status.state.value,
+        "command": list(content.status.command),
+        "start": content.start,
+        "end": content.end,
+        "goodput": _goodput_json(content.total),
+        "starts": {str(number): _goodput_json(goodput) for number, goodput in content.starts.items()},
+        "domains": {agent.node: agent.domain for agent in content.status.agents},
         "rounds": [
             {
-                "round": each.number,
-                "start": each.start,
-                "end": each.end,
-                "reason": each.reason,
-                "cause": each.cause,
-                "nodes": list(each.nodes),
-                "world_size": each.world_size,
-                "first_step": each.progress.first_step,
-                "last_step": each.progress.last_step,
-                "calls": each.progress.calls,
-                "complete": each.progress.complete,
-                "redone_steps": each.progress.redone,
-                "steps_per_second": each.progress.steps_per_second,
-                "slow_ranks": [asdict(slow) for slow in each.slow],
+                "round": round_.number,
+                "start": round_.start,
+                "end": round_.end,
+                "reason": round_.reason,
+                "cause": round_.cause,
+                "nodes": list(round_.nodes),
+                "world_size": round_.world_size,
+                "first_step": round_.progress.first_step,
+                "last_step": round_.progress.last_step,
+                "calls": round_.progress.calls,
+                "complete": round_.progress.complete,
+                "redone_steps": round_.progress.redone,
+                "steps_per_second": round_.progress.steps_per_second,
+                "slow_ranks": [asdict(slow) for slow in round_.slow],
             }
-            for each in given.rounds
+            for round_ in content.rounds
         ],
         "segments": [
             {
-                "node": each.node,
-                "agent": each.agent,
-                "start": each.start,
-                "end": each.end,
-                "bucket": each.bucket.value,
-                "round": each.round,
+                "node": segment.node,
+                "agent": segment.agent,
+                "start": segment.start,
+                "end": segment.end,
+                "bucket": segment.bucket.value,
+                "round": segment.round,
             }
-            for each in given.segments
+            for segment in content.segments
         ],
-        "problems": list(given.status.problems),
+        "problems": list(content.status.problems),
     }
 
 
-def chrome_trace(given: Report) -> dict[str, Any]:
+def chrome_trace(content: Report) -> dict[str, Any]:
     """Return a report in the Trace Event Format: a process for each node, a thread for each of its agents and ranks.
 
     Perfetto and chrome://tracing open it. Times are microseconds since the start of the run.
     """
-    nodes = sorted({segment.node for segment in given.segments}, key=natural_key)
+    nodes = sorted({segment.node for segment in content.segments}, key=natural_key)
     pids = {node: number for number, node in enumerate(nodes, 1)}
-    agents = list(dict.fromkeys(segment.agent for segment in given.segments))
+    agents = list(dict.fromkeys(segment.agent for segment in content.segments))
     tids = {agent: number for number, agent in enumerate(agents, 1)}
     events: list[dict[str, Any]] = []
     for node, pid in pids.items():
         events.append({"ph": "M", "name": "process_name", "pid": pid, "tid": 0, "args": {"name": node}})
         events.append({"ph": "M", "name": "process_sort_index", "pid": pid, "tid": 0, "args": {"sort_index": pid}})
     named = set()
-    for segment in given.segments:
+    for segment in content.segments:
         place = {"pid": pids[segment.node], "tid": tids[segment.agent]}
-        begin = _micros(segment.start - given.start)
+        begin = _micros(segment.start - content.start)
         if segment.agent not in named:
             named.add(segment.agent)
             events.append({"ph": "M", "name": "thread_name", **place, "args": {"name": segment.agent}})
@@ -206,15 +206,15 @@ def chrome_trace(given: Report) -> dict[str, Any]:
                 "cat": segment.bucket.value,
                 "ts": begin,
                 # Both ends are rounded: slices of a thread that overlap are errors to Perfetto.
-                "dur": _micros(segment.end - given.start) - begin,
+                "dur": _micros(segment.end - content.start) - begin,
                 **place,
                 "args": {"round": segment.round},
             }
         )
-    events += _rank_events(given, pids, len(tids) + 1)
-    for event in given.events:
+    events += _rank_events(content, pids, len(tids) + 1)
+    for event in content.events:
         pid = pids.get(event.node, 0)
-        at = max(0.0, event.time - given.start)
+        at = max(0.0, event.time - content.start)
         events.append(
             {
                 "ph": "i",
@@ -226,26 +226,26 @@ def chrome_trace(given: Report) -> dict[str, Any]:
                 "tid": 0,
             }
         )
-    return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": {"run": given.status.run}}
+    return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": {"run": content.status.run}}
 
 
-def _rank_events(given: Report, pids: Mapping[str, int], first_thread: int) -> Iterator[dict[str, Any]]:
+def _rank_events(content: Report, pids: Mapping[str, int], first_thread: int) -> Iterator[dict[str, Any]]:
     named = set()
-    for span in given.ranks:
+    for span in content.ranks:
         place = {"pid": pids[span.node], "tid": first_thread + span.rank}
         if (span.node, span.rank) not in named:
             named.add((span.node, span.rank))
             yield {"ph": "M", "name": "thread_name", **place, "args": {"name": f"rank {span.rank}"}}
-        begin, worker = _micros(span.start - given.start), span.worker
-        told = {} if worker is None else {"loss": json_number(worker.loss), "checkpoint": worker.checkpoint}
+        begin, worker = _micros(span.start - content.start), span.worker
+        values = {} if worker is None else {"loss": json_number(worker.loss), "checkpoint": worker.checkpoint}
         yield {
             "ph": "X",
             "name": f"{span.name}, round {span.round}",
             "cat": "rank",
             "ts": begin,
-            "dur": _micros(span.end - given.start) - begin,
+            "dur": _micros(span.end - content.start) - begin,
             **place,
-            "args": {"round": span.round, **told},
+            "args": {"round": span.round, **values},
         }
 
 
@@ -253,17 +253,17 @@ def _micros(seconds: float) -> int:
     return max(0, round(seconds * 1e6))
 
 
-def _goodput_json(given: Goodput) -> dict[str, Any]:
+def _goodput_json(content: Goodput) -> dict[str, Any]:
     return {
-        "node_seconds": given.node_seconds,
-        "share": given.share,
-        "seconds": {bucket.value: seconds for bucket, seconds in given.seconds.items()},
-        "redone_steps": given.redone_steps,
+        "node_seconds": content.node_seconds,
+        "share": content.share,
+        "seconds": {bucket.value: seconds for bucket, seconds in content.seconds.items()},
+        "redone_steps": content.redone_steps,
         "without_planned_stops": {
-            "redone_steps": None if given.without_planned_stops is None else given.without_planned_stops[0],
-            "share": given.share_without_planned_stops,
+            "redone_steps": None if content.without_planned_stops is None else content.without_planned_stops[0],
+            "share": content.share_without_planned_stops,
         },
-        "missing": list(given.missing),
+        "missing": list(content.missing),
     }
 
 
@@ -275,7 +275,7 @@ def _rounds(records: RunRecords, steps: Mapping[int, RoundProgress], until: floa
         if event.kind == "workers_ended" and event.round is not None:
             ends[event.round] = max(ends.get(event.round, 0.0), event.time)
     slow = slow_by_round(records.events)
-    found = []
+    views = []
     for index, round_ in enumerate(records.rounds):
         number = round_.number
         following = records.rounds[index + 1].number if index + 1 < len(records.rounds) else None
@@ -286,7 +286,7 @@ def _rounds(records: RunRecords, steps: Mapping[int, RoundProgress], until: floa
         before = ended.get(records.rounds[index - 1].number) if index else None
         cause = before.text if before is not None else ""
         progress = steps.get(number, RoundProgress(number))
-        found.append(
+        views.append(
             RoundReport(
                 number,
                 start,
@@ -299,13 +299,13 @@ def _rounds(records: RunRecords, steps: Mapping[int, RoundProgress], until: floa
                 slow.get(number, ()),
             )
         )
-    return tuple(found)
+    return tuple(views)
 
 
-def _rank_spans(progress: Sequence[Event], found: Sequence[Segment]) -> Iterator[RankSpan]:
+def _rank_spans(progress: Sequence[Event], spans: Sequence[Segment]) -> Iterator[RankSpan]:
     """Yield what each rank did in each round: until its first step, from then to its last step, and afterwards."""
     lives: dict[str, float] = {}
-    for segment in found:
+    for segment in spans:
         lives[segment.agent] = max(segment.end, lives.get(segment.agent, segment.end))
     ends = {(event.agent, event.round): event for event in progress if event.kind == "workers_ended"}
     for event in progress:
@@ -314,7 +314,7 @@ def _rank_spans(progress: Sequence[Event], found: Sequence[Segment]) -> Iterator
             continue
         ended = ends.get((event.agent, event.round))
         over = ended.time if ended is not None else lives.get(event.agent, event.time)
-        workers = {each.rank: each for each in ended.workers} if ended is not None else {}
+        workers = {item.rank: item for item in ended.workers} if ended is not None else {}
         for rank in range(first, first + count):
             worker, at = workers.get(rank), event.time
             for until, name in _rank_parts(worker, event.time, over):
@@ -328,11 +328,11 @@ def _rank_parts(worker: Worker | None, begun: float, over: float) -> Iterator[tu
     if worker is None or worker.first is None or worker.last is None:
         yield over, "workers run"
         return
-    known = worker.first_step is not None and worker.step is not None
+    has_steps = worker.first_step is not None and worker.step is not None
     yield min(begun + worker.first, over), "start"
     yield (
         min(begun + worker.last, over),
-        f"steps {worker.first_step} to {worker.step}" if known else f"{worker.steps} steps",
+        f"steps {worker.first_step} to {worker.step}" if has_steps else f"{worker.steps} steps",
     )
     yield over, "end"
 
@@ -341,18 +341,18 @@ def _samples(progress: Sequence[Event]) -> tuple[tuple[float, float], ...]:
     """Return the steps per second between records of the same agent and round, by the time of their middle."""
     started: dict[tuple[str, int | None], float] = {}
     before: dict[tuple[str, int | None], tuple[int, float]] = {}
-    found = []
+    points = []
     for event in progress:
         key = event.agent, event.round
         if event.kind == "workers_started":
             started[key] = event.time
         if event.kind not in ("progress", "workers_ended") or key not in started:
             continue
-        worker = next((each for each in event.workers if each.reports and each.rank == 0), None)
+        worker = next((candidate for candidate in event.workers if candidate.reports and candidate.rank == 0), None)
         if worker is None or worker.first is None or worker.last is None:
             continue
         steps, at = before.get(key, (1, worker.first))
         if worker.steps > steps and worker.last > at:
-            found.append((started[key] + (at + worker.last) / 2, (worker.steps - steps) / (worker.last - at)))
+            points.append((started[key] + (at + worker.last) / 2, (worker.steps - steps) / (worker.last - at)))
         before[key] = worker.steps, worker.last
-    return tuple(found)
+    return tuple(points)

@@ -231,18 +231,20 @@ def run_status(
     queued = None if jobs is None else _in_queue(jobs, jobs_of(records), now)
     state, problems = _state(records, agents, queued, leader_answers, final)
     training = [agent for agent in agents if agent.state in _TRAINS] if state is RunState.RUNNING else []
-    in_round = [each for each in records.progress if newest is not None and each.round == newest.number]
-    workers = [worker for each in in_round for worker in each.workers if worker.reports]
+    in_round = [event for event in records.progress if newest is not None and event.round == newest.number]
+    workers = [worker for event in in_round for worker in event.workers if worker.reports]
     limit = next(
-        (each.whole("max_restarts") for each in reversed(records.progress) if each.kind == "agent_started"), None
+        (event.whole("max_restarts") for event in reversed(records.progress) if event.kind == "agent_started"), None
     )
     restarts = newest.restarts if newest else 0
     answered = [worker for agent in agents if agent.live is not None for worker in agent.live.workers]
-    told = next(((each.loss, each.loss_step) for each in answered if each.rank == 0 and each.loss is not None), None)
-    loss, loss_step = _loss(records.progress) if told is None else (float(told[0]), told[1])
-    steps = [each.step for each in workers] + [each.step for each in answered]
-    checkpoints = [each.checkpoint for each in answered if each.checkpoint is not None]
-    speeds = [each.steps_per_second for each in answered if each.steps_per_second is not None]
+    newest_loss = next(
+        ((answer.loss, answer.loss_step) for answer in answered if answer.rank == 0 and answer.loss is not None), None
+    )
+    loss, loss_step = _loss(records.progress) if newest_loss is None else (float(newest_loss[0]), newest_loss[1])
+    steps = [worker.step for worker in workers] + [answer.step for answer in answered]
+    checkpoints = [answer.checkpoint for answer in answered if answer.checkpoint is not None]
+    speeds = [answer.steps_per_second for answer in answered if answer.steps_per_second is not None]
     return RunStatus(
         run=records.run_id,
         directory=records.directory,
@@ -271,7 +273,7 @@ def run_status(
         scores=() if live is None or newest is None else rank_scores(live.agents, newest.number),
         loops=_loops(records, now) if state in _GOES_ON else (),
         events=records.events[-_NEWEST_EVENTS:],
-        updated=max((each[-1].time for each in (records.events, records.progress) if each), default=None),
+        updated=max((events[-1].time for events in (records.events, records.progress) if events), default=None),
         holds="" if state in _GOES_ON else _holds(agents, queued or ()),
         problems=(*records.problems, *problems, *(live.problems if live is not None else ())),
     )
@@ -288,42 +290,42 @@ def _replacing(records: RunRecords) -> Replacing | None:
 
 def jobs_of(records: RunRecords) -> frozenset[str]:
     """Return the ids of the jobs whose agents have taken part in the run, and its own id, if that may be a job's."""
-    known = {identity.job for agent in _identities(records) if (identity := AgentIdentity.parse(agent))}
+    jobs = {identity.job for agent in _identities(records) if (identity := AgentIdentity.parse(agent))}
     if own := _OWN_ID.fullmatch(records.run_id):
-        known.add(own[1])
-    return frozenset(known - {"0"})
+        jobs.add(own[1])
+    return frozenset(jobs - {"0"})
 
 
 def agents_of(records: RunRecords, job: str, restarts: int) -> tuple[AgentView, ...]:
     """Return the agents of one start of a job, in the order of nodes."""
-    return tuple(each for each in _agents(records) if each.job == job and _restarts(each.agent) == restarts)
+    return tuple(view for view in _agents(records) if view.job == job and _restarts(view.agent) == restarts)
 
 
 def status_json(status: RunStatus) -> dict[str, Any]:
     """Return the state of a run as JSON; docs/events.md has the schema."""
-    found = asdict(status)
-    found["state"] = status.state.value
-    found["loss"] = json_number(status.loss)
-    found["events"] = [dict(event.fields) for event in status.events]
-    return {"schema": STATUS_SCHEMA, **found}
+    content = asdict(status)
+    content["state"] = status.state.value
+    content["loss"] = json_number(status.loss)
+    content["events"] = [dict(event.fields) for event in status.events]
+    return {"schema": STATUS_SCHEMA, **content}
 
 
 def _identities(records: RunRecords) -> set[str]:
-    return {each.agent for each in records.progress} | {agent for round_ in records.rounds for agent in round_.agents}
+    return {event.agent for event in records.progress} | {agent for round_ in records.rounds for agent in round_.agents}
 
 
 def _agents(records: RunRecords) -> tuple[AgentView, ...]:
     """Return the newest agent of every node and job, in the order of domains and nodes."""
-    found: dict[str, AgentView] = {}
+    by_agent: dict[str, AgentView] = {}
     for round_ in records.rounds:
         # An agent of an earlier release writes no progress.
         for node, agent, (rank, workers) in zip(round_.nodes, round_.agents, round_.ranks, strict=False):
-            found[agent] = AgentView(node, _job(agent), agent, "training", 0.0, round_.number, rank, workers)
-    for each in records.progress:
-        if each.agent:
-            found[each.agent] = _next(found.get(each.agent), each)
+            by_agent[agent] = AgentView(node, _job(agent), agent, "training", 0.0, round_.number, rank, workers)
+    for event in records.progress:
+        if event.agent:
+            by_agent[event.agent] = _next(by_agent.get(event.agent), event)
     by_place: dict[tuple[str, str], AgentView] = {}
-    for view in sorted(found.values(), key=lambda view: (_restarts(view.agent), view.since)):
+    for view in sorted(by_agent.values(), key=lambda view: (_restarts(view.agent), view.since)):
         by_place[view.node, view.job] = view
     newest = records.rounds[-1] if records.rounds else None
     views = [_seen_by_leader(view, records.events, newest) for view in by_place.values()]
@@ -343,10 +345,10 @@ def _place(view: AgentView) -> tuple[Any, ...]:
 def _with_answers(agents: Sequence[AgentView], live: LiveRun, now: float) -> tuple[AgentView, ...]:
     """Return the agents with what they have answered themselves, and those that have written no record yet."""
     answers = dict(live.agents)
-    found = [_answering(view, answers.pop(view.agent, None), now) for view in agents]
+    views = [_answering(view, answers.pop(view.agent, None), now) for view in agents]
     for name, answer in answers.items():
-        found.append(_answering(AgentView(name.partition("/")[0], _job(name), name, "joining", now), answer, now))
-    return tuple(sorted(found, key=_place))
+        views.append(_answering(AgentView(name.partition("/")[0], _job(name), name, "joining", now), answer, now))
+    return tuple(sorted(views, key=_place))
 
 
 def _answering(view: AgentView, answer: LiveAgent | None, now: float) -> AgentView:
@@ -366,7 +368,7 @@ def _answering(view: AgentView, answer: LiveAgent | None, now: float) -> AgentVi
 
 
 def _leaders_part(live: LiveRun) -> LiveAnswer:
-    return LiveAnswer(**{each.name: getattr(live, each.name) for each in fields(LiveAnswer)})
+    return LiveAnswer(**{field.name: getattr(live, field.name) for field in fields(LiveAnswer)})
 
 
 def _next(view: AgentView | None, event: Event) -> AgentView:
@@ -462,7 +464,7 @@ def _root_cause(records: RunRecords, newest: Round | None) -> tuple[RootCause | 
     for event in reversed(records.events):
         if event.kind == "run_ended":
             failed = event.word("outcome") in ("failed", "timed_out")
-            started = any(each.kind == "agent_started" and each.time > event.time for each in records.progress)
+            started = any(other.kind == "agent_started" and other.time > event.time for other in records.progress)
             if failed and not started:
                 return _of_event(event, event.whole("rank"), event.text), True
         if event.kind == "round_ended" and event.word("reason") == "worker_failed":
@@ -471,59 +473,59 @@ def _root_cause(records: RunRecords, newest: Round | None) -> tuple[RootCause | 
 
 
 def _of_event(event: Event, rank: int | None, text: str) -> RootCause:
-    known = {name: event.word(name) for name in ("cause", "domain", "outlook")}
-    return RootCause(next(iter(event.nodes), ""), rank, text, **known)
+    words = {name: event.word(name) for name in ("cause", "domain", "outlook")}
+    return RootCause(next(iter(event.nodes), ""), rank, text, **words)
 
 
 def _of_record(record: Mapping[str, Any]) -> RootCause:
     rank, code = record.get("rank"), record.get("exit_code")
     message = str(record.get("message") or f"exit code {code}")
     log = str(record.get("log") or record.get("error_file") or "")
-    known = {name: str(record.get(name, "")) for name in ("cause", "domain", "outlook")}
-    return RootCause(str(record.get("node", "")), rank if isinstance(rank, int) else None, message, log, **known)
+    words = {name: str(record.get(name, "")) for name in ("cause", "domain", "outlook")}
+    return RootCause(str(record.get("node", "")), rank if isinstance(rank, int) else None, message, log, **words)
 
 
 def _in_queue(jobs: Iterable[QueuedJob], ids: frozenset[str], now: float) -> tuple[JobInQueue, ...]:
-    elements = any("_" in each for each in ids)
-    found = []
+    elements = any("_" in name for name in ids)
+    queued = []
     for job in jobs:
         # An element that is a run of its own may have the id of its array as that of its job.
         if job.name in ids or (not elements and (job.job_id in ids or job.array_job_id in ids)):
             start = job.start_time if job.state == "PENDING" else None
             # Slurm counts a job without a limit as one of a year: behind it, a year from now means that it is unknown.
             planned = None if start is None or start - now > _NOT_PLANNED else start
-            found.append(JobInQueue(job.name, job.state, job.reason, planned))
-    return tuple(found)
+            queued.append(JobInQueue(job.name, job.state, job.reason, planned))
+    return tuple(queued)
 
 
 def _loops(records: RunRecords, now: float) -> tuple[Loop, ...]:
-    return find_loops([(each.time, each.fields) for each in (*records.events, *records.progress)], now)
+    return find_loops([(event.time, event.fields) for event in (*records.events, *records.progress)], now)
 
 
 def _notices(records: RunRecords, agents: Sequence[AgentView], now: float) -> tuple[NoticeView, ...]:
     leaving = {_incarnation(agent.agent): agent.job for agent in agents if agent.alive}
-    found = [
+    notices = [
         NoticeView(agent.job, agent.live.leave.text or agent.live.leave.reason, agent.live.leave.seconds, agent.node)
         for agent in agents
         if agent.live is not None and agent.live.leave is not None
     ]
-    told = {notice.job for notice in found}
+    jobs = {notice.job for notice in notices}
     for name, record in records.notices.items():
-        if name in leaving and leaving[name] not in told:
-            given, seconds = parse_time(record.get("time")), record.get("seconds")
+        if name in leaving and leaving[name] not in jobs:
+            when, seconds = parse_time(record.get("time")), record.get("seconds")
             if not isinstance(seconds, int | float) or abs(seconds) >= 2**53:
                 seconds = None
-            left = None if given is None or seconds is None else max(0.0, seconds - (now - given))
-            found.append(
+            left = None if when is None or seconds is None else max(0.0, seconds - (now - when))
+            notices.append(
                 NoticeView(leaving[name], str(record.get("text", "")), None if left is None else round(left, 1))
             )
-    return tuple(found)
+    return tuple(notices)
 
 
 def _checkpoint(progress: Sequence[Event]) -> int | None:
     """Return the step of the checkpoint that was reported last."""
-    for each in reversed(progress):
-        steps = [worker.checkpoint for worker in each.workers if worker.checkpoint is not None]
+    for event in reversed(progress):
+        steps = [worker.checkpoint for worker in event.workers if worker.checkpoint is not None]
         if steps:
             return max(steps)
     return None
@@ -531,8 +533,8 @@ def _checkpoint(progress: Sequence[Event]) -> int | None:
 
 def _loss(progress: Sequence[Event]) -> tuple[float | None, int | None]:
     """Return the loss that rank 0 reported last, and its step."""
-    for each in reversed(progress):
-        for worker in each.workers:
+    for event in reversed(progress):
+        for worker in event.workers:
             if worker.rank == 0 and worker.loss_step is not None:
                 return worker.loss, worker.loss_step
     return None, None
@@ -540,13 +542,15 @@ def _loss(progress: Sequence[Event]) -> tuple[float | None, int | None]:
 
 def _speed(progress: Sequence[Event]) -> float | None:
     """Return the steps per second between the last two records of a round, else since its first step."""
-    found = [_slowest(each.workers) for each in progress]
-    known = [worker for worker in found if worker is not None and worker.first is not None and worker.last is not None]
-    if not known:
+    slowest = [_slowest(event.workers) for event in progress]
+    stepping = [
+        worker for worker in slowest if worker is not None and worker.first is not None and worker.last is not None
+    ]
+    if not stepping:
         return None
-    last = known[-1]
+    last = stepping[-1]
     steps, seconds = last.steps - 1, (last.last or 0.0) - (last.first or 0.0)
-    for before in reversed(known[:-1]):
+    for before in reversed(stepping[:-1]):
         if before.steps < last.steps:
             steps, seconds = last.steps - before.steps, (last.last or 0.0) - (before.last or 0.0)
             break

@@ -22,9 +22,9 @@ def summary(records: RunRecords, now: float) -> str:
 
 def _parts(records: RunRecords, now: float) -> Iterator[str]:
     steps, times = round_progress(records), segments(records, now)
-    reached = [each.last_step for each in steps.values() if each.last_step is not None]
-    total = max(reached) if reached else sum(each.calls for each in steps.values())
-    begin, end = min((each.start for each in times), default=now), max((each.end for each in times), default=now)
+    reached = [worker.last_step for worker in steps.values() if worker.last_step is not None]
+    total = max(reached) if reached else sum(worker.calls for worker in steps.values())
+    begin, end = min((span.start for span in times), default=now), max((span.end for span in times), default=now)
     lasted = duration_text(end - begin)
     yield f"{counted(total, 'step')} in {lasted}" if total else lasted
     yield counted(len(records.rounds), "round")

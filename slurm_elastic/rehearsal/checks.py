@@ -49,12 +49,12 @@ class _Change:
     @property
     def announced(self) -> bool:
         """True if the workers could save before."""
-        return bool(self.causes) and all(each.mishap.announced for each in self.causes)
+        return bool(self.causes) and all(cause.mishap.announced for cause in self.causes)
 
     @property
     def cause(self) -> str:
         """The mishaps as text."""
-        return "; ".join(str(each.mishap) for each in self.causes) or "a worker failed by itself"
+        return "; ".join(str(cause.mishap) for cause in self.causes) or "a worker failed by itself"
 
 
 def findings(planned: Plan, undisturbed: RunFacts, disturbed: RunFacts, tolerance: float) -> list[Finding]:
@@ -71,7 +71,7 @@ def findings(planned: Plan, undisturbed: RunFacts, disturbed: RunFacts, toleranc
         _ends(planned, undisturbed, disturbed),
         *_failed_workers(planned, disturbed),
         *warned,
-        *(_because_of(warned, each) for each in (_resume(disturbed), *_lost(disturbed))),
+        *(_because_of(warned, finding) for finding in (_resume(disturbed), *_lost(disturbed))),
         _samples(undisturbed, disturbed),
         _losses(undisturbed, disturbed, tolerance),
         *_saving(disturbed),
@@ -101,7 +101,7 @@ def require_comparable(facts: RunFacts, mishaps: Sequence[Mishap] | None) -> int
             "the script never calls slurm_elastic.trainer.should_stop, so no mishap can come at a step; call it after "
             "every step"
         )
-    steps, first = facts.last_step, min((each.first_step or 0 for each in facts.rounds[0]), default=0)
+    steps, first = facts.last_step, min((worker.first_step or 0 for worker in facts.rounds[0]), default=0)
     if steps is None:
         raise UsageError("the script never says at which step it is; call trainer.should_stop(step)")
     if first > 1:
@@ -109,7 +109,7 @@ def require_comparable(facts: RunFacts, mishaps: Sequence[Mishap] | None) -> int
             f"the script begins with step {first}: it has found a checkpoint of an earlier training; let it keep its "
             "checkpoints in SLURM_ELASTIC_RUN_DIR, in its current directory, or below {run} in its arguments"
         )
-    late = next((each for each in mishaps or () if each.step >= steps), None)
+    late = next((mishap for mishap in mishaps or () if mishap.step >= steps), None)
     if late is not None:
         raise UsageError(f"'{late}': the training ends with step {steps}; give a smaller step, or train longer")
     if mishaps is None and steps < 20:
@@ -119,38 +119,38 @@ def require_comparable(facts: RunFacts, mishaps: Sequence[Mishap] | None) -> int
 
 def steps_lost(facts: RunFacts) -> dict[str, int]:
     """Return the steps that were taken again, by what caused it."""
-    found: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     for change in _changes(facts):
-        found[change.cause] += change.lost
-    return dict(found)
+        counts[change.cause] += change.lost
+    return dict(counts)
 
 
 def losses(facts: RunFacts) -> dict[int, float]:
     """Return the losses of the steps that counted: of each step as it was taken last, the mean of all ranks."""
-    found: dict[int, float] = {}
+    by_step: dict[int, float] = {}
     for round_ in facts.rounds:
         steps: dict[int, list[float]] = {}
         for worker in round_:
             for step, loss in worker.losses.items():
                 steps.setdefault(step, []).append(loss)
         first = min(_first_steps(round_), default=0)
-        found = {step: loss for step, loss in found.items() if step < first}
-        found.update({step: fmean(each) for step, each in steps.items()})
-    return dict(sorted(found.items()))
+        by_step = {step: loss for step, loss in by_step.items() if step < first}
+        by_step.update({step: fmean(values) for step, values in steps.items()})
+    return dict(sorted(by_step.items()))
 
 
 def _changes(facts: RunFacts) -> list[_Change]:
-    found: list[_Change] = []
+    changes: list[_Change] = []
     checkpoint: int | None = None
     for before, after in itertools.pairwise(facts.rounds):
-        lasts = [each.last_step for each in before if each.last_step is not None]
+        lasts = [worker.last_step for worker in before if worker.last_step is not None]
         firsts = _first_steps(after)
-        saved = [step for each in before for step, _ in each.checkpoints]
+        saved = [step for worker in before for step, _ in worker.checkpoints]
         checkpoint = max([*saved, *([] if checkpoint is None else [checkpoint])], default=None)
         if not lasts or not firsts:
             continue
         numbers = range(before[0].round, after[0].round)
-        found.append(
+        changes.append(
             _Change(
                 before=before[0].round,
                 after=after[0].round,
@@ -158,18 +158,18 @@ def _changes(facts: RunFacts) -> list[_Change]:
                 resumed=min(firsts) - 1,
                 lost=max(0, min(lasts) - min(firsts) + 1),
                 checkpoint=checkpoint,
-                causes=tuple(each for each in facts.happened if each.round in numbers),
+                causes=tuple(happened for happened in facts.happened if happened.round in numbers),
                 place=after[0].asked,
             )
         )
         if checkpoint is not None:
             # A later round writes its own over those beyond its beginning.
-            checkpoint = min(checkpoint, found[-1].resumed)
-    return found
+            checkpoint = min(checkpoint, changes[-1].resumed)
+    return changes
 
 
 def _first_steps(round_: Sequence[WorkerSeen]) -> list[int]:
-    return [each.first_step for each in round_ if each.first_step is not None]
+    return [worker.first_step for worker in round_ if worker.first_step is not None]
 
 
 def _ends(planned: Plan, undisturbed: RunFacts, facts: RunFacts) -> Finding:
@@ -202,15 +202,19 @@ def _ends(planned: Plan, undisturbed: RunFacts, facts: RunFacts) -> Finding:
 
 
 def _failed_workers(planned: Plan, facts: RunFacts) -> Iterator[Finding]:
-    wanted = sum(each.mishap.kind in (Kind.FAIL, Kind.HANG) for each in facts.happened)
-    charged = facts.restarts - wanted
-    stopped = [each for each in facts.workers if each.stop is not None]
-    slow = {each.round for each in stopped if _too_slow(each, facts)}
-    after_stop = [each for each in stopped if each.round in facts.cut_short and each.round not in slow]
+    provoked = sum(happened.mishap.kind in (Kind.FAIL, Kind.HANG) for happened in facts.happened)
+    charged = facts.restarts - provoked
+    stopped = [worker_facts for worker_facts in facts.workers if worker_facts.stop is not None]
+    slow = {worker_facts.round for worker_facts in stopped if _too_slow(worker_facts, facts)}
+    after_stop = [
+        worker_facts
+        for worker_facts in stopped
+        if worker_facts.round in facts.cut_short and worker_facts.round not in slow
+    ]
     if after_stop:
-        nodes = {each.node for each in facts.happened if each.round == after_stop[0].round}
+        nodes = {happened.node for happened in facts.happened if happened.round == after_stop[0].round}
         # The leaving node's workers have most likely failed: a failure elsewhere would have been charged.
-        worker = next((each for each in after_stop if each.node in nodes), after_stop[0])
+        worker = next((worker_facts for worker_facts in after_stop if worker_facts.node in nodes), after_stop[0])
         yield Finding(
             "worker.exit",
             Level.BROKEN,
@@ -289,8 +293,8 @@ def _resume(facts: RunFacts) -> Finding:
 def _snapshots(facts: RunFacts) -> Iterator[Finding]:
     """Take over what agents and workers have warned of: it has causes that steps do not show."""
     named: set[str] = set()
-    for warning in sorted(facts.warnings, key=lambda each: _VALUE.match(each) is None):
-        found, _, mend = warning.partition("; ")
+    for warning in sorted(facts.warnings, key=lambda text: _VALUE.match(text) is None):
+        fact, _, mend = warning.partition("; ")
         if _UNEQUAL.search(warning):
             # The agents see that a value differs, and the workers which one.
             if named:
@@ -302,7 +306,7 @@ def _snapshots(facts: RunFacts) -> Iterator[Finding]:
             continue
         else:
             named.add(value[1])
-        yield Finding("snapshot.usable", Level.LIMIT, found, "a later round does not start from this snapshot", mend)
+        yield Finding("snapshot.usable", Level.LIMIT, fact, "a later round does not start from this snapshot", mend)
 
 
 def _because_of(warned: Sequence[Finding], finding: Finding) -> Finding:
@@ -329,13 +333,13 @@ def _lost(facts: RunFacts) -> Iterator[Finding]:
             yield Finding("steps.announced", Level.OK, f"no step lost in {len(announced)} announced changes")
     others = [change for change in changes if not change.announced]
     if others:
-        each = ", ".join(f"{change.lost} ('{change.cause}')" for change in others)
-        yield Finding("steps.killed", Level.OK, f"steps lost without notice: {each}")
+        amounts = ", ".join(f"{change.lost} ('{change.cause}')" for change in others)
+        yield Finding("steps.killed", Level.OK, f"steps lost without notice: {amounts}")
 
 
 def _samples(undisturbed: RunFacts, disturbed: RunFacts) -> Finding:
-    wanted, seen = _counted_samples(undisturbed), _counted_samples(disturbed)
-    if not wanted or not seen:
+    expected, seen = _counted_samples(undisturbed), _counted_samples(disturbed)
+    if not expected or not seen:
         return Finding(
             "samples.once",
             Level.UNKNOWN,
@@ -343,7 +347,7 @@ def _samples(undisturbed: RunFacts, disturbed: RunFacts) -> Finding:
             "",
             "use slurm_elastic.data.ElasticSampler, or call trainer.record_samples(epoch, samples) before should_stop",
         )
-    again, never = seen - wanted, wanted - seen
+    again, never = seen - expected, expected - seen
     if not again and not never:
         return Finding(
             "samples.once", Level.OK, f"all {sum(seen.values())} samples were trained on as often as they should"
@@ -364,14 +368,14 @@ def _counted_samples(facts: RunFacts) -> Counter[tuple[int, int]]:
     kept: list[tuple[int, int, int]] = []
     for round_ in facts.rounds:
         first = min(_first_steps(round_), default=0)
-        kept = [each for each in kept if each[0] < first]
-        kept += [each for worker in round_ for each in worker.samples]
+        kept = [sample for sample in kept if sample[0] < first]
+        kept += [sample for worker in round_ for sample in worker.samples]
     return Counter((epoch, number) for _, epoch, number in kept)
 
 
 def _losses(undisturbed: RunFacts, disturbed: RunFacts, tolerance: float) -> Finding:
-    wanted, seen = losses(undisturbed), losses(disturbed)
-    common = sorted(set(wanted) & set(seen))
+    expected, seen = losses(undisturbed), losses(disturbed)
+    common = sorted(set(expected) & set(seen))
     if not common:
         return Finding(
             "losses.match",
@@ -380,20 +384,20 @@ def _losses(undisturbed: RunFacts, disturbed: RunFacts, tolerance: float) -> Fin
             "",
             "call trainer.report(step, loss=...) after every step",
         )
-    scale = median(abs(loss) for loss in wanted.values())
+    scale = median(abs(loss) for loss in expected.values())
     for step in common:
-        difference = abs(seen[step] - wanted[step])
+        difference = abs(seen[step] - expected[step])
         # A loss that is no number differs from everything.
-        if not difference <= tolerance * max(abs(wanted[step]), scale):
+        if not difference <= tolerance * max(abs(expected[step]), scale):
             return Finding(
                 "losses.match",
                 Level.BROKEN,
-                f"at step {step} the loss is {seen[step]:.6g}, and {wanted[step]:.6g} without mishaps",
+                f"at step {step} the loss is {seen[step]:.6g}, and {expected[step]:.6g} without mishaps",
                 "the model is not trained as it would be without mishaps",
                 "load all of the state: model, optimizer, scheduler, position of the data; keep the batch of the whole "
                 "group the same at every number of ranks; if more is right for you, raise --tolerance",
             )
-    worst = max(abs(seen[step] - wanted[step]) for step in common)
+    worst = max(abs(seen[step] - expected[step]) for step in common)
     return Finding("losses.match", Level.OK, f"losses of {len(common)} steps differ by {worst:.2g} at most")
 
 
@@ -404,7 +408,7 @@ def _saving(facts: RunFacts) -> Iterator[Finding]:
         notice = happened.mishap.seconds
         if notice is None:
             continue
-        concerned = [each for each in facts.workers if each.round == happened.round and each.stop is not None]
+        concerned = [worker for worker in facts.workers if worker.round == happened.round and worker.stop is not None]
         for worker in concerned:
             assert worker.stop is not None
             seconds = None if worker.ended is None else worker.ended - worker.stop.at
@@ -435,7 +439,11 @@ def _saving(facts: RunFacts) -> Iterator[Finding]:
 
 def _asked(planned: Plan, undisturbed: RunFacts, disturbed: RunFacts) -> Finding:
     for happened in disturbed.happened:
-        stops = [each for each in disturbed.workers if each.round == happened.round and each.stop is not None]
+        stops = [
+            worker_facts
+            for worker_facts in disturbed.workers
+            if worker_facts.round == happened.round and worker_facts.stop is not None
+        ]
         if happened.mishap.announced and not stops:
             return Finding(
                 "stop.asked",
@@ -443,10 +451,12 @@ def _asked(planned: Plan, undisturbed: RunFacts, disturbed: RunFacts) -> Finding
                 f"'{happened.mishap}': no worker was told to stop at a step",
                 "the workers were ended without notice",
                 "call should_stop on all ranks, equally often",
-                place=_short(next((each.asked for each in disturbed.workers if each.asked), "")),
+                place=_short(
+                    next((worker_facts.asked for worker_facts in disturbed.workers if worker_facts.asked), "")
+                ),
             )
-    notice = min((each.seconds for each in planned.mishaps if each.seconds is not None), default=_GRACE)
-    worker = max((*undisturbed.workers, *disturbed.workers), key=lambda each: each.pause)
+    notice = min((mishap.seconds for mishap in planned.mishaps if mishap.seconds is not None), default=_GRACE)
+    worker = max((*undisturbed.workers, *disturbed.workers), key=lambda worker_facts: worker_facts.pause)
     text = f"should_stop is called at least every {worker.pause:.2g} s"
     if worker.pause <= notice / 2:
         return Finding("stop.asked", Level.OK, text)
@@ -462,13 +472,13 @@ def _asked(planned: Plan, undisturbed: RunFacts, disturbed: RunFacts) -> Finding
 
 def _files(undisturbed: RunFacts, disturbed: RunFacts) -> Finding:
     check, why = "checkpoint.atomic", "a node that is killed while it saves leaves half a checkpoint"
-    saved = _short(next((each.saved for each in disturbed.workers if each.saved), ""))
-    found = sorted({*undisturbed.overwritten, *disturbed.overwritten})
-    if found:
+    saved = _short(next((worker.saved for worker in disturbed.workers if worker.saved), ""))
+    paths = sorted({*undisturbed.overwritten, *disturbed.overwritten})
+    if paths:
         return Finding(
             check,
             Level.BROKEN,
-            f"overwritten in place: {', '.join(found[:5])}",
+            f"overwritten in place: {', '.join(paths[:5])}",
             f"{why}, and the one before is gone, too",
             "write a file of another name and rename it: os.replace(temporary, final)",
             place=saved,
@@ -495,7 +505,7 @@ def _is_left_out(round_: int, facts: RunFacts) -> bool:
 
 def _superseded(facts: RunFacts) -> Iterator[Finding]:
     """Judge whether a group that was paused has replaced the checkpoint of the one that took its place."""
-    woken = [each for each in facts.workers if each.woken]
+    woken = [worker for worker in facts.workers if worker.woken]
     for worker in woken:
         if worker.late:
             yield Finding(
@@ -508,7 +518,7 @@ def _superseded(facts: RunFacts) -> Iterator[Finding]:
                 place=_short(worker.saved),
             )
             return
-    if woken and any(each.checkpoints for each in facts.workers):
+    if woken and any(worker.checkpoints for worker in facts.workers):
         yield Finding("checkpoint.superseded", Level.OK, "a group that was paused has replaced no newer checkpoint")
     elif woken:
         yield Finding(
@@ -521,13 +531,13 @@ def _superseded(facts: RunFacts) -> Iterator[Finding]:
 
 
 def _processes(undisturbed: RunFacts, disturbed: RunFacts) -> Finding:
-    found = (*undisturbed.left, *disturbed.left)
-    if not found:
+    left = (*undisturbed.left, *disturbed.left)
+    if not left:
         return Finding("processes.left", Level.OK, "no process stayed")
     return Finding(
         "processes.left",
         Level.LIMIT,
-        f"{len(found)} processes stayed: {', '.join(found[:3])}",
+        f"{len(left)} processes stayed: {', '.join(left[:3])}",
         "they take memory, GPUs and ports from the next round",
         "end what the script starts",
     )

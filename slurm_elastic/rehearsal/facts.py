@@ -143,16 +143,16 @@ class RunFacts:
     @property
     def rounds(self) -> tuple[tuple[WorkerSeen, ...], ...]:
         """The workers of each round in which steps were taken, in the order of ranks."""
-        numbers = sorted({each.round for each in self.workers if each.steps})
+        numbers = sorted({worker.round for worker in self.workers if worker.steps})
         return tuple(
-            tuple(sorted((each for each in self.workers if each.round == number), key=lambda each: each.rank))
+            tuple(sorted((worker for worker in self.workers if worker.round == number), key=lambda worker: worker.rank))
             for number in numbers
         )
 
     @property
     def last_step(self) -> int | None:
         """The last step of the run; None if no worker has given one."""
-        return max((step for each in self.workers for step, _ in each.steps if step is not None), default=None)
+        return max((step for worker in self.workers for step, _ in worker.steps if step is not None), default=None)
 
 
 def read_worker(lines: Iterable[bytes]) -> WorkerSeen | None:
@@ -163,7 +163,7 @@ def read_worker(lines: Iterable[bytes]) -> WorkerSeen | None:
     first = records[0]
     steps, samples = _steps(records), _samples(records)
     stops, ends = _of(records, "stop"), _of(records, "ends")
-    wakes = next((index for index, each in enumerate(records) if each["event"] == "wakes"), len(records))
+    wakes = next((index for index, record in enumerate(records) if record["event"] == "wakes"), len(records))
     waiting = records[-1] if records[-1]["event"] == "waits" else None
     return WorkerSeen(
         round=first["round"],
@@ -173,12 +173,12 @@ def read_worker(lines: Iterable[bytes]) -> WorkerSeen | None:
         begun=first["at"],
         steps=steps,
         pause=_pause(records),
-        asked=next((each["place"] for each in reversed(_of(records, "step"))), ""),
-        losses={each["step"]: each["loss"] for each in _of(records, "loss")},
-        checkpoints=tuple((each["step"], each["at"]) for each in _of(records[:wakes], "checkpoint")),
+        asked=next((record["place"] for record in reversed(_of(records, "step"))), ""),
+        losses={record["step"]: record["loss"] for record in _of(records, "loss")},
+        checkpoints=tuple((record["step"], record["at"]) for record in _of(records[:wakes], "checkpoint")),
         woken=wakes < len(records),
-        late=tuple(each["step"] for each in _of(records[wakes:], "checkpoint")),
-        saved=next((each["place"] for each in reversed(_of(records, "checkpoint"))), ""),
+        late=tuple(record["step"] for record in _of(records[wakes:], "checkpoint")),
+        saved=next((record["place"] for record in reversed(_of(records, "checkpoint"))), ""),
         samples=samples,
         stop=StopSeen(stops[0]["step"], stops[0]["at"], stops[0]["reason"], stops[0]["place"]) if stops else None,
         ended=ends[0]["at"] if ends else None,
@@ -189,38 +189,38 @@ def read_worker(lines: Iterable[bytes]) -> WorkerSeen | None:
 
 def _record(line: bytes) -> dict[str, Any] | None:
     try:
-        found = typed_json.loads(line)
+        content = typed_json.loads(line)
     except ValueError:
         return None
-    return found if isinstance(found, dict) and "event" in found else None
+    return content if isinstance(content, dict) and "event" in content else None
 
 
 def _of(records: Sequence[Mapping[str, Any]], event: str) -> list[Mapping[str, Any]]:
-    return [each for each in records if each["event"] == event]
+    return [record for record in records if record["event"] == event]
 
 
 def _steps(records: Sequence[Mapping[str, Any]]) -> tuple[tuple[int | None, float], ...]:
-    return tuple((each["step"], each["at"]) for each in _of(records, "step"))
+    return tuple((record["step"], record["at"]) for record in _of(records, "step"))
 
 
 def _samples(records: Sequence[Mapping[str, Any]]) -> tuple[tuple[int, int, int], ...]:
     """Return the samples with the step of the next call of `should_stop`, which completes them."""
-    found: list[tuple[int, int, int]] = []
+    samples: list[tuple[int, int, int]] = []
     pending: list[tuple[int, int]] = []
-    for each in records:
-        if each["event"] == "samples":
-            pending += [(each["epoch"], number) for number in each["samples"]]
-        elif each["event"] == "step" and each["step"] is not None:
-            found += [(each["step"], epoch, number) for epoch, number in pending]
+    for record in records:
+        if record["event"] == "samples":
+            pending += [(record["epoch"], number) for number in record["samples"]]
+        elif record["event"] == "step" and record["step"] is not None:
+            samples += [(record["step"], epoch, number) for epoch, number in pending]
             pending = []
-    return tuple(found)
+    return tuple(samples)
 
 
 def _pause(records: Sequence[Mapping[str, Any]]) -> float:
     longest, since = 0.0, None
-    for each in records:
-        if each["event"] == "step" and since is not None:
-            longest = max(longest, each["at"] - since)
-        if each["event"] in ("step", "goes_on"):
-            since = each["at"]
+    for record in records:
+        if record["event"] == "step" and since is not None:
+            longest = max(longest, record["at"] - since)
+        if record["event"] in ("step", "goes_on"):
+            since = record["at"]
     return float(longest)

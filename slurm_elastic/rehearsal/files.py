@@ -63,13 +63,13 @@ class WatchedFiles:
         self._seen.clear()
 
     def _files(self) -> Iterator[Path]:
-        found = 0
+        count = 0
         for root in self._roots:
             for directory, _, files in os.walk(root):
                 for name in files:
                     path = Path(directory, name)
-                    if not path.is_symlink() and path.is_file() and found < _MOST:
-                        found += 1
+                    if not path.is_symlink() and path.is_file() and count < _MOST:
+                        count += 1
                         yield path
 
 

@@ -50,7 +50,7 @@ class StepEntry:
 
 def patterns(name: str) -> list[tuple[NamePattern, str]]:
     """Return each number in a name, as it is written, with what is around it."""
-    return [((name[: each.start()], name[each.end() :]), each[0]) for each in _NUMBER.finditer(name)]
+    return [((name[: match.start()], name[match.end() :]), match[0]) for match in _NUMBER.finditer(name)]
 
 
 def newest_in_place(
@@ -69,9 +69,9 @@ def newest_in_place(
         for pattern, digits in patterns(path.name):
             if pattern in in_place:
                 groups[path.parent, pattern].append(StepEntry(path, int(digits), len(digits), pattern))
-    found = [each for group in groups.values() if all(each.step in steps for each in group) for each in group]
+    candidates = [file for group in groups.values() if all(file.step in steps for file in group) for file in group]
     # A directory of a checkpoint may have files with its step in their names.
-    return max(found, key=lambda each: (each.step, -len(each.path.parts)), default=None)
+    return max(candidates, key=lambda file: (file.step, -len(file.path.parts)), default=None)
 
 
 def entries(roots: Sequence[Path]) -> Iterator[Path]:

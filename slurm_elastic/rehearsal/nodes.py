@@ -140,10 +140,10 @@ class Nodes:
     def _kill(self, name: str | None = None) -> None:
         end = time.monotonic() + _END
         while time.monotonic() < end:
-            found = [pid for pid, (node, _) in processes(self.directory).items() if name in (None, node)]
-            if not found:
+            pids = [pid for pid, (node, _) in processes(self.directory).items() if name in (None, node)]
+            if not pids:
                 return
-            for pid in found:
+            for pid in pids:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
             time.sleep(0.005)
@@ -166,9 +166,9 @@ class Nodes:
     def _options(self, index: int) -> list[str]:
         grace, warning = self._plan.seconds(Kind.PREEMPT, index), self._plan.seconds(Kind.TIMELIMIT)
         # A node that is killed is known by its broken connections; silence is only a machine that is too busy.
-        hangs = any(each.kind is Kind.HANG for each in self._plan.mishaps)
-        paused = any(each.kind is Kind.PAUSE for each in self._plan.mishaps)
-        failures = sum(each.kind in (Kind.FAIL, Kind.HANG) for each in self._plan.mishaps)
+        hangs = any(mishap.kind is Kind.HANG for mishap in self._plan.mishaps)
+        paused = any(mishap.kind is Kind.PAUSE for mishap in self._plan.mishaps)
+        failures = sum(mishap.kind in (Kind.FAIL, Kind.HANG) for mishap in self._plan.mishaps)
         return [
             f"--run-id={self._run_id}",
             f"--run-dir={self._base}",
@@ -185,7 +185,7 @@ class Nodes:
 
     def _environment(self, index: int, indices: Sequence[int]) -> Mapping[str, str]:
         environ = {name: value for name, value in os.environ.items() if not name.startswith(_SPURIOUS)}
-        names = [node_name(each) for each in indices]
+        names = [node_name(number) for number in indices]
         own = node_name(index)
         return {
             "GLOO_SOCKET_IFNAME": "lo",
@@ -212,7 +212,7 @@ class Nodes:
     def _devices(self, environ: Mapping[str, str], index: int) -> str:
         """Return this node's part of the GPUs in CUDA_VISIBLE_DEVICES, or of all of the machine."""
         if "CUDA_VISIBLE_DEVICES" in environ:
-            devices = [each for each in environ["CUDA_VISIBLE_DEVICES"].split(",") if each]
+            devices = [device for device in environ["CUDA_VISIBLE_DEVICES"].split(",") if device]
         else:
             devices = [path.name.removeprefix("nvidia") for path in sorted(Path("/dev").glob("nvidia[0-9]*"))]
         share = len(devices) // self._plan.most
@@ -221,7 +221,7 @@ class Nodes:
 
 def processes(directory: Path) -> dict[int, tuple[str, str]]:
     """Return node and command line of each process of the run with this directory, by process id."""
-    found: dict[int, tuple[str, str]] = {}
+    by_pid: dict[int, tuple[str, str]] = {}
     mark = f"\0{RECORDING}={directory}\0".encode()
     for entry in Path("/proc").iterdir():
         # A process that has ended, or belongs to another user, cannot be read.
@@ -231,5 +231,5 @@ def processes(directory: Path) -> dict[int, tuple[str, str]]:
                 if mark in environ:
                     node = environ.partition(b"\0SLURMD_NODENAME=")[2].partition(b"\0")[0].decode()
                     command = (entry / "cmdline").read_text(errors="replace").replace("\0", " ").strip()
-                    found[int(entry.name)] = node, command
-    return found
+                    by_pid[int(entry.name)] = node, command
+    return by_pid

@@ -69,7 +69,7 @@ class ElasticRun:
             mishaps=None if mishaps is None else tuple(mishaps),
             tolerance=tolerance,
             agent_options=() if nproc_per_node is None else (f"--nproc-per-node={nproc_per_node}",),
-            links=tuple(self._found(Path(each)) for each in links),
+            links=tuple(self._found(Path(link)) for link in links),
             timeout=timeout,
             # pytest shows it with a test that fails.
             say=print,

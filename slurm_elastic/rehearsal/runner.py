@@ -99,7 +99,7 @@ class Rehearsal:
     @property
     def ok(self) -> bool:
         """True if nothing has to be mended."""
-        return not any(each.level in (Level.LIMIT, Level.BROKEN) for each in self.findings)
+        return not any(finding.level in (Level.LIMIT, Level.BROKEN) for finding in self.findings)
 
 
 def rehearse(options: Options) -> Rehearsal:
@@ -127,9 +127,9 @@ def rehearse(options: Options) -> Rehearsal:
         planned = plan(mishaps, options.nodes)
         run = _Run(options, directory, "disturbed", planned, names, undisturbed)
         disturbed = run.facts()
-        found = findings(planned, undisturbed, disturbed, options.tolerance)
+        results = findings(planned, undisturbed, disturbed, options.tolerance)
         lost = sum(steps_lost(disturbed).values())
-        return Rehearsal(planned, undisturbed, disturbed, tuple(found), lost, losses(disturbed), run.report())
+        return Rehearsal(planned, undisturbed, disturbed, tuple(results), lost, losses(disturbed), run.report())
 
 
 @contextlib.contextmanager
@@ -180,9 +180,9 @@ class _Recordings:
         The mishap is -1 if none waits.
         """
         lasts = [typed_json.loads(lines[-1]) for lines in self._of(self.newest)]
-        waits = [each for each in lasts if each["event"] == "waits"]
+        waits = [record for record in lasts if record["event"] == "waits"]
         size = max((typed_json.loads(lines[0]).get("world_size", 1) for lines in self._of(self.newest)), default=0)
-        return min((each["mishap"] for each in waits), default=-1), len(waits), size
+        return min((record["mishap"] for record in waits), default=-1), len(waits), size
 
     def stopped(self, round_: int) -> bool:
         """Return True if a worker of the round was told to stop, or a later round has workers."""
@@ -205,13 +205,13 @@ class _Recordings:
 
     def all_begin(self, round_: int) -> list[dict[str, Any]]:
         """Return the first line of each worker of a round, in the order of ranks."""
-        found: list[dict[str, Any]] = [typed_json.loads(lines[0]) for lines in self._of(round_)]
-        return sorted(found, key=lambda each: int(each["rank"]))
+        records: list[dict[str, Any]] = [typed_json.loads(lines[0]) for lines in self._of(round_)]
+        return sorted(records, key=lambda record: int(record["rank"]))
 
     def workers(self) -> tuple[WorkerSeen, ...]:
         """Return all workers."""
-        found = (read_worker(lines) for _, lines in sorted(self._lines.items()))
-        return tuple(worker for worker in found if worker is not None)
+        workers = (read_worker(lines) for _, lines in sorted(self._lines.items()))
+        return tuple(worker for worker in workers if worker is not None)
 
     def _of(self, round_: int) -> list[list[bytes]]:
         return [lines for path, lines in self._lines.items() if int(path.name.partition(".")[0]) == round_ and lines]
@@ -249,14 +249,14 @@ class _Run:
     ) -> None:
         self._options, self._plan, self._names = options, planned, names
         before = undisturbed.workers if undisturbed is not None else ()
-        self._saved_before = {step for each in before for step, _ in each.checkpoints}
+        self._saved_before = {step for worker in before for step, _ in worker.checkpoints}
         self._halves: dict[int, Path] = {}
         self._directory = directory / name
         self._work = self._directory / "work"
         self._work.mkdir(parents=True)
         for path in options.links:
             _link(path, self._work)
-        (self._directory / "mishaps.json").write_text(json.dumps([each.step for each in planned.mishaps]))
+        (self._directory / "mishaps.json").write_text(json.dumps([mishap.step for mishap in planned.mishaps]))
         self._run_dir = RunDir.for_run(directory, f"{name}-{os.getpid()}")
         words = [word.replace("{run}", str(self._directory)) for word in options.command[1:]]
         command = [str(Path(options.command[0]).absolute()), *words]
@@ -268,7 +268,7 @@ class _Run:
             command,
             options.agent_options,
             self._work,
-            max(_HANG, 5 * max((each.pause for each in before), default=0.0)),
+            max(_HANG, 5 * max((worker.pause for worker in before), default=0.0)),
         )
         self._recordings = _Recordings(self._directory)
         self._roots = (self._work, self._run_dir.path)
@@ -348,11 +348,11 @@ class _Run:
                 assert node is not None
                 self._tell(node, signal.SIGTERM, mishap)
             case Kind.TIMELIMIT:
-                self._restart = [each.index for each in self._nodes.present]
-                for each in self._nodes.present:
-                    self._tell(each, signal.SIGUSR2, mishap)
+                self._restart = [node.index for node in self._nodes.present]
+                for present in self._nodes.present:
+                    self._tell(present, signal.SIGUSR2, mishap)
             case Kind.JOIN:
-                there = {each.index for each in self._nodes.present}
+                there = {node.index for node in self._nodes.present}
                 free = next(number for number in range(len(there) + 1) if number not in there)
                 self._happened[-1] = Happened(mishap, node_name(free), time.monotonic(), round_)
                 self._nodes.start([free])
@@ -364,7 +364,7 @@ class _Run:
 
     def _leave_half(self, mishap: Mishap, round_: int) -> None:
         """Leave what would be there if the workers were killed while they write the checkpoint of a later step."""
-        saved = {step for each in self._recordings.workers() for step, _ in each.checkpoints}
+        saved = {step for worker in self._recordings.workers() for step, _ in worker.checkpoints}
         self._names.read()
         left = set(self._halves.values())
         paths = (path for path in entries(self._roots) if left.isdisjoint((path, *path.parents)))
@@ -372,7 +372,7 @@ class _Run:
         if source is None or source.step > mishap.step:
             return
         # One that the script will not write itself.
-        taken = self._saved_before | {each.step for each in self._plan.mishaps}
+        taken = self._saved_before | {mishap_.step for mishap_ in self._plan.mishaps}
         step = next(step for step in itertools.count(mishap.step + 1) if step not in taken)
         self._halves[round_] = source.of_step(step)
         leave_half(source.path, self._halves[round_])
@@ -419,10 +419,10 @@ class _Run:
             return next((node for node in present if node.name == leader), present[0])
         if mishap.node is None:
             return None
-        found = next((node for node in present if node.index == mishap.node), None)
-        if found is None:
+        victim = next((node for node in present if node.index == mishap.node), None)
+        if victim is None:
             raise UsageError(f"'{mishap}': that node is not there; it led and has gone, so name another one")
-        return found
+        return victim
 
     def _leader(self) -> str:
         with contextlib.suppress(RunDirError):
@@ -471,21 +471,22 @@ class _Run:
             )
         records = self._records()
         failures = [
-            str(each.get("message") or f"exit code {each.get('exit_code')}") for each in records.failures.values()
+            str(failure.get("message") or f"exit code {failure.get('exit_code')}")
+            for failure in records.failures.values()
         ]
         failures += [
-            each.word("detail") or each.text
-            for each in records.events
-            if each.kind == "round_ended" and each.word("reason") == "worker_failed"
+            event.word("detail") or event.text
+            for event in records.events
+            if event.kind == "round_ended" and event.word("reason") == "worker_failed"
         ]
         return RunFacts(
             workers=self._recordings.workers(),
-            reasons={each.number: each.reason for each in records.rounds},
+            reasons={round_.number: round_.reason for round_ in records.rounds},
             happened=tuple(self._happened),
             agents=tuple(end for node in self._nodes.all if (end := node.end()) is not None),
             finished=records.done is not None,
             restarts=records.rounds[-1].restarts if records.rounds else 0,
-            failures=tuple(dict.fromkeys(printable(each, 500) for each in failures)),
+            failures=tuple(dict.fromkeys(printable(text, 500) for text in failures)),
             warnings=self._warnings(),
             cut_short=_cut_short(records),
             overwritten=tuple(self._short(path) for path in self._files.overwritten()),
@@ -496,8 +497,8 @@ class _Run:
         )
 
     def _warnings(self) -> tuple[str, ...]:
-        found = (_WARNING.search(line) for line in self._output())
-        return tuple(dict.fromkeys(printable(each[1], 500) for each in found if each is not None))
+        matches = (_WARNING.search(line) for line in self._output())
+        return tuple(dict.fromkeys(printable(match[1], 500) for match in matches if match is not None))
 
     def _last_output(self) -> tuple[str, ...]:
         return tuple(printable(line, 500) for line in self._output()[-1:])
@@ -515,9 +516,9 @@ class _Run:
 def _cut_short(records: RunRecords) -> dict[int, float]:
     """Return the rounds that were to end at a step and ended without one, with the time by the monotonic clock."""
     offset = time.time() - time.monotonic()
-    planned = {each.round for each in records.events if each.kind == "round_ending"}
-    ended = [each for each in records.events if each.kind == "round_ended" and not each.whole("step")]
-    return {each.round: each.time - offset for each in ended if each.round is not None and each.round in planned}
+    planned = {event.round for event in records.events if event.kind == "round_ending"}
+    ended = [event for event in records.events if event.kind == "round_ended" and not event.whole("step")]
+    return {event.round: event.time - offset for event in ended if event.round is not None and event.round in planned}
 
 
 def _link(path: Path, work: Path) -> None:

@@ -90,7 +90,9 @@ class Plan:
 
     def seconds(self, kind: Kind, node: int | None = None) -> float | None:
         """Return the notice of the first mishap of a kind, on a node if one is named; None if there is none."""
-        return next((each.seconds for each in self.mishaps if each.kind is kind and node in (None, each.node)), None)
+        return next(
+            (mishap.seconds for mishap in self.mishaps if mishap.kind is kind and node in (None, mishap.node)), None
+        )
 
 
 def kill(*, node: int, step: int) -> Mishap:
@@ -168,16 +170,16 @@ def spread(kinds: Sequence[Kind], nodes: int, steps: int) -> tuple[Mishap, ...]:
         nodes: Number of nodes at the start.
         steps: Number of steps of the training.
     """
-    present, found = set(range(nodes)), []
+    present, mishaps = set(range(nodes)), []
     for index, kind in enumerate(kinds, 1):
         step = steps * index // (len(kinds) + 1)
         # Not the first node, which leads at first: that is a kind of its own.
         node = max(present, default=0) if kind in _NAMES_NODE else None
         seconds = {Kind.PREEMPT: GRACE, Kind.TIMELIMIT: WARNING}.get(kind)
         mishap = Mishap(kind, step, node, seconds)
-        found.append(mishap)
+        mishaps.append(mishap)
         present = _after(present, mishap)
-    return tuple(found)
+    return tuple(mishaps)
 
 
 def plan(mishaps: Sequence[Mishap], nodes: int) -> Plan:
@@ -190,7 +192,7 @@ def plan(mishaps: Sequence[Mishap], nodes: int) -> Plan:
     Raises:
         UsageError: The scenario cannot be: the message says which mishap, and how to mend it.
     """
-    ordered = tuple(sorted((_with_notice(each) for each in mishaps), key=lambda each: each.step))
+    ordered = tuple(sorted((_with_notice(mishap) for mishap in mishaps), key=lambda mishap: mishap.step))
     for before, after in itertools.pairwise(ordered):
         if before.step == after.step:
             raise UsageError(f"two mishaps at step {after.step}; give each a step of its own")
@@ -203,26 +205,26 @@ def plan(mishaps: Sequence[Mishap], nodes: int) -> Plan:
 
 
 def _mishap(sentence: str) -> Mishap:
-    found = _SENTENCE.fullmatch(" ".join(sentence.lower().replace("time limit", "timelimit").split()))
-    if found is None:
+    match = _SENTENCE.fullmatch(" ".join(sentence.lower().replace("time limit", "timelimit").split()))
+    if match is None:
         raise UsageError(f"the scenario says {sentence!r}, which is not understood; {_EXAMPLE}")
-    kind = _kind(found["kind"])
-    if found["node"] is None and kind in _NAMES_NODE:
+    kind = _kind(match["kind"])
+    if match["node"] is None and kind in _NAMES_NODE:
         raise UsageError(f"{sentence!r} names no node; {_EXAMPLE}")
-    if found["node"] is not None and kind not in _NAMES_NODE:
+    if match["node"] is not None and kind not in _NAMES_NODE:
         raise UsageError(f"{sentence!r}: {kind.value} is of no node; leave the node out")
-    if found["seconds"] is not None and kind not in (Kind.PREEMPT, Kind.TIMELIMIT):
+    if match["seconds"] is not None and kind not in (Kind.PREEMPT, Kind.TIMELIMIT):
         raise UsageError(f"{sentence!r}: {kind.value} comes without notice; leave the seconds out")
-    node = None if found["node"] is None else int(found["node"])
-    return Mishap(kind, int(found["step"]), node, None if found["seconds"] is None else float(found["seconds"]))
+    node = None if match["node"] is None else int(match["node"])
+    return Mishap(kind, int(match["step"]), node, None if match["seconds"] is None else float(match["seconds"]))
 
 
 def _kind(word: str) -> Kind:
     try:
         return Kind(word)
     except ValueError:
-        known = [kind.value for kind in Kind]
-        mend = did_you_mean(word, known, otherwise=f"there are {', '.join(known)}")
+        names = [kind.value for kind in Kind]
+        mend = did_you_mean(word, names, otherwise=f"there are {', '.join(names)}")
         raise UsageError(f"no mishap {word!r}; {mend}") from None
 
 

@@ -128,7 +128,7 @@ def connect(config: RendezvousConfig, journal: Callable[[Decision], None], *, ca
             run=config.incarnation,
             secret=secret,
             agent=config.agent,
-            locate=lambda known: _locate(config, known),
+            locate=lambda location: _locate(config, location),
             addresses=(config.address,),
             connect_timeout=config.options.join_timeout,
             expected_agents=expected_agents,
@@ -157,10 +157,10 @@ def connect(config: RendezvousConfig, journal: Callable[[Decision], None], *, ca
     return coordination
 
 
-def _locate(config: RendezvousConfig, known: LeaderLocation) -> LeaderLocation:
+def _locate(config: RendezvousConfig, location: LeaderLocation) -> LeaderLocation:
     expected = tuple((config.leader_host, port) for port in config.ports)
     with contextlib.suppress(RecordsError, ValueError, KeyError, TypeError):
-        return locate(config.records.situation(known.round), config.incarnation, expected, known)
+        return locate(config.records.situation(location.round), config.incarnation, expected, location)
     return LeaderLocation(expected)
 
 

@@ -61,9 +61,9 @@ def addressed_agents(request: LeaveRequest, agents: Mapping[str, str]) -> tuple[
     others = {agent: node for agent, node in agents.items() if agent != request.agent}
     of_job = {agent: node for agent, node in others.items() if not request.job or job_of(agent) == request.job}
     meant = {agent: node for agent, node in of_job.items() if not request.nodes or node in request.nodes}
-    found = set(meant.values())
+    nodes = set(meant.values())
     answer = LeaveAnswer(
-        nodes=tuple(sorted(found, key=natural_key)),
-        unknown=tuple(node for node in request.nodes if node not in found),
+        nodes=tuple(sorted(nodes, key=natural_key)),
+        unknown=tuple(node for node in request.nodes if node not in nodes),
     )
     return tuple(meant), answer

@@ -129,8 +129,8 @@ def _finished(ended: Ended) -> Entry:
 def _explained(failure: WorkerFailure | None) -> str:
     if failure is None:
         return ""
-    told = explanation(failure.cause, "" if failure.detail in failure.summary else failure.detail)
-    return f"; {told}" if told else ""
+    text = explanation(failure.cause, "" if failure.detail in failure.summary else failure.detail)
+    return f"; {text}" if text else ""
 
 
 def _attribution(failure: WorkerFailure | None) -> dict[str, object]:

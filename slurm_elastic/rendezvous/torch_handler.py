@@ -202,7 +202,7 @@ def create_handler(params: RendezvousParameters) -> SlurmRendezvousHandler:
     prepare_stores()
     job = SlurmJob.from_environment(os.environ)
     # torchrun's own default of --rdzv-id is the word "none" (torch 2.13, run.py).
-    given = params.run_id if params.run_id != "none" else ""
+    asked_id = params.run_id if params.run_id != "none" else ""
     base = job.submit_dir if job is not None and job.submit_dir is not None else Path.cwd()
     node = job.node if job is not None else "localhost"
     leader = job.nodes[0] if job is not None else "localhost"
@@ -212,10 +212,10 @@ def create_handler(params: RendezvousParameters) -> SlurmRendezvousHandler:
         preference = AddressPreference(local_addr=params.local_addr)
         address = choose_address(preference, gather_facts(preference, node, toward=leader, controller=Controller()))
     try:
-        if job is not None and not given:
+        if job is not None and not asked_id:
             run_dir = join_own(base, job, _command(sys.argv))
         else:
-            run_dir = RunDir.for_run(base, given or f"local-{secrets.token_hex(4)}").open()
+            run_dir = RunDir.for_run(base, asked_id or f"local-{secrets.token_hex(4)}").open()
     except RunDirError as error:
         raise RendezvousConnectionError(str(error)) from error
     run_id = run_dir.run_id
@@ -224,7 +224,7 @@ def create_handler(params: RendezvousParameters) -> SlurmRendezvousHandler:
     options = RendezvousOptions.from_config(params.config)
     least, most = options.node_range(params.min_nodes, params.max_nodes)
     etcd = etcd_wanted(params.endpoint, params.config, {**os.environ, **take_private(os.environ)})
-    shared = bool(given)
+    shared = bool(asked_id)
     own = incarnation(run_id, 0 if shared else restart_count)
     try:
         records = open_records(run_dir, own, etcd, limit=options.etcd_limit)

@@ -177,8 +177,8 @@ class RunContents:
                 yield self.path / above / node / rank
 
     def _names(self, directory: str, suffix: str) -> list[Path]:
-        found = (name for name in self._list(directory) if name.endswith(suffix) and not name.startswith("."))
-        return [self.path / directory / name for name in sorted(found)]
+        names = (name for name in self._list(directory) if name.endswith(suffix) and not name.startswith("."))
+        return [self.path / directory / name for name in sorted(names)]
 
     def _list(self, directory: str) -> list[str]:
         path = self.path / directory
@@ -192,7 +192,7 @@ class RunContents:
 
     def _records(self, paths: Iterable[Path]) -> list[RunFile]:
         """Read signed records; one that was cut short has no content."""
-        found = []
+        files = []
         for path in paths:
             name = path.relative_to(self.path).as_posix()
             try:
@@ -203,10 +203,10 @@ class RunContents:
                 self.problems.append(str(error))
                 continue
             if content is not None:
-                found.append(RunFile(name, content))
+                files.append(RunFile(name, content))
             elif os.path.lexists(path):
                 self.problems.append(f"{name} was not written by this run; it is left out")
-        return found
+        return files
 
     def _read(self, paths: Iterable[Path]) -> list[RunFile]:
         listed = list(paths)

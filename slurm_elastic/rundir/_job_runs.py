@@ -101,9 +101,9 @@ def join_own(base: Path, job: SlurmJob, command: Sequence[str]) -> RunDir:
     """
     start = RunStart(job.step_id or "", tuple(command))
     while True:
-        known = [_known(run_dir, job) for run_dir in runs_of_job(base, job.name)]
-        run_dir = RunDir.for_run(base, choose_run(job, start.command, known))
-        if any(run.run_id == run_dir.run_id and run.now is not None for run in known):
+        runs = [_known(run_dir, job) for run_dir in runs_of_job(base, job.name)]
+        run_dir = RunDir.for_run(base, choose_run(job, start.command, runs))
+        if any(run.run_id == run_dir.run_id and run.now is not None for run in runs):
             _require_same(run_dir.open(), run_start(run_dir, job.restart_count), start)
             return run_dir
         if _claim(run_dir.open(), job.restart_count, start) or _joined(run_dir, job.restart_count) is not None:
@@ -156,10 +156,10 @@ def runs_of_job(base: Path, name: str) -> list[RunDir]:
     """
     pattern, directory = re.compile(rf"{re.escape(name)}(?:\.([0-9]{{1,9}}))?"), base.absolute() / RUNS
     try:
-        found = [match for each in _atomic_files.list_names(directory) if (match := pattern.fullmatch(each))]
+        matches = [match for name in _atomic_files.list_names(directory) if (match := pattern.fullmatch(name))]
     except OSError as error:
         raise RunDirError(explain(directory, error)) from error
-    return [RunDir.for_run(base, match[0]) for match in sorted(found, key=lambda match: int(match[1] or 0))]
+    return [RunDir.for_run(base, match[0]) for match in sorted(matches, key=lambda match: int(match[1] or 0))]
 
 
 def run_start(run_dir: RunDir, restart_count: int | None = None, *, before: int | None = None) -> RunStart | None:

@@ -27,10 +27,10 @@ def remember_directory(base: Path) -> None:
 
 def known_directories() -> list[Path]:
     """Return all directories that were added, in the order of their names."""
-    found = []
+    paths = []
     with contextlib.suppress(OSError):
         directory = Path(state_directory()) / "runs"
         for name in _atomic_files.list_names(directory):
             with contextlib.suppress(OSError, UnicodeError):
-                found.append(Path((_atomic_files.read(directory / name) or b"").decode()))
-    return sorted(path for path in found if path.is_absolute())
+                paths.append(Path((_atomic_files.read(directory / name) or b"").decode()))
+    return sorted(path for path in paths if path.is_absolute())

@@ -195,13 +195,14 @@ class RunDir:
         """Create the record of a round. Returns False if the number is taken."""
         return self.claim_record(self._numbered("rounds", number), content)
 
-    def last_round(self, known: int | None = None) -> int | None:
+    def last_round(self, known_round: int | None = None) -> int | None:
         """Return the number of the newest round; None before the first round.
 
         Args:
-            known: Number of a round of this run whose record need not be read to see that this run has written it.
+            known_round: Number of a round of this run whose record need not be read to see that this run has written
+                it.
         """
-        return self._newest("rounds", known)
+        return self._newest("rounds", known_round)
 
     def round_record(self, number: int) -> bytes | None:
         """Return the record of a round; None if there is none.
@@ -270,8 +271,8 @@ class RunDir:
         directory = self.path / "failures"
         with self._accessed(directory):
             names = [name for name in _atomic_files.list_names(directory) if not name.startswith(".")]
-        found = (self.read_record(directory / name) for name in names)
-        return tuple(content for content in found if content is not None)
+        records = (self.read_record(directory / name) for name in names)
+        return tuple(content for content in records if content is not None)
 
     def publish_health(self, node: str, job: str, content: bytes) -> None:
         """Record the address of an agent's health port."""
@@ -396,10 +397,10 @@ class RunDir:
         with self._accessed(path):
             return descending_numbers(_atomic_files.list_names(path))
 
-    def _newest(self, directory: str, known: int | None = None) -> int | None:
+    def _newest(self, directory: str, known_number: int | None = None) -> int | None:
         with self._accessed(self.path / directory):
             for number in self._numbers(directory):
-                if number == known or self._signed.counts(self._numbered(directory, number)):
+                if number == known_number or self._signed.counts(self._numbered(directory, number)):
                     return number
         return None
 

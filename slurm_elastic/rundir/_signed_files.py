@@ -101,13 +101,13 @@ class SignedFiles:
         secret = self._secret_of_reader()
         key = self._key(path)
         if secret:
-            found = verified(secret, key, content)
-            if found is None and self.directory in _secrets:
+            verified_content = verified(secret, key, content)
+            if verified_content is None and self.directory in _secrets:
                 # The directory may have been removed and made again.
                 del _secrets[self.directory]
-                found = verified(self._secret_of_reader() or b"\0", key, content)
-            if found is not None:
-                return found
+                verified_content = verified(self._secret_of_reader() or b"\0", key, content)
+            if verified_content is not None:
+                return verified_content
         if not _is_json_object(content):
             if secret is not None and not is_writable_by_others(path.parent):
                 mend = "end the run, remove the file, and submit again"

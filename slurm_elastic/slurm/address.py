@@ -203,8 +203,8 @@ def _listed(interfaces: Mapping[str, str | None]) -> str:
 
 
 def _resolve_all(*names: str | None) -> dict[str, str]:
-    found = {name: resolve(name) for name in dict.fromkeys(names) if name}
-    return {name: address for name, address in found.items() if address}
+    addresses = {name: resolve(name) for name in dict.fromkeys(names) if name}
+    return {name: address for name, address in addresses.items() if address}
 
 
 def _interfaces() -> dict[str, str | None]:

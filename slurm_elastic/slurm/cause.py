@@ -112,23 +112,23 @@ def least_grace(clock: ControllerClock, grace: int | None) -> float:
     return min(kill_wait, grace) if grace else kill_wait
 
 
-def save_time(limit: float, newest: float | None, given: float | None) -> tuple[float, str]:
+def save_time(limit: float, newest: float | None, option: float | None) -> tuple[float, str]:
     """Return how many seconds before its time limit a job saves and ends, and what does not fit, empty if all does.
 
     Args:
         limit: Seconds from the start of the job to its time limit.
         newest: Seconds that the newest save took; None if unknown.
-        given: Seconds that the user wants for the save; None if not given.
+        option: Seconds that the user wants for the save; None if not given.
     """
     # A twentieth of the job for a save of unknown length. The step that runs has to end, too.
-    wanted = min(max(_LEAST_SAVE, limit / _SAVE_SHARE), _MOST_SAVE) if newest is None else _LEAST_SAVE + 2 * newest
+    seconds = min(max(_LEAST_SAVE, limit / _SAVE_SHARE), _MOST_SAVE) if newest is None else _LEAST_SAVE + 2 * newest
     source = "a save before the time limit needs"
-    if given is not None:
-        wanted, source = given, "--warning wants"
-    if wanted <= limit / 2:
-        return wanted, ""
-    mend = "a longer sbatch --time" if given is None else "a longer sbatch --time, or a shorter --warning and --signal"
-    return limit / 2, f"{source} {wanted:.0f} s, and the job has {limit:.0f} s: it trains for half of them; set {mend}"
+    if option is not None:
+        seconds, source = option, "--warning wants"
+    if seconds <= limit / 2:
+        return seconds, ""
+    mend = "a longer sbatch --time" if option is None else "a longer sbatch --time, or a shorter --warning and --signal"
+    return limit / 2, f"{source} {seconds:.0f} s, and the job has {limit:.0f} s: it trains for half of them; set {mend}"
 
 
 def classify(

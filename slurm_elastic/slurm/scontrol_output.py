@@ -192,15 +192,15 @@ def parse_requested(text: str) -> dict[str, str] | None:
 
 def parse_queue(text: str) -> tuple[QueuedJob, ...]:
     """Parse squeue with `QUEUE_FORMAT`, printed with SLURM_TIME_FORMAT=%s."""
-    found = []
+    jobs = []
     for line in text.splitlines():
         words = line.split("|", 6)
         if len(words) == 7:
             name, job, array, state, start, reason, work_dir = words
-            found.append(
+            jobs.append(
                 QueuedJob(name, job, array, state, None if reason == "None" else reason, _seconds(start), work_dir)
             )
-    return tuple(found)
+    return tuple(jobs)
 
 
 def parse_nodes_in_queue(text: str) -> tuple[NodesInQueue, ...]:

@@ -71,20 +71,20 @@ def parse_config(text: str) -> ClusterConfig | None:
     """Parse ``scontrol show config``; None if it holds no configuration."""
     pairs = re.findall(r"^([A-Za-z_][\w\[\]]*)\s*= ?(.*?)\s*$", text, flags=re.MULTILINE)
     # Since 23.02 (cgroup.conf(5)) a second table follows; none of its keys is in the first one.
-    found = ClusterConfig(dict(reversed(pairs)))
-    return found if found.text("SLURM_VERSION") else None
+    config = ClusterConfig(dict(reversed(pairs)))
+    return config if config.text("SLURM_VERSION") else None
 
 
 def parse_partitions(text: str) -> tuple[PartitionView, ...]:
     """Parse ``scontrol --oneliner show partition``."""
-    found = []
+    partitions = []
     for line in text.splitlines():
         fields = dict(word.partition("=")[::2] for word in line.split())
         if "PartitionName" not in fields:
             continue
         most = parse_duration(fields.get("MaxTime", ""))
         default = parse_duration(fields.get("DefaultTime", ""))
-        found.append(
+        partitions.append(
             PartitionView(
                 name=fields["PartitionName"],
                 is_default=fields.get("Default") == "YES",
@@ -97,21 +97,19 @@ def parse_partitions(text: str) -> tuple[PartitionView, ...]:
                 nodes=_number(fields.get("TotalNodes")),
             )
         )
-    return tuple(found)
+    return tuple(partitions)
 
 
 def parse_qos(text: str) -> tuple[QosView, ...]:
     """Parse ``sacctmgr --noheader --parsable2 show qos`` with `QOS_FORMAT`."""
-    found = []
+    qos = []
     for line in text.splitlines():
         words = line.split("|")
         if len(words) == 4 and words[0]:
             name, grace, mode, preempts = words
             mode = "" if mode.lower() == "cluster" else mode.upper()
-            found.append(
-                QosView(name, parse_duration(grace) or 0, mode, tuple(preempts.split(",")) if preempts else ())
-            )
-    return tuple(found)
+            qos.append(QosView(name, parse_duration(grace) or 0, mode, tuple(preempts.split(",")) if preempts else ()))
+    return tuple(qos)
 
 
 def parse_limits(text: str) -> tuple[str, ...]:

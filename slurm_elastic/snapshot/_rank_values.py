@@ -72,11 +72,11 @@ class RankValues:
             return
         key, step, values = self._pending
         self._pending = None
-        found = difference(typed_json.loads(store.get(key)), values)
-        if found:
+        paths = difference(typed_json.loads(store.get(key)), values)
+        if paths:
             self._over = True
             if store.add(f"{self._prefix}/told", 1) == 1:
-                name, first, second = found
+                name, first, second = paths
                 logger.warning(
                     "snapshots: `%s`: ranks 0 and %d differ at step %d (%s and %s), so no round can start from this"
                     " snapshot; give all ranks the same value (torch.distributed.broadcast_object_list), or pass what"
@@ -87,21 +87,21 @@ class RankValues:
 
 def digests(tree: Mapping[str, Any]) -> dict[str, str]:
     """Return each plain value of a state, two names deep, as text: short ones as they are. Tensors are left out."""
-    found: dict[str, str] = {}
+    texts: dict[str, str] = {}
     for name, value in tree.items():
         inner = value.get("d") if isinstance(value, dict) else None
-        each = {name: value} if inner is None else {f"{name}.{key}": below for key, below in inner}
-        found |= {path: _text(below) for path, below in each.items() if not _is_tensor(below)}
-    return found
+        values = {name: value} if inner is None else {f"{name}.{key}": below for key, below in inner}
+        texts |= {path: _text(below) for path, below in values.items() if not _is_tensor(below)}
+    return texts
 
 
 def difference(first: Mapping[str, str], second: Mapping[str, str]) -> tuple[str, str, str] | None:
     """Return the first value on which two ranks differ: its name, and what each has; None if there is none."""
     missing = "nothing"
     for name in dict.fromkeys([*first, *second]):
-        one, other = first.get(name, missing), second.get(name, missing)
-        if one != other:
-            return name, one, other
+        own, other = first.get(name, missing), second.get(name, missing)
+        if own != other:
+            return name, own, other
     return None
 
 

@@ -109,10 +109,10 @@ def restore(
         StateError: A tensor is divided in a way that is not known.
         ValueError: A part does not fit the layout.
     """
-    found = present.found
+    targets = present.found
     tensors: list[torch.Tensor] = []
     for index, view in enumerate(views):
-        target = found.get(("x", index))
+        target = targets.get(("x", index))
         if isinstance(target, DTensor) and target.shape == view.shape:
             region = _wanted(target, rank)
             local = view[region.within(Region((0,) * view.dim(), tuple(view.shape)))].clone()
@@ -123,13 +123,13 @@ def restore(
         return tensors, []
     layout = planner.layout
     divisions: dict[tuple[object, ...], _Division] = {}
-    for (kind, index), target in found.items():
+    for (kind, index), target in targets.items():
         if kind == "s" and isinstance(target, DTensor):
             saved = layout.tensors[index]
             divisions.setdefault((saved.mesh, saved.dimensions), _division(target))
-    wanted: list[tuple[_Division | None, Region]] = []
+    regions: list[tuple[_Division | None, Region]] = []
     for index, saved in enumerate(layout.tensors):
-        target = found.get(("s", index))
+        target = targets.get(("s", index))
         division = _division(target) if isinstance(target, DTensor) else None
         if target is None:
             division = divisions.get((saved.mesh, saved.dimensions))
@@ -139,12 +139,12 @@ def restore(
                     " tensor was divided like it: load all that was saved together by one call of snapshot.load"
                 )
         whole = Region((0,) * len(saved.shape), saved.shape)
-        wanted.append((division, whole if division is None else _region(saved, division, rank)))
-    pieces = [[*planner.pieces(index, region)] for index, (_, region) in enumerate(wanted)]
-    parts.expect((index, piece) for index, each in enumerate(pieces) for piece in each)
+        regions.append((division, whole if division is None else _region(saved, division, rank)))
+    pieces = [[*planner.pieces(index, region)] for index, (_, region) in enumerate(regions)]
+    parts.expect((index, piece) for index, group in enumerate(pieces) for piece in group)
     sharded: list[torch.Tensor] = []
-    for index, (saved, (division, region)) in enumerate(zip(layout.tensors, wanted, strict=True)):
-        target = found.get(("s", index))
+    for index, (saved, (division, region)) in enumerate(zip(layout.tensors, regions, strict=True)):
+        target = targets.get(("s", index))
         dtype = getattr(torch, saved.dtype)
         own = _local(target) if present.takes("s", index) else None
         local = own if own is not None and can_take(own, dtype, region.size) else torch.empty(region.size, dtype=dtype)

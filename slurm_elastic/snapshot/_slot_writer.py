@@ -52,9 +52,9 @@ class SlotWriter:
         needed = HEADER + table.size + 2 * len(description)
         if any(slot.mapped < needed for slot in self.slots):
             require_memory(needed, self.slots)
-        held = [self._held(index) for index in range(len(self.slots))]
+        copies = [self._held(index) for index in range(len(self.slots))]
         busy = [index for index, slot in enumerate(self.slots) if slot.busy]
-        index = slot_to_write(held, busy, self.slots[0].protection)
+        index = slot_to_write(copies, busy, self.slots[0].protection)
         if index is None:
             # All that could be overwritten is being written to disk: this step has no snapshot.
             return
@@ -66,12 +66,12 @@ class SlotWriter:
         """Return the snapshot that a slot holds; a header that is as before is not read again."""
         slot = self.slots[index]
         header = slot.header()[:FIELDS].tobytes()
-        known, found = self._headers.get(index, (b"", None))
-        if header != known:
+        known_header, snapshot = self._headers.get(index, (b"", None))
+        if header != known_header:
             contents = slot.contents()
-            found = None if contents is None else contents.copy.id
-            self._headers[index] = header, found
-        return found
+            snapshot = None if contents is None else contents.copy.id
+            self._headers[index] = header, snapshot
+        return snapshot
 
     def _copy(self, index: int, table: Table, tensors: list[torch.Tensor], memory: memoryview) -> None:
         slot = self.slots[index]

@@ -109,13 +109,13 @@ class WorkerMemory:
             return None
         slot = self.slots[self._start]
         contents = slot.contents()
-        found = None
+        state_read = None
         if contents is not None and contents.copy.id.round != self._round:
-            found = self._read(contents, slot, present, in_place, own)
-        if found is None or slot.contents() != contents:
+            state_read = self._read(contents, slot, present, in_place, own)
+        if state_read is None or slot.contents() != contents:
             # The worker that writes for this node has saved so often since the start that it needed this slot.
             raise RuntimeError("snapshot.load comes too late: call it on all ranks before the first snapshot.save")
-        return found
+        return state_read
 
     def _read(
         self,
@@ -130,8 +130,8 @@ class WorkerMemory:
         tree, views = read_description(description, body[: contents.tensors])
         layout = read_layout(description)
         parts = _Parts(self._path, self._round, contents.copy, layout)
-        found = _restored(tree, views, layout, parts, present, in_place, own=own)
-        return found if parts.are_unchanged() else None
+        restored = _restored(tree, views, layout, parts, present, in_place, own=own)
+        return restored if parts.are_unchanged() else None
 
     def save(
         self, step: int, state: Mapping[str, Any], per_rank: Mapping[str, Any] | None, *, check_finite: bool
@@ -251,10 +251,10 @@ class WorkerMemory:
 
     def _table_of(self, what: str, tensors: list[torch.Tensor]) -> Table:
         key = tuple([(tensor.dtype, tensor.shape) for tensor in tensors])
-        known = self._tables.get(what)
-        if known is None or known[0] != key:
-            known = self._tables[what] = key, table_of(tensors)
-        return known[1]
+        entry = self._tables.get(what)
+        if entry is None or entry[0] != key:
+            entry = self._tables[what] = key, table_of(tensors)
+        return entry[1]
 
     def close(self) -> None:
         """Let go of the memory."""
@@ -314,16 +314,16 @@ class _Parts:
         body = slot.memory()[HEADER + contents.shards : contents.size]
         size = contents.tensors - contents.shards
         tree, views = read_description(bytes(body[size:]), body[:size])
-        found: dict[str, Any] = rebuild(tree, [view.clone() for view in views])[PER_RANK]
-        return found
+        content: dict[str, Any] = rebuild(tree, [view.clone() for view in views])[PER_RANK]
+        return content
 
     def are_unchanged(self) -> bool:
         """Return True if no worker has written into what was read, so that it is what it was taken for."""
         return all(slot.contents() == contents for slot, contents in self._read.values())
 
     def _get(self, part: int, *, own: bool) -> tuple[Slot, Contents]:
-        known = self._read.get((part, own)) or self._read.get((part, False))
-        if known is None:
+        views = self._read.get((part, own)) or self._read.get((part, False))
+        if views is None:
             assert self._path is not None
             try:
                 ranges = None if own else self._ranges.get(part)
@@ -335,8 +335,8 @@ class _Parts:
             copy = Copy.of_part(self._origin.id, part, self._origin.parts)
             if contents is None or contents.copy != copy:
                 raise RuntimeError("snapshot.load comes too late: call it on all ranks before the first snapshot.save")
-            known = self._read[part, own] = slot, contents
-        return known
+            views = self._read[part, own] = slot, contents
+        return views
 
 
 class _PartsOfState(Parts, Protocol):
@@ -374,10 +374,10 @@ def _restored(
         loaded, sharded = restore(tensors, planner, places, _rank(), parts)
     else:
         loaded, sharded = [places.copied(index, tensor) for index, tensor in enumerate(tensors)], []
-    found = rebuild(tree, loaded, sharded)
+    restored = rebuild(tree, loaded, sharded)
     if own and layout is not None and layout.own:
-        found[PER_RANK] = [parts.own(rank) for rank in range(layout.world)]
-    return found
+        restored[PER_RANK] = [parts.own(rank) for rank in range(layout.world)]
+    return restored
 
 
 def _size(table: Table, description: bytes) -> int:
@@ -386,10 +386,10 @@ def _size(table: Table, description: bytes) -> int:
 
 
 def _own_state(per_rank: Mapping[str, Any]) -> Flat:
-    found = flatten({PER_RANK: dict(per_rank)})
-    if found.sharded:
+    flat = flatten({PER_RANK: dict(per_rank)})
+    if flat.sharded:
         raise StateError("per_rank has a DTensor: pass sharded state beside it, as part of the state of all ranks")
-    return found
+    return flat
 
 
 def _rank() -> int:
@@ -476,25 +476,27 @@ def load(**state: Any) -> Any:
     """
     memory, own = _memory(), PER_RANK in state
     modules = [name for name, value in state.items() if _is_module(value)]
-    found = memory.load(lambda: _state_of(state), modules, own=own) if memory is not None else None
-    is_in_memory = found is not None
+    restored = memory.load(lambda: _state_of(state), modules, own=own) if memory is not None else None
+    is_in_memory = restored is not None
     if _disk.is_configured:
         stored = _start_on_disk(memory, is_in_memory, own or _has_sharded(state))
         if stored is not None:
             is_in_memory = False
             layout, present = stored.layout, lambda: _state_of(state)
-            found = _disk.read(
+            restored = _disk.read(
                 lambda: _restored(stored.tree, stored.tensors, layout, stored, present, modules, own=own)
             )
     plain = []
     for name, value in state.items():
-        if found is not None and name not in found and not (name == PER_RANK and not is_in_memory):
-            raise KeyError(f"the snapshot has no state {name!r}, only {', '.join(found)}; save and load the same names")
+        if restored is not None and name not in restored and not (name == PER_RANK and not is_in_memory):
+            raise KeyError(
+                f"the snapshot has no state {name!r}, only {', '.join(restored)}; save and load the same names"
+            )
         if _is_stateful(value):
-            if found is not None:
-                value.load_state_dict(found[name])
+            if restored is not None:
+                value.load_state_dict(restored[name])
         else:
-            plain.append(value if found is None else found.get(name, value))
+            plain.append(value if restored is None else restored.get(name, value))
     if len(plain) > 1:
         return tuple(plain)
     return plain[0] if plain else None
@@ -582,8 +584,8 @@ def _ask(path: str) -> WorkerMemory:
         raise _cannot_be_had(round_, error) from None
     writes = os.environ.get("LOCAL_RANK", "0") == "0"
     slots = [Slot(descriptor) for descriptor in descriptors]
-    found = answered.below, answered.lost
-    return WorkerMemory(slots, answered.slot, round_, writes=writes, below=found[0], lost=found[1], path=path)
+    bounds = answered.below, answered.lost
+    return WorkerMemory(slots, answered.slot, round_, writes=writes, below=bounds[0], lost=bounds[1], path=path)
 
 
 def _forget() -> None:

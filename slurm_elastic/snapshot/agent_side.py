@@ -185,7 +185,7 @@ class AgentMemory:
         # The agent may be closing.
         with contextlib.suppress(OSError):
             with self._lock:
-                borrowed = [each.slot for each in self._round.borrowed.values() if each.slot is not None]
+                borrowed = [loan.slot for loan in self._round.borrowed.values() if loan.slot is not None]
             size = sum(slot.size - HEADER for slot in self._all_slots()) + sum(slot.allocated for slot in borrowed)
         return size, None if safe is None else safe.step
 
@@ -314,7 +314,7 @@ class AgentMemory:
         ranks = range(group.base_rank, group.base_rank + group.workers)
         expected = [expected_ranges(layout, rank, group.world, MOST_RANGES) for rank in ranks]
         with self._lock:
-            current.expected = frozenset(wanted for each in expected for wanted in each.items())
+            current.expected = frozenset(part for by_holder in expected for part in by_holder.items())
         for part, ranges in current.expected:
             if current.cancelled.is_set() or not current.expected:
                 return
@@ -418,14 +418,14 @@ class AgentMemory:
                 answer(connection, Answer(error=str(error)), [])
                 return
             descriptors = [slot.descriptor for slot in slots]
-            held, _ = self.held()
+            copies, _ = self.held()
             origin = current.origin
             answered = Answer(
                 current.slot,
                 current.error,
                 origin.below,
                 origin.lost,
-                held=held,
+                held=copies,
                 replicates=self._replicates,
                 fewest_nodes=self._fewest_nodes,
             )
@@ -446,8 +446,8 @@ class AgentMemory:
                 logger.warning("shards get to disk only when the workers end: %s", error)
         current.collector = collector
         with self._lock:
-            known = dict(current.writers)
-        for local_rank, slots in known.items():
+            writers = dict(current.writers)
+        for local_rank, slots in writers.items():
             self._replicate(current, local_rank, slots)
         return collector
 
@@ -541,7 +541,7 @@ class _Round:
     def drop_expected(self) -> None:
         """Let go of what no worker has asked for, as what they need was not foreseen: the memory may be needed."""
         self.expected = frozenset()
-        for key in [key for key, each in self.borrowed.items() if not each.asked]:
+        for key in [key for key, loan in self.borrowed.items() if not loan.asked]:
             del self.borrowed[key]
 
     def fail(self, why: str) -> None:

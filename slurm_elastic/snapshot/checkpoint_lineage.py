@@ -73,14 +73,14 @@ def choose_checkpoint(
 
 
 def checkpoint_between(
-    starts: Sequence[Start], run: str, held: SnapshotId, lost: SnapshotId, present: Iterable[CheckpointId]
+    starts: Sequence[Start], run: str, start_snapshot: SnapshotId, lost: SnapshotId, present: Iterable[CheckpointId]
 ) -> CheckpointId | None:
     """Return the newest checkpoint that is newer than one snapshot and not newer than another; None if there is none.
 
     Args:
         starts: The newest start in the directory, and those on its line, newest first.
         run: Id of the run.
-        held: A snapshot in memory.
+        start_snapshot: A snapshot in memory.
         lost: A newer one, parts of which are lost.
         present: The checkpoints in the directory. Those that the newest start does not come from do not count.
     """
@@ -90,7 +90,7 @@ def checkpoint_between(
         for checkpoint in present
         if checkpoint.start in rounds
         and starts[0].has(checkpoint)
-        and held < SnapshotId(rounds[checkpoint.start], checkpoint.step) <= lost
+        and start_snapshot < SnapshotId(rounds[checkpoint.start], checkpoint.step) <= lost
     )
     return max(usable, default=None)
 

@@ -204,8 +204,8 @@ def _with_low_priority(order: Order, slots: Sequence[Slot]) -> Outcome:
 def _carry_out(order: Order, slots: Sequence[Slot]) -> Outcome:
     checkpoints, checkpoint = Checkpoints(Path(order.directory)), CheckpointId(order.start, order.step)
     before = [slot.contents() for slot in slots]
-    found = [contents for contents in before if contents is not None and contents.copy.id.step == order.step]
-    if len(found) < len(slots):
+    matching = [contents for contents in before if contents is not None and contents.copy.id.step == order.step]
+    if len(matching) < len(slots):
         return Outcome()
 
     def unchanged() -> bool:
@@ -217,10 +217,10 @@ def _carry_out(order: Order, slots: Sequence[Slot]) -> Outcome:
                 return Outcome(written=True)
             case "state":
                 directory = checkpoints.unfinished(checkpoint, order.writer)
-                return Outcome(written=_write_state(directory, slots[0], found[0], unchanged))
+                return Outcome(written=_write_state(directory, slots[0], matching[0], unchanged))
             case "part":
                 directory = checkpoints.unfinished(checkpoint, order.writer)
-                return Outcome(written=_write_part(directory, slots, found, unchanged))
+                return Outcome(written=_write_part(directory, slots, matching, unchanged))
             case "complete":
                 sizes = [0]
                 finish = partial(_finish, sizes=sizes)
@@ -267,7 +267,7 @@ def _save(state: dict[str, Any], directory: Path) -> Metadata:
         def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
             super().finish(metadata, results)
             # torch 2.11 writes the places into a copy, and returns what lacks them.
-            metadata.storage_data = {each.index: each.storage_data for written in results for each in written}
+            metadata.storage_data = {result.index: result.storage_data for written in results for result in written}
 
     saved: Metadata = save(state, storage_writer=Writer(directory), no_dist=True)
     return saved
@@ -292,10 +292,10 @@ def _write_state(directory: Path, slot: Slot, contents: Contents, unchanged: Cal
         return False
     names = {tuple(map(str, path)): name for name, path in saved.planner_data.items()}
     places = {index.fqn: place for index, place in saved.storage_data.items()}
-    found = [places[names[path or (_EXTRA, str(index))]] for index, path in enumerate(paths)]
+    entries = [places[names[path or (_EXTRA, str(index))]] for index, path in enumerate(paths)]
     _metadata.clear()
     _metadata[directory] = saved
-    written = [(place.relative_path, place.offset, place.length) for place in found]
+    written = [(place.relative_path, place.offset, place.length) for place in entries]
     files: dict[str, list[tuple[int, int]]] = {}
     for place in saved.storage_data.values():
         files.setdefault(place.relative_path, []).append((place.offset, place.length))
@@ -305,16 +305,16 @@ def _write_state(directory: Path, slot: Slot, contents: Contents, unchanged: Cal
 
 
 def _write_part(
-    directory: Path, slots: Sequence[Slot], found: Sequence[Contents], unchanged: Callable[[], bool]
+    directory: Path, slots: Sequence[Slot], slot_contents: Sequence[Contents], unchanged: Callable[[], bool]
 ) -> bool:
     import torch
 
-    _, _, layout = _read_state(slots[0], found[0])
-    number, of = found[1].copy.part, found[1].copy.parts
+    _, _, layout = _read_state(slots[0], slot_contents[0])
+    number, of = slot_contents[1].copy.part, slot_contents[1].copy.parts
     planner = None if layout is None else Planner(layout)
     if number is None or layout is None or planner is None or planner.parts != of:
         raise ValueError("the part does not fit the layout")
-    body = slots[1].memory()[HEADER : found[1].size]
+    body = slots[1].memory()[HEADER : slot_contents[1].size]
     path = directory / part_file(number)
     try:
         file = path.open("xb")
@@ -335,12 +335,12 @@ def _write_part(
                 if place is None or not place[1].count:
                     shards.append(None)
                 else:
-                    memory = body[: found[1].shards]
+                    memory = body[: slot_contents[1].shards]
                     shards.append(put(tensor_in(memory, tensor.dtype, place[1].size, place[0])))
             own = None
             if layout.own:
-                size = found[1].tensors - found[1].shards
-                body = body[found[1].shards :]
+                size = slot_contents[1].tensors - slot_contents[1].shards
+                body = body[slot_contents[1].shards :]
                 own = put(rebuild(*read_description(bytes(body[size:]), body[:size]))[PER_RANK])
             file.flush()
             os.fsync(file.fileno())
@@ -432,29 +432,29 @@ def _add_parts(
             metadata.storage_data[described.MetadataIndex(name)] = _StorageInfo(part_file(rank), *part.own)
 
 
-def _paths(tree: Any, wanted: str, count: int) -> list[tuple[str, ...] | None]:
+def _paths(tree: Any, content_kind: str, count: int) -> list[tuple[str, ...] | None]:
     """Return the path of each tensor in the state; None for one in a tuple, or under a key that is no plain value.
 
     Args:
         tree: The state, with indices in the places of tensors.
-        wanted: The kind of these tensors in the tree.
+        content_kind: The kind of these tensors in the tree.
         count: Their number.
     """
-    found: list[tuple[str, ...] | None] = [None] * count
+    paths: list[tuple[str, ...] | None] = [None] * count
 
     def walk(node: Any, path: tuple[str, ...] | None) -> None:
         if not isinstance(node, dict):
             return
         ((kind, content),) = node.items()
-        if kind == wanted:
-            found[content] = path
+        if kind == content_kind:
+            paths[content] = path
         elif kind == "d":
-            for key, each in content:
-                walk(each, None if path is None or isinstance(key, dict) else (*path, str(key)))
+            for key, item in content:
+                walk(item, None if path is None or isinstance(key, dict) else (*path, str(key)))
         elif kind in "lt":
-            for index, each in enumerate(content):
-                walk(each, None if path is None or kind == "t" else (*path, str(index)))
+            for index, item in enumerate(content):
+                walk(item, None if path is None or kind == "t" else (*path, str(index)))
 
-    for name, each in tree.items():
-        walk(each, (name,))
-    return found
+    for name, item in tree.items():
+        walk(item, (name,))
+    return paths

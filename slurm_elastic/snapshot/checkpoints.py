@@ -161,7 +161,7 @@ class Checkpoints:
             CheckpointError: Its record cannot be read.
             OSError: The directory cannot be read.
         """
-        while numbers := [int(found[1]) for name in list_names(self.path) if (found := _START.fullmatch(name))]:
+        while numbers := [int(match[1]) for name in list_names(self.path) if (match := _START.fullmatch(name))]:
             start = self._read_start(max(numbers))
             if start is not None:
                 return start
@@ -193,8 +193,8 @@ class Checkpoints:
 
     def present(self) -> list[CheckpointId]:
         """Return the complete checkpoints in the directory, on the line or not."""
-        found = (_CHECKPOINT.fullmatch(name) for name in list_names(self.path))
-        return [CheckpointId(int(each[1]), int(each[2])) for each in found if each]
+        matches = (_CHECKPOINT.fullmatch(name) for name in list_names(self.path))
+        return [CheckpointId(int(match[1]), int(match[2])) for match in matches if match]
 
     def mark_damaged(self, checkpoint: CheckpointId, why: str) -> None:
         """Take a damaged checkpoint out of the way of all groups that start from now on.
@@ -215,13 +215,13 @@ class Checkpoints:
 
     def damaged(self, newest: Start | None = None) -> list[str]:
         """Return the names of those that were set aside; only those on the line of a start, if one is given."""
-        found = {name: _CHECKPOINT.fullmatch(name.removesuffix(_DAMAGED)) for name in list_names(self.path)}
+        matches = {name: _CHECKPOINT.fullmatch(name.removesuffix(_DAMAGED)) for name in list_names(self.path)}
         return sorted(
             name
-            for name, each in found.items()
-            if each
+            for name, match in matches.items()
+            if match
             and name.endswith(_DAMAGED)
-            and (newest is None or newest.has(CheckpointId(int(each[1]), int(each[2]))))
+            and (newest is None or newest.has(CheckpointId(int(match[1]), int(match[2]))))
         )
 
     def path_of(self, checkpoint: CheckpointId) -> Path:
@@ -333,16 +333,16 @@ class Checkpoints:
         """Delete what has not been completed. The group before the newest may be writing still."""
         before = newest.line[-1].start if newest.line else newest.number
         for name in list_names(self.path):
-            found = _UNFINISHED.fullmatch(name)
-            if found is None:
+            match = _UNFINISHED.fullmatch(name)
+            if match is None:
                 continue
-            unfinished = CheckpointId(int(found[1]), int(found[2]))
+            unfinished = CheckpointId(int(match[1]), int(match[2]))
             if unfinished.start < before or (unfinished.start == written.start and unfinished < written):
                 shutil.rmtree(self.path / name, ignore_errors=True)
         for name in list_names(self.path):
-            found = _START.fullmatch(name)
+            match = _START.fullmatch(name)
             on_line = {last.start for last in newest.line}
-            if found and int(found[1]) < newest.number and int(found[1]) not in on_line:
+            if match and int(match[1]) < newest.number and int(match[1]) not in on_line:
                 (self.path / name).unlink(missing_ok=True)
 
 
@@ -377,8 +377,8 @@ class Stored:
             tensors = [(file, offset, length) for file, offset, length in content["tensors"]]
             if self.has_digests:
                 self._read_record(".metadata")
-                for file, found in content["pieces"].items():
-                    self._digests |= {(file, offset, length): code for offset, length, code in found}
+                for file, pieces in content["pieces"].items():
+                    self._digests |= {(file, offset, length): code for offset, length, code in pieces}
                 # What only torch reads lies between the tensors.
                 for place in self._digests.keys() - (set(tensors) if load else set()):
                     self._read(*place)
@@ -393,9 +393,9 @@ class Stored:
         """
         with self._reading():
             for name in self._records:
-                if (found := _PART.fullmatch(name)) is not None:
-                    for offset, length, _ in self._part(int(found[1])).pieces:
-                        self._read(part_file(int(found[1])), offset, length)
+                if (match := _PART.fullmatch(name)) is not None:
+                    for offset, length, _ in self._part(int(match[1])).pieces:
+                        self._read(part_file(int(match[1])), offset, length)
 
     def expect(self, pieces: Iterable[tuple[int, Piece]]) -> None:
         """Do nothing: the file of a part is mapped, and of that only what is read comes from the disk."""
@@ -415,13 +415,13 @@ class Stored:
             place = self._part(rank).own
             if place is None:
                 raise ValueError(f"part {rank} has no state of the rank's own")
-            found: dict[str, Any] = self._load(part_file(rank), *place)
-            return found
+            content: dict[str, Any] = self._load(part_file(rank), *place)
+            return content
 
     def _part(self, number: int) -> StoredPart:
         if number not in self._parts:
-            found = self._parts[number] = typed_json.decode(self._read_record(part_record(number)), StoredPart)
-            self._digests |= {(part_file(number), offset, length): code for offset, length, code in found.pieces}
+            part = self._parts[number] = typed_json.decode(self._read_record(part_record(number)), StoredPart)
+            self._digests |= {(part_file(number), offset, length): code for offset, length, code in part.pieces}
         return self._parts[number]
 
     def _read_record(self, name: str) -> bytes:

@@ -132,17 +132,17 @@ class Next(NamedTuple):
     checkpoint: CheckpointId
 
 
-def next_snapshot(target: Target, progress: Progress, held: Held, now: float) -> Next | None:
+def next_snapshot(target: Target, progress: Progress, copies: Held, now: float) -> Next | None:
     """Return the snapshot that has to be written now, or whose parts have to be; None if none.
 
     Args:
         target: The directory, and the round.
         progress: What has been written.
-        held: The memory of this agent.
+        copies: The memory of this agent.
         now: Own monotonic time in seconds.
     """
-    newest = _newest(target, progress, held)
-    agreed = next((copy for copy in _whole(target, held) if copy.id.step == progress.agreed), None)
+    newest = _newest(target, progress, copies)
+    agreed = next((copy for copy in _whole(target, copies) if copy.id.step == progress.agreed), None)
     if progress.last and newest is not None:
         return Next(newest.id, CheckpointId(target.start, newest.id.step))
     if newest is not None and _decides_alone(target, newest) and _is_due(target, progress, newest, now):
@@ -151,15 +151,15 @@ def next_snapshot(target: Target, progress: Progress, held: Held, now: float) ->
         return Next(agreed.id, CheckpointId(target.start, agreed.id.step))
     if progress.origin_due and target.origin is not None:
         origin = target.origin[0]
-        parts = [copy for copy in (*held.parts, *held.replicas) if copy.id == origin]
-        if any(copy.id == origin and (target.first or parts) for copy in held.whole):
+        parts = [copy for copy in (*copies.parts, *copies.replicas) if copy.id == origin]
+        if any(copy.id == origin and (target.first or parts) for copy in copies.whole):
             return Next(*target.origin)
     return None
 
 
-def is_wanted(target: Target, progress: Progress, held: Held, now: float) -> bool:
+def is_wanted(target: Target, progress: Progress, copies: Held, now: float) -> bool:
     """Return True if a step that all agents keep has to be asked for; arguments as for `next_snapshot`."""
-    newest = _newest(target, progress, held)
+    newest = _newest(target, progress, copies)
     if newest is None or not target.first or progress.asked or _decides_alone(target, newest):
         return False
     return _is_due(target, progress, newest, now)
@@ -174,17 +174,17 @@ def _decides_alone(target: Target, copy: Copy) -> bool:
     return target.first and (not copy.parts or target.nodes == 1)
 
 
-def _whole(target: Target, held: Held) -> list[Copy]:
+def _whole(target: Target, copies: Held) -> list[Copy]:
     """Return the snapshots of the round of which this agent has all that its ranks have."""
 
     def has_parts(copy: Copy) -> bool:
-        return sum(part.id == copy.id for part in held.parts) == target.workers if copy.parts else target.first
+        return sum(part.id == copy.id for part in copies.parts) == target.workers if copy.parts else target.first
 
-    return [copy for copy in held.whole if copy.id.round == target.round and has_parts(copy)]
+    return [copy for copy in copies.whole if copy.id.round == target.round and has_parts(copy)]
 
 
-def _newest(target: Target, progress: Progress, held: Held) -> Copy | None:
-    newest = max(_whole(target, held), key=lambda copy: copy.id, default=None)
+def _newest(target: Target, progress: Progress, copies: Held) -> Copy | None:
+    newest = max(_whole(target, copies), key=lambda copy: copy.id, default=None)
     is_new = newest is not None and (progress.written is None or newest.id.step > progress.written)
     return newest if is_new else None
 
@@ -235,9 +235,9 @@ class DiskWriter:
                 self._unfinished = None
             if target is not None:
                 self._progress = Progress(now + target.every, origin_due=target.origin is not None)
-                if (found := self._next()) is not None:
+                if (following := self._next()) is not None:
                     # Workers have not come to their first snapshot.
-                    _mark(self._slots(), found.snapshot)
+                    _mark(self._slots(), following.snapshot)
                 if self._thread is None:
                     self._thread = threading.Thread(target=self._run, name="slurm-elastic-checkpoints", daemon=True)
                     self._thread.start()
@@ -308,28 +308,28 @@ class DiskWriter:
                 # A checkpoint is completed before the next one of its round begins, or none ever would be where steps
                 # are faster than the disk. When the agent is about to end, the newest step counts.
                 waits = unfinished is not None and unfinished.target is target and not self._progress.last
-                found = None if waits else self._next()
-                asks = found is None and unfinished is None and self._asks()
+                following = None if waits else self._next()
+                asks = following is None and unfinished is None and self._asks()
                 if asks:
                     self._progress = replace(self._progress, asked=True)
-                elif found is None and unfinished is None:
+                elif following is None and unfinished is None:
                     if self._closing:
                         return
                     self._changed.wait(self._delay())
                     continue
-                self._writing = found is not None
+                self._writing = following is not None
             if asks:
                 self._ask()
-            elif found is not None:
+            elif following is not None:
                 assert target is not None
-                self._write(target, found)
+                self._write(target, following)
             elif unfinished is not None and not self._complete(unfinished):
                 with self._changed:
                     self._changed.wait(_TURN)
 
     def _held(self) -> Held:
         return Held(
-            *([each.copy for slot in slots if (each := slot.contents()) is not None] for slots in self._slots())
+            *([contents.copy for slot in slots if (contents := slot.contents()) is not None] for slots in self._slots())
         )
 
     def _next(self) -> Next | None:
@@ -345,8 +345,8 @@ class DiskWriter:
             return None
         return _AGAIN if self._target.every_steps else max(_AGAIN, self._progress.next_at - time.monotonic())
 
-    def _write(self, target: Target, found: Next) -> None:
-        snapshot, checkpoint = found
+    def _write(self, target: Target, following: Next) -> None:
+        snapshot, checkpoint = following
         slots = self._slots()
         _mark(slots, snapshot)
         outcome = Outcome()
@@ -360,27 +360,27 @@ class DiskWriter:
                 orders: list[tuple[Task, list[Slot]]] = [("part", [whole, part]) for part in parts]
                 if target.first:
                     orders.insert(0, ("state", [whole]))
-                for task, given in orders:
-                    outcome = self._process.carry_out(self._order(target, checkpoint, task), *given)
-                    given[-1].busy = task == "state"
+                for task, arguments in orders:
+                    outcome = self._process.carry_out(self._order(target, checkpoint, task), *arguments)
+                    arguments[-1].busy = task == "state"
                     if not outcome.written:
                         break
         finally:
             self._free(target.round, snapshot)
-        if not self._note(target, found, outcome) and target.first:
+        if not self._note(target, following, outcome) and target.first:
             self._process.carry_out(self._order(target, checkpoint, "discard"))
         elif target.first or (outcome.written and self._progress.last and not self._closing):
             # The agent of rank 0 may leave, and complete it after this one has joined the next round.
-            self._unfinished = _Unfinished(target, found, -1, time.monotonic())
+            self._unfinished = _Unfinished(target, following, -1, time.monotonic())
 
     def _complete(self, unfinished: _Unfinished) -> bool:
         """Give a checkpoint its name if all parts are there; True if there is nothing more to wait for."""
-        target, found, now = unfinished.target, unfinished.found, time.monotonic()
+        target, following, now = unfinished.target, unfinished.found, time.monotonic()
         if not target.first and self._closing:
             self._unfinished = None
             return True
         task: Task = "complete" if target.first else "look"
-        outcome = self._process.carry_out(self._order(target, found.checkpoint, task))
+        outcome = self._process.carry_out(self._order(target, following.checkpoint, task))
         waits = not (outcome.written or outcome.error or outcome.superseded)
         if waits and outcome.size != unfinished.size:
             self._unfinished = replace(unfinished, size=outcome.size, alive_at=now)
@@ -393,19 +393,19 @@ class DiskWriter:
         if waits:
             outcome = Outcome(error="another node has not written its part")
         if outcome.written:
-            logger.info("step %d is on disk: %s", found.checkpoint.step, target.directory)
-        elif not self._note(target, found, outcome):
-            self._process.carry_out(self._order(target, found.checkpoint, "discard"))
+            logger.info("step %d is on disk: %s", following.checkpoint.step, target.directory)
+        elif not self._note(target, following, outcome):
+            self._process.carry_out(self._order(target, following.checkpoint, "discard"))
         return True
 
     def _order(self, target: Target, checkpoint: CheckpointId, task: Task) -> Order:
         urgent = self._progress.last
         return Order(target.directory, checkpoint.start, checkpoint.step, target.keep, target.start, task, urgent)
 
-    def _note(self, target: Target, found: Next, outcome: Outcome) -> bool:
+    def _note(self, target: Target, following: Next, outcome: Outcome) -> bool:
         """Note how it went; False if what was written of the checkpoint is of no use."""
         with self._changed:
-            step, is_target = found.checkpoint.step, self._target is target
+            step, is_target = following.checkpoint.step, self._target is target
             if outcome.superseded and is_target:
                 self._missing = outcome.superseded
                 logger.warning("no snapshot is written to disk any more: %s", outcome.superseded)
@@ -421,10 +421,10 @@ class DiskWriter:
                     "; it is tried once more" if self._repeats else then,
                 )
                 if not self._repeats:
-                    self._done(found.snapshot, time.monotonic() + wait, target, failed=True)
+                    self._done(following.snapshot, time.monotonic() + wait, target, failed=True)
             elif outcome.written and is_target:
                 self._missing = ""
-                self._done(found.snapshot, time.monotonic() + target.every, target)
+                self._done(following.snapshot, time.monotonic() + target.every, target)
             return outcome.written
 
     def _done(self, snapshot: SnapshotId, next_at: float, target: Target, *, failed: bool = False) -> None:
@@ -457,9 +457,9 @@ def _holds(slot: Slot, snapshot: SnapshotId) -> bool:
     return (contents := slot.contents()) is not None and contents.copy.id == snapshot
 
 
-def _mark(held: HeldSlots, snapshot: SnapshotId) -> None:
+def _mark(groups: HeldSlots, snapshot: SnapshotId) -> None:
     """Keep workers from overwriting a snapshot while it is written."""
-    for slots in held:
+    for slots in groups:
         for slot in slots:
             if _holds(slot, snapshot):
                 slot.busy = True

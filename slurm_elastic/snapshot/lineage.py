@@ -183,9 +183,9 @@ def choose(last_round: int | None, before: str, inventories: Sequence[str], fail
     collector = next(
         (inventory.holder for inventory in present if inventory.replicates and inventory.holder.port), None
     )
-    found = _chosen(last_round, read_origin(before), present, failed)
-    found = replace(found, collector=collector, safe=None if collector is None else _safe(found, present))
-    return "" if found == Origin() else write(found)
+    choice = _chosen(last_round, read_origin(before), present, failed)
+    choice = replace(choice, collector=collector, safe=None if collector is None else _safe(choice, present))
+    return "" if choice == Origin() else write(choice)
 
 
 def _chosen(last_round: int | None, line: Origin, present: Sequence[Inventory], failed: bool) -> Origin:
@@ -209,18 +209,18 @@ def _chosen(last_round: int | None, line: Origin, present: Sequence[Inventory], 
         if len(by_copy) > 1:
             note = note or _differs(snapshot, by_copy)
             continue
-        ((copy, found),) = by_copy.items()
+        ((copy, inventories),) = by_copy.items()
         sources = _sources(snapshot, present) if copy.parts else ()
         if missing := _missing(copy.parts, sources):
             # The newest step is often not complete on all ranks, and the one before is.
-            uncovered = uncovered or _uncovered(copy, missing, any(each.replicates for each in present))
+            uncovered = uncovered or _uncovered(copy, missing, any(inventory.replicates for inventory in present))
             lost = lost or snapshot
             continue
         kept = tuple(last for last in line.line if last.round < snapshot.round)
-        holders = tuple(inventory.holder for inventory in found[:_HOLDERS])
+        holders = tuple(inventory.holder for inventory in inventories[:_HOLDERS])
         if copy.parts and line.copy is not None and snapshot.round != last_round and not again:
             # Nothing is left of what the round took or started from, which may have been on disk.
-            newer = (each for each in (lost, line.lost, line.copy.id) if each is not None and each > snapshot)
+            newer = (bound for bound in (lost, line.lost, line.copy.id) if bound is not None and bound > snapshot)
             lost = max(newer, default=None)
         return Origin(copy, holders, (*kept, snapshot)[-_LINE:], note, sources=sources, lost=lost)
     note = note or uncovered
@@ -233,11 +233,11 @@ def _chosen(last_round: int | None, line: Origin, present: Sequence[Inventory], 
     return Origin(note=f"{note}; it starts from no snapshot", below=below) if note else Origin()
 
 
-def prepare(held: Sequence[Copy | None], origin: Origin) -> Preparation:
+def prepare(copies: Sequence[Copy | None], origin: Origin) -> Preparation:
     """Return what an agent does with its slots before the workers of a round start.
 
     Args:
-        held: The committed snapshot of each slot; None for a slot without one.
+        copies: The committed snapshot of each slot; None for a slot without one.
         origin: Of the round.
     """
 
@@ -246,8 +246,8 @@ def prepare(held: Sequence[Copy | None], origin: Origin) -> Preparation:
         same = copy is not None and (origin.copy is None or copy.id != origin.copy.id or copy == origin.copy)
         return copy is not None and same and origin.has(copy.id)
 
-    kept = [copy.id if copy is not None and stays(copy) else None for copy in held]
-    clear = tuple(slot for slot, copy in enumerate(held) if copy is not None and kept[slot] is None)
+    kept = [copy.id if copy is not None and stays(copy) else None for copy in copies]
+    clear = tuple(slot for slot, copy in enumerate(copies) if copy is not None and kept[slot] is None)
     if origin.copy is None:
         return Preparation(clear)
     if origin.copy.id in kept:
@@ -255,9 +255,9 @@ def prepare(held: Sequence[Copy | None], origin: Origin) -> Preparation:
     return Preparation(clear, slot_to_write(kept, (), Protection(origin.protected)), fetch=True)
 
 
-def off_line(held: Sequence[Copy | None], origin: Origin) -> tuple[int, ...]:
+def off_line(copies: Sequence[Copy | None], origin: Origin) -> tuple[int, ...]:
     """Return the slots for parts whose snapshots do not belong to the line of a round."""
-    return tuple(slot for slot, copy in enumerate(held) if copy is not None and not origin.has(copy.id))
+    return tuple(slot for slot, copy in enumerate(copies) if copy is not None and not origin.has(copy.id))
 
 
 def take_inventory(copies: Iterable[Copy], holder: Holder, node: str, limit: int, *, replicates: bool = False) -> str:
@@ -283,7 +283,7 @@ def take_inventory(copies: Iterable[Copy], holder: Holder, node: str, limit: int
             tuple(sorted((copy for copy in whole if copy.id in snapshots), key=lambda copy: copy.id)),
             holder,
             node,
-            tuple(HeldParts(each, _ranges(parts[each])) for each in snapshots if each in parts),
+            tuple(HeldParts(snapshot, _ranges(parts[snapshot])) for snapshot in snapshots if snapshot in parts),
             replicates,
         )
         if len(text := write(inventory)) <= limit or not snapshots:
@@ -304,24 +304,24 @@ class Protection:
     safe: SnapshotId | None = None
     take: SnapshotId | None = None
 
-    def kept(self, held: Iterable[SnapshotId | None]) -> SnapshotId | None:
+    def kept(self, snapshots: Iterable[SnapshotId | None]) -> SnapshotId | None:
         """Return the snapshot that is the next to become safe; None if it is not there yet."""
         take = self.take
         if take is None:
             return None
-        return min((each for each in held if each is not None and each >= take), default=None)
+        return min((snapshot for snapshot in snapshots if snapshot is not None and snapshot >= take), default=None)
 
 
 _UNPROTECTED = Protection()
 
 
 def slot_to_write(
-    held: Sequence[SnapshotId | None], busy: Collection[int] = (), protection: Protection = _UNPROTECTED
+    snapshots: Sequence[SnapshotId | None], busy: Collection[int] = (), protection: Protection = _UNPROTECTED
 ) -> int | None:
     """Return the slot for the next snapshot: one without a committed snapshot, else the one with the oldest.
 
     Args:
-        held: The committed snapshot of each slot, all on one line; None for a slot without one.
+        snapshots: The committed snapshot of each slot, all on one line; None for a slot without one.
         busy: Slots that are being written to disk. With one of three the newest snapshot is still not overwritten. With
             one of two it is: a worker that is killed while it copies then leaves the one that is being written.
         protection: Of snapshots that become safe. It leaves one slot of three for the newest snapshots, and none of
@@ -330,9 +330,9 @@ def slot_to_write(
     Returns:
         The slot; None if none may be overwritten.
     """
-    kept = {each for each in (protection.safe, protection.kept(held)) if each is not None}
-    free = [slot for slot in range(len(held)) if slot not in busy and held[slot] not in kept]
-    return min(free, key=lambda slot: held[slot] or _NOTHING, default=None)
+    kept = {snapshot for snapshot in (protection.safe, protection.kept(snapshots)) if snapshot is not None}
+    free = [slot for slot in range(len(snapshots)) if slot not in busy and snapshots[slot] not in kept]
+    return min(free, key=lambda slot: snapshots[slot] or _NOTHING, default=None)
 
 
 def write(value: Origin | Inventory) -> str:
@@ -353,24 +353,24 @@ def read_origin(text: str) -> Origin:
 
 def read_inventories(inventories: Iterable[str]) -> list[Inventory]:
     """Return the inventories of the agents that hold something; one that cannot be read counts as nothing."""
-    found = []
+    parsed = []
     for text in inventories:
         if text:
             try:
-                found.append(typed_json.decode(text, Inventory))
+                parsed.append(typed_json.decode(text, Inventory))
             except typed_json.JSONError:
                 continue
-    return found
+    return parsed
 
 
 def _ranges(numbers: Iterable[int]) -> tuple[tuple[int, int], ...]:
-    found: list[tuple[int, int]] = []
+    ranges: list[tuple[int, int]] = []
     for number in sorted(numbers):
-        if found and found[-1][1] == number - 1:
-            found[-1] = found[-1][0], number
+        if ranges and ranges[-1][1] == number - 1:
+            ranges[-1] = ranges[-1][0], number
         else:
-            found.append((number, number))
-    return tuple(found)
+            ranges.append((number, number))
+    return tuple(ranges)
 
 
 def _contains(ranges: Iterable[tuple[int, int]], number: int) -> bool:
@@ -379,19 +379,19 @@ def _contains(ranges: Iterable[tuple[int, int]], number: int) -> bool:
 
 def _sources(snapshot: SnapshotId, inventories: Iterable[Inventory]) -> tuple[Source, ...]:
     return tuple(
-        Source(inventory.holder, held.ranges)
+        Source(inventory.holder, part.ranges)
         for inventory in inventories
-        for held in inventory.parts
-        if held.id == snapshot
+        for part in inventory.parts
+        if part.id == snapshot
     )
 
 
 def _missing(parts: int, sources: Iterable[Source]) -> tuple[tuple[int, int], ...]:
-    held: set[int] = set()
+    numbers: set[int] = set()
     for source in sources:
         for first, last in source.ranges:
-            held.update(range(max(first, 0), min(last, parts - 1) + 1))
-    return _ranges(set(range(parts)) - held)
+            numbers.update(range(max(first, 0), min(last, parts - 1) + 1))
+    return _ranges(set(range(parts)) - numbers)
 
 
 def _safe(origin: Origin, inventories: Sequence[Inventory]) -> SnapshotId | None:
@@ -415,9 +415,9 @@ def _are_twice(copy: Copy, inventories: Iterable[Inventory]) -> bool:
     first: dict[int, str] = {}
     twice: set[int] = set()
     for inventory in inventories:
-        for held in inventory.parts:
-            if held.id == copy.id:
-                for begin, end in held.ranges:
+        for parts_here in inventory.parts:
+            if parts_here.id == copy.id:
+                for begin, end in parts_here.ranges:
                     for part in range(max(begin, 0), min(end, copy.parts - 1) + 1):
                         if first.setdefault(part, inventory.node) != inventory.node:
                             twice.add(part)
@@ -434,5 +434,5 @@ def _uncovered(copy: Copy, missing: Iterable[tuple[int, int]], replicated: bool)
 
 
 def _differs(snapshot: SnapshotId, by_copy: dict[Copy, list[Inventory]]) -> str:
-    first, second, *_ = (found[0].node for found in by_copy.values())
+    first, second, *_ = (inventories[0].node for inventories in by_copy.values())
     return f"step {snapshot.step} of round {snapshot.round} is not the same on {first} and {second}"

@@ -93,11 +93,11 @@ class Slot:
 
     def contents(self) -> Contents | None:
         """Return what the slot holds; None if no committed snapshot."""
-        found = slots.contents(self.header(), self.mapped)
-        if found is None:
+        content = slots.contents(self.header(), self.mapped)
+        if content is None:
             # It may hold more than was mapped.
-            found = slots.contents(self.header(), len(self.memory()))
-        return found
+            content = slots.contents(self.header(), len(self.memory()))
+        return content
 
     def clear(self) -> None:
         """Drop what the slot holds."""
@@ -204,11 +204,11 @@ class Reserve:
     own: int = 0
     slots: int = lineage.SLOTS
 
-    def require(self, held: int, free: int) -> None:
+    def require(self, reserved: int, free: int) -> None:
         """Check that the memory is there.
 
         Args:
-            held: Bytes that the agent holds for snapshots already.
+            reserved: Bytes that the agent holds for snapshots already.
             free: Bytes that it can still get.
 
         Raises:
@@ -225,7 +225,7 @@ class Reserve:
             if others and self.own:
                 needs.append((1, others, self.own, "of the other ranks' own state, which workers start from"))
         total = sum(count * workers * size for count, workers, size, _ in needs)
-        missing = total - held
+        missing = total - reserved
         if missing <= free:
             return
         parts = " + ".join(
@@ -307,7 +307,7 @@ def free_memory(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup
 
 def _left(root: Path, path: str, limit: str, usage: str, reclaimable: str) -> list[int]:
     """Return the bytes left in a control group and in each one above it, where they are limited."""
-    found = []
+    limits = []
     group = root / path.lstrip("/")
     while group != root.parent:
         try:
@@ -318,6 +318,6 @@ def _left(root: Path, path: str, limit: str, usage: str, reclaimable: str) -> li
             most = "max"
         if most != "max":
             # The kernel drops cached files before it refuses memory.
-            found.append(max(0, int(most) - used + int(statistics.get(reclaimable, 0))))
+            limits.append(max(0, int(most) - used + int(statistics.get(reclaimable, 0))))
         group = group.parent
-    return found
+    return limits

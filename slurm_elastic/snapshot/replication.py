@@ -84,9 +84,9 @@ def next_goal(goal: Goal, reports: Mapping[int, Report], nodes: int, *, replicat
         replicates: False if nothing is copied to other nodes: then a step is only named if one has to be written to
             disk.
     """
-    wanted = any(report.wanted for report in reports.values())
+    is_asked = any(report.wanted for report in reports.values())
     # A step that is taken before it can be copied is older than it need be when it becomes safe.
-    takes = (replicates or wanted) and not any(report.pauses for report in reports.values())
+    takes = (replicates or is_asked) and not any(report.pauses for report in reports.values())
     newest = [report.newest for report in reports.values() if report.newest is not None]
     if len(newest) < nodes:
         return goal
@@ -101,19 +101,19 @@ def next_goal(goal: Goal, reports: Mapping[int, Report], nodes: int, *, replicat
     if all(report.copied == kept[0] for report in reports.values()):
         ahead = goal.ahead - goal.ahead // 4
         take = max(*newest, kept[0]) + ahead if takes and replicates else None
-        return Goal(take, kept[0], ahead, kept[0] if wanted else goal.disk)
+        return Goal(take, kept[0], ahead, kept[0] if is_asked else goal.disk)
     return goal
 
 
-def kept_step(protection: Protection, held: Iterable[Sequence[SnapshotId | None]]) -> tuple[int | None, bool]:
+def kept_step(protection: Protection, groups: Iterable[Sequence[SnapshotId | None]]) -> tuple[int | None, bool]:
     """Return the step that the workers of a node keep, None if one has not come to it; and whether they differ.
 
     Args:
         protection: That they know of.
-        held: The committed snapshots of each worker.
+        groups: The committed snapshots of each worker.
     """
-    kept = [protection.kept(each) for each in held]
-    steps = [each.step for each in kept if each is not None]
+    kept = [protection.kept(snapshots) for snapshots in groups]
+    steps = [snapshot.step for snapshot in kept if snapshot is not None]
     if not steps or len(steps) < len(kept):
         return None, False
     return max(steps), len(set(steps)) > 1
@@ -165,18 +165,18 @@ def link_problem(node: str, seconds: float, size: int, error: str = "") -> str:
 
 def newest_of(*snapshots: SnapshotId | None) -> SnapshotId | None:
     """Return the newest of these; None if there is none."""
-    return max((each for each in snapshots if each is not None), default=None)
+    return max((snapshot for snapshot in snapshots if snapshot is not None), default=None)
 
 
-def slot_for_replica(held: Sequence[Copy | None], safe: SnapshotId | None) -> int:
+def slot_for_replica(copies: Sequence[Copy | None], safe: SnapshotId | None) -> int:
     """Return the slot for a copy from another node: never that of the newest safe snapshot.
 
     Args:
-        held: What the slots hold, at least two.
+        copies: What the slots hold, at least two.
         safe: The newest snapshot that is safe, as the sender or the receiver knows; None if none is.
     """
-    free = [slot for slot, each in enumerate(held) if each is None or each.id != safe]
-    return min(free, key=lambda slot: _age(held[slot]))
+    free = [slot for slot, copy in enumerate(copies) if copy is None or copy.id != safe]
+    return min(free, key=lambda slot: _age(copies[slot]))
 
 
 def _age(copy: Copy | None) -> tuple[int, int]:

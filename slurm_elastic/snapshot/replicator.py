@@ -225,18 +225,18 @@ class ReplicatorProcess:
                 content, descriptors, _, _ = socket.recv_fds(news, _LIMIT, REPLICA_SLOTS, socket.MSG_CMSG_CLOEXEC)
                 if not content:
                     break
-                told = typed_json.decode(content, News)
-                if told.replicas is not None:
-                    self._replicas(told.replicas, [Slot(descriptor) for descriptor in descriptors])
-                if told.disk is not None:
-                    self._disk(told.disk)
-                if told.problem:
-                    logger.warning("snapshots: %s", told.problem)
+                message = typed_json.decode(content, News)
+                if message.replicas is not None:
+                    self._replicas(message.replicas, [Slot(descriptor) for descriptor in descriptors])
+                if message.disk is not None:
+                    self._disk(message.disk)
+                if message.problem:
+                    logger.warning("snapshots: %s", message.problem)
                 with self._changed:
-                    self._port = told.port or self._port
-                    self.safe = told.safe or self.safe
-                    self._sent = self._sent if told.sent is None else told.sent
-                    self._received = self._received if told.received is None else told.received
+                    self._port = message.port or self._port
+                    self.safe = message.safe or self.safe
+                    self._sent = self._sent if message.sent is None else message.sent
+                    self._received = self._received if message.received is None else message.received
                     self._changed.notify_all()
         with self._changed:
             self._over = True
@@ -339,7 +339,7 @@ class _Replicator:
             if not content:
                 return
             order = typed_json.decode(content, Members | Slots | Wanted | Ended)
-            slots = [Slot(each) for each in descriptors]
+            slots = [Slot(descriptor) for descriptor in descriptors]
             with self._lock:
                 match order:
                     case Members():
@@ -407,11 +407,11 @@ class _Replicator:
                 # An agent whose workers make long steps says nothing for as long.
                 connection.settimeout(None)
                 while True:
-                    told = channel.next()
-                    if "report" in told:
-                        self._answer_report(channel, typed_json.convert(told, _Hello))
+                    order = channel.next()
+                    if "report" in order:
+                        self._answer_report(channel, typed_json.convert(order, _Hello))
                         continue
-                    push = typed_json.convert(told, _Push)
+                    push = typed_json.convert(order, _Push)
                     source = push.round
                     self._last_byte = time.monotonic()
                     if push.copy is None:
@@ -451,12 +451,12 @@ class _Replicator:
             if slots is None:
                 slots = self._replicas[push.local_rank] = [Slot.make() for _ in range(REPLICA_SLOTS)]
                 self._tell(News(replicas=push.local_rank), slots)
-        held = _held(slots)
-        if copy in held:
+        copies = _held(slots)
+        if copy in copies:
             channel.say({"copied": True})
             return
         assert side is not None
-        slot = slots[slot_for_replica(held, newest_of(push.safe, side.protection().safe))]
+        slot = slots[slot_for_replica(copies, newest_of(push.safe, side.protection().safe))]
         if slot.busy:
             raise TransferError("its slot is being written to disk")
         if min(push.tensors, push.description, push.shards) < 0 or push.shards > push.tensors:
@@ -509,7 +509,7 @@ class _Side:
         if not self._abandoned and self.partner is not None and self._banks():
             with contextlib.suppress(OSError, SessionError, TransferError):
                 for local_rank, slots in self._banks().items():
-                    newest = max((each.id for each in _held(slots) if each is not None), default=None)
+                    newest = max((copy.id for copy in _held(slots) if copy is not None), default=None)
                     if newest is not None and newest.round == self.members.round:
                         self._send(local_rank, slots, newest)
                 self._channel_to_partner().say(msgspec.to_builtins(_Push(self.members.round)))
@@ -556,12 +556,12 @@ class _Side:
         for slots in (shared, *banks.values()):
             slots[0].protection = protection
         round_ = self.members.round
-        held = [
-            [None if each is None or each.id.round != round_ else each.id for each in _held(slots)]
+        snapshots = [
+            [None if copy is None or copy.id.round != round_ else copy.id for copy in _held(slots)]
             for slots in (shared, *banks.values())
         ]
-        newest = [max((each.step for each in ids if each is not None), default=None) for ids in held]
-        kept, differs = kept_step(protection, held)
+        newest = [max((snapshot.step for snapshot in ids if snapshot is not None), default=None) for ids in snapshots]
+        kept, differs = kept_step(protection, snapshots)
         if kept is not None and not differs and self._copied != kept and not self._pauses():
             self._copy(banks, SnapshotId(round_, kept))
         steps = [step for step in newest if step is not None]

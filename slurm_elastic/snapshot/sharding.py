@@ -38,11 +38,11 @@ class Mesh:
         """Return the position of a rank; None if it is not in the mesh."""
         if rank not in self.ranks:
             return None
-        index, found = self.ranks.index(rank), []
+        index, position = self.ranks.index(rank), []
         for size in reversed(self.shape):
             index, at = divmod(index, size)
-            found.append(at)
-        return tuple(reversed(found))
+            position.append(at)
+        return tuple(reversed(position))
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ class Region:
         start = tuple(map(max, self.start, other.start))
         ends = [min(a + b, c + d) for a, b, c, d in zip(self.start, self.size, other.start, other.size, strict=True)]
         size = tuple(end - at for end, at in zip(ends, start, strict=True))
-        return Region(start, size) if all(each > 0 for each in size) else None
+        return Region(start, size) if all(length > 0 for length in size) else None
 
     def within(self, other: Region) -> tuple[slice, ...]:
         """Return the indices of this region in one that contains it."""
@@ -140,11 +140,11 @@ def needed_ranges(
         item = layout.tensors[index].item
         ranges.setdefault(piece.part, []).append(byte_range(piece, item))
         needed[piece.part] = needed.get(piece.part, 0) + piece.region.count * item
-    found = {part: merged(each, most) for part, each in ranges.items()}
+    by_part = {part: merged(pieces, most) for part, pieces in ranges.items()}
     return {
-        part: each
-        for part, each in found.items()
-        if sum(end - begin for begin, end in each) <= _MOST_BETWEEN * needed[part]
+        part: pieces
+        for part, pieces in by_part.items()
+        if sum(end - begin for begin, end in pieces) <= _MOST_BETWEEN * needed[part]
     }
 
 
@@ -201,15 +201,15 @@ def merged(ranges: Iterable[tuple[int, int]], most: int) -> tuple[tuple[int, int
         ranges: Where each begins and ends.
         most: Number of ranges at most, 1 or more; those with the smallest gaps between them become one.
     """
-    found: list[tuple[int, int]] = []
+    joined: list[tuple[int, int]] = []
     for begin, end in sorted(ranges):
-        if found and begin <= found[-1][1]:
-            found[-1] = found[-1][0], max(end, found[-1][1])
+        if joined and begin <= joined[-1][1]:
+            joined[-1] = joined[-1][0], max(end, joined[-1][1])
         else:
-            found.append((begin, end))
-    gaps = sorted(range(1, len(found)), key=lambda index: found[index][0] - found[index - 1][1], reverse=True)
-    bounds = [0, *sorted(gaps[: most - 1]), len(found)]
-    return tuple((found[first][0], found[end - 1][1]) for first, end in pairwise(bounds) if first < end)
+            joined.append((begin, end))
+    gaps = sorted(range(1, len(joined)), key=lambda index: joined[index][0] - joined[index - 1][1], reverse=True)
+    bounds = [0, *sorted(gaps[: most - 1]), len(joined)]
+    return tuple((joined[first][0], joined[end - 1][1]) for first, end in pairwise(bounds) if first < end)
 
 
 def region_of(tensor: Sharded, mesh: Mesh, rank: int) -> Region | None:
@@ -262,30 +262,30 @@ class Planner:
     def shards(self, rank: int) -> tuple[list[tuple[int, Region] | None], int]:
         """Return the offset in its part and the region of what a rank has of each tensor, and the bytes of all."""
         if rank not in self._shards:
-            found: list[tuple[int, Region] | None] = []
+            shards: list[tuple[int, Region] | None] = []
             offset = 0
             for tensor in self.layout.tensors:
                 region = region_of(tensor, self.layout.meshes[tensor.mesh], rank)
-                found.append(None if region is None else (offset, region))
+                shards.append(None if region is None else (offset, region))
                 offset = round_up(offset + (0 if region is None else region.count * tensor.item))
-            self._shards[rank] = found, offset
+            self._shards[rank] = shards, offset
         return self._shards[rank]
 
-    def pieces(self, index: int, wanted: Region) -> Iterator[Piece]:
+    def pieces(self, index: int, target: Region) -> Iterator[Piece]:
         """Yield what makes up a region of a tensor, each element once.
 
         Args:
             index: Of the tensor.
-            wanted: The region.
+            target: The region.
         """
         tensor = self.layout.tensors[index]
         mesh = self.layout.meshes[tensor.mesh]
-        for position in _positions(mesh, tensor, wanted):
+        for position in _positions(mesh, tensor, target):
             rank = mesh.ranks[_flat(position, mesh.shape)]
-            found = self.shards(rank)[0][index]
-            assert found is not None
-            offset, shard = found
-            overlap = shard.overlap(wanted)
+            own = self.shards(rank)[0][index]
+            assert own is not None
+            offset, shard = own
+            overlap = shard.overlap(target)
             if overlap is not None:
                 yield Piece(self.part_numbers[rank], offset, shard, overlap)
 
@@ -295,11 +295,11 @@ def _part_numbers(layout: Layout) -> tuple[int, ...]:
         return tuple(range(layout.world))
     kinds = list(dict.fromkeys((tensor.mesh, tensor.dimensions) for tensor in layout.tensors))
     numbers: dict[tuple[object, ...], int] = {}
-    found = []
+    numbers_of_ranks = []
     for rank in range(layout.world):
-        held = tuple(_divided(layout.meshes[mesh], dimensions, rank) for mesh, dimensions in kinds)
-        found.append(numbers.setdefault(held, len(numbers)))
-    return tuple(found)
+        regions = tuple(_divided(layout.meshes[mesh], dimensions, rank) for mesh, dimensions in kinds)
+        numbers_of_ranks.append(numbers.setdefault(regions, len(numbers)))
+    return tuple(numbers_of_ranks)
 
 
 def _divided(mesh: Mesh, dimensions: Sequence[int | None], rank: int) -> tuple[int, ...] | None:
@@ -309,7 +309,7 @@ def _divided(mesh: Mesh, dimensions: Sequence[int | None], rank: int) -> tuple[i
     return tuple(at for at, dimension in zip(position, dimensions, strict=True) if dimension is not None)
 
 
-def _positions(mesh: Mesh, tensor: Sharded, wanted: Region) -> Iterator[tuple[int, ...]]:
+def _positions(mesh: Mesh, tensor: Sharded, target: Region) -> Iterator[tuple[int, ...]]:
     """Yield one position of the mesh for each different shard that may have elements of a region."""
     ranges = []
     for ranks, dimension in zip(mesh.shape, tensor.dimensions, strict=True):
@@ -320,7 +320,7 @@ def _positions(mesh: Mesh, tensor: Sharded, wanted: Region) -> Iterator[tuple[in
             ranges.append(range(ranks))
         else:
             most = max(1, -(-tensor.shape[dimension] // ranks))
-            begin, size = wanted.start[dimension], wanted.size[dimension]
+            begin, size = target.start[dimension], target.size[dimension]
             ranges.append(range(begin // most, -(-(begin + size) // most)))
     return product(*ranges)
 

@@ -102,12 +102,17 @@ def contents(fields: Fields, size: int) -> Contents | None:
     digest = fields[_DIGEST].to_bytes(8, "little", signed=True).hex()
     part = None if fields[_PART] == -1 else fields[_PART]
     copy = Copy(SnapshotId(fields[_ROUND], fields[_STEP]), digest, fields[_PARTS], part)
-    found = Contents(copy, fields[_TENSORS], fields[_DESCRIPTION], fields[_SHARDS])
-    if found.tensors < 0 or found.description < 0 or found.size > size or not 0 <= found.shards <= found.tensors:
+    content = Contents(copy, fields[_TENSORS], fields[_DESCRIPTION], fields[_SHARDS])
+    if (
+        content.tensors < 0
+        or content.description < 0
+        or content.size > size
+        or not 0 <= content.shards <= content.tensors
+    ):
         return None
     if not 0 <= copy.parts <= _MOST_PARTS or not (part is None or 0 <= part < copy.parts):
         return None
-    return found
+    return content
 
 
 def set_busy(fields: Fields, busy: bool) -> None:

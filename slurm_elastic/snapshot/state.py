@@ -109,15 +109,15 @@ def flatten(state: Mapping[str, Any]) -> Flat:
                 "d": [
                     [
                         key if type(key) in _EXACT_SCALARS else node(key),
-                        each if type(each) in _EXACT_SCALARS else node(each),
+                        item if type(item) in _EXACT_SCALARS else node(item),
                     ]
-                    for key, each in value.items()
+                    for key, item in value.items()
                 ]
             }
         if kind is list:
-            return {"l": [each if type(each) in _EXACT_SCALARS else node(each) for each in value]}
+            return {"l": [item if type(item) in _EXACT_SCALARS else node(item) for item in value]}
         if kind is tuple or kind is size:
-            return {"t": [each if type(each) in _EXACT_SCALARS else node(each) for each in value]}
+            return {"t": [item if type(item) in _EXACT_SCALARS else node(item) for item in value]}
         if isinstance(value, _SCALARS):
             return value
         if isinstance(value, bytes):
@@ -160,21 +160,21 @@ def _refusal(value: Any) -> str:
     )
 
 
-def _path_of(wanted: Any, state: Mapping[str, Any]) -> tuple[object, ...]:
+def _path_of(target: Any, state: Mapping[str, Any]) -> tuple[object, ...]:
     """Return the keys that lead to a part of a state; for a part of a key, those that lead to its dict."""
 
     def find(value: Any, path: tuple[object, ...]) -> tuple[object, ...] | None:
-        if value is wanted:
+        if value is target:
             return path
-        each: Iterable[tuple[object, ...] | None] = ()
+        paths: Iterable[tuple[object, ...] | None] = ()
         if isinstance(value, dict):
             keys = (find(key, path) for key in value)
-            each = itertools.chain(keys, (find(below, (*path, key)) for key, below in value.items()))
+            paths = itertools.chain(keys, (find(below, (*path, key)) for key, below in value.items()))
         elif isinstance(value, (list, tuple)):
-            each = (find(below, (*path, index)) for index, below in enumerate(value))
-        return next((found for found in each if found is not None), None)
+            paths = (find(below, (*path, index)) for index, below in enumerate(value))
+        return next((path_found for path_found in paths if path_found is not None), None)
 
-    return next((found for name, value in state.items() if (found := find(value, (name,))) is not None), ())
+    return next((place for name, value in state.items() if (place := find(value, (name,))) is not None), ())
 
 
 def _shown(path: tuple[object, ...]) -> str:
@@ -304,12 +304,12 @@ class PresentTensors:
                 if loaded is not None and isinstance(value, loaded.Tensor):
                     self.found[kind, content] = value
             elif kind == "d" and isinstance(value, Mapping):
-                for key, each in content:
+                for key, item in content:
                     if not isinstance(key, dict) and key in value:
-                        walk(each, value[key])
+                        walk(item, value[key])
             elif kind in "lt" and isinstance(value, (list, tuple)):
-                for each, beside in zip(content, value, strict=False):
-                    walk(each, beside)
+                for item, beside in zip(content, value, strict=False):
+                    walk(item, beside)
 
         for name, node in tree.items():
             before = {*self.found}
@@ -359,10 +359,10 @@ def rebuild(tree: Any, tensors: Sequence[torch.Tensor], sharded: Sequence[torch.
         if kind == "s":
             return sharded[content]
         if kind == "d":
-            return {value(key): value(each) for key, each in content}
+            return {value(key): value(item) for key, item in content}
         if kind == "b":
             return base64.b64decode(content)
-        each_value = [value(each) for each in content]
+        each_value = [value(item) for item in content]
         return tuple(each_value) if kind == "t" else each_value
 
     return {name: value(node) for name, node in tree.items()}

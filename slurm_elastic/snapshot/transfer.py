@@ -111,14 +111,14 @@ class Sender:
             logger.debug("a snapshot is not sent: %s", error)
 
     def _send(self, channel: Channel) -> None:
-        wanted = channel.next()
-        if wanted.get("replicator") is True:
+        request = channel.next()
+        if request.get("replicator") is True:
             channel.say({"port": self._replicator()})
             return
-        own, ranges = wanted.pop("own", False) is True, wanted.pop("ranges", None)
+        own, ranges = request.pop("own", False) is True, request.pop("ranges", None)
         for slot in self._slots():
             contents = slot.contents()
-            if contents is None or _named(contents.copy) != wanted:
+            if contents is None or _named(contents.copy) != request:
                 continue
             shards = 0 if own else contents.shards
             skipped = contents.shards - shards
@@ -133,7 +133,7 @@ class Sender:
             if slot.contents() == contents:
                 channel.say({"digest": digest})
             return
-        raise TransferError(f"{wanted} is not here any more")
+        raise TransferError(f"{request} is not here any more")
 
 
 def accepted(listener: socket.socket) -> Iterator[socket.socket]:
@@ -239,10 +239,10 @@ def _receive(
     size = HEADER + tensors + description
     if ranges is None:
         pieces: Ranges = ((HEADER, size),)
-        check_memory(sum(max(0, size + description - each.size) for each in slots))
+        check_memory(sum(max(0, size + description - slot.size) for slot in slots))
     else:
-        wanted = _checked(ranges, shards)
-        pieces = (*((HEADER + begin, HEADER + end) for begin, end in wanted), (HEADER + shards, size))
+        needed = _checked(ranges, shards)
+        pieces = (*((HEADER + begin, HEADER + end) for begin, end in needed), (HEADER + shards, size))
         check_memory(sum(end - begin for begin, end in pieces))
 
     def write() -> None:
@@ -373,13 +373,13 @@ def _checked(ranges: object, shards: int) -> Ranges:
         TransferError: They are none.
     """
     try:
-        found = typed_json.convert(ranges, Ranges)
+        pairs = typed_json.convert(ranges, Ranges)
     except typed_json.JSONError:
         raise TransferError("no ranges of bytes") from None
-    bounds = [0, *(bound for each in found for bound in each), shards]
+    bounds = [0, *(bound for pair in pairs for bound in pair), shards]
     if bounds != sorted(bounds):
         raise TransferError("ranges of bytes that are not there")
-    return found
+    return pairs
 
 
 def _taken(body: memoryview, ranges: Ranges, shards: int) -> list[memoryview]:

@@ -138,18 +138,18 @@ def _parse(line: str) -> Sequence[tuple[str, str | None]]:
         words = shlex.split(line.removeprefix(_DIRECTIVE), comments=True)
     except ValueError as error:
         raise UsageError(f"the template's line {line!r} cannot be read: {error}") from None
-    found: list[tuple[str, str | None]] = []
+    options: list[tuple[str, str | None]] = []
     for word in words:
         if word.startswith("--"):
             name, sign, value = word[2:].partition("=")
-            found.append((name, value if sign else None))
+            options.append((name, value if sign else None))
         elif word.startswith("-") and len(word) > 1:
-            found.append((LONG_NAMES.get(word[1], word[1]), word[2:] or None))
-        elif found and found[-1][1] is None:
-            found[-1] = (found[-1][0], word)
+            options.append((LONG_NAMES.get(word[1], word[1]), word[2:] or None))
+        elif options and options[-1][1] is None:
+            options[-1] = (options[-1][0], word)
         else:
             raise UsageError(f"the template's line {line!r} cannot be read: {word!r} belongs to no option")
-    return found
+    return options
 
 
 def _directive(name: str, value: str | None) -> str:

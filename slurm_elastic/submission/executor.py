@@ -135,10 +135,10 @@ class ElasticExecutor(slurm.SlurmExecutor):
         if kwargs.get("mem_gb") is not None:
             kwargs["mem_gb"] = slurm._convert_mem(kwargs["mem_gb"])
         named = long_names(kwargs, cast(Mapping[str, str], self._equivalence_dict()), "slurm_")
-        known = self._valid_parameters()
+        names = self._valid_parameters()
         for name in named:
-            if name not in known:
-                mend = did_you_mean(name, known, otherwise="others go into slurm_additional_parameters")
+            if name not in names:
+                mend = did_you_mean(name, names, otherwise="others go into slurm_additional_parameters")
                 raise UnknownParameterError(f"no parameter {name!r}; {mend}")
         merged = {**self.parameters, **named}
         self._planned((), slurm_parameters(merged))

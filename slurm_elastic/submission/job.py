@@ -252,8 +252,8 @@ class LocalElasticJob(_Run[core.R], local.LocalJob[core.R]):
         base = utils.JobPaths.get_first_id_independent_folder(self.paths._folder)
         if self.run_id is not None:
             return RunDir.for_run(base, self.run_id)
-        found = list(RunDir.for_run(base, self.job_id).path.parent.glob(f"{self.job_id}-*"))
-        newest = max(found, key=lambda path: path.stat().st_mtime, default=None)
+        paths = list(RunDir.for_run(base, self.job_id).path.parent.glob(f"{self.job_id}-*"))
+        newest = max(paths, key=lambda path: path.stat().st_mtime, default=None)
         return RunDir.for_run(base, self.job_id if newest is None else newest.name)
 
     def _of_rank(self, rank: int) -> Any:

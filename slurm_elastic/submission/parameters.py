@@ -51,13 +51,13 @@ def long_names(parameters: Mapping[str, Any], equivalents: Mapping[str, str], pr
         UsageError: A parameter is given by two names.
     """
     named: dict[str, Any] = {}
-    for given, value in parameters.items():
+    for parameter, value in parameters.items():
         if value is None:
             continue
-        name = given.removeprefix(prefix)
+        name = parameter.removeprefix(prefix)
         name = equivalents.get(name, name)
         if name in named:
-            raise UsageError(f"{given} and another parameter both mean {name}; leave one of them out")
+            raise UsageError(f"{parameter} and another parameter both mean {name}; leave one of them out")
         named[name] = value
     return named
 

@@ -162,17 +162,17 @@ def require_possible(option: str) -> None:
         raise UsageError(f"--{option} is not possible: {_IMPOSSIBLE[option]}")
 
 
-def read_template(given: str | Path | None, shape: Shape) -> str:
+def read_template(template: str | Path | None, shape: Shape) -> str:
     """Return the text of a template.
 
     Args:
-        given: Path of the template; None for that in SLURM_ELASTIC_TEMPLATE, else the template of the package.
+        template: Path of the template; None for that in SLURM_ELASTIC_TEMPLATE, else the template of the package.
         shape: Names the template of the package.
 
     Raises:
         UsageError: The template cannot be read.
     """
-    path = given or os.environ.get(TEMPLATE_VARIABLE)
+    path = template or os.environ.get(TEMPLATE_VARIABLE)
     if not path:
         return templates.read(shape.value)
     try:

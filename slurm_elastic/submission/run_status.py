@@ -51,8 +51,8 @@ def latest_log(run_dir: RunDir, rank: int, name: str) -> Path | None:
         rank: Rank of the worker.
         name: ``stdout.log`` or ``stderr.log``.
     """
-    found = [path for path in run_dir.path.glob(f"logs/round_*/*/rank_*/{name}") if _rank(path) == rank]
-    return max(found, key=_round, default=None)
+    paths = [path for path in run_dir.path.glob(f"logs/round_*/*/rank_*/{name}") if _rank(path) == rank]
+    return max(paths, key=_round, default=None)
 
 
 def _newest_round(run_dir: RunDir) -> dict[str, Any]:

@@ -20,9 +20,9 @@ def read(name: str) -> str:
     Raises:
         UsageError: There is no such template.
     """
-    known = names()
-    if name not in known:
-        mend = did_you_mean(name, known, otherwise=f"the templates are {', '.join(known)}")
+    choices = names()
+    if name not in choices:
+        mend = did_you_mean(name, choices, otherwise=f"the templates are {', '.join(choices)}")
         raise UsageError(f"no template {name!r}; {mend}")
     return (_directory() / f"{name}{_SUFFIX}").read_text(encoding="utf-8")
 

@@ -28,8 +28,8 @@ class Channel:
     @classmethod
     def pair(cls) -> tuple[Channel, Channel]:
         """Return both ends; an execve closes them unless their descriptors are made inheritable."""
-        one, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        return cls(one), cls(other)
+        first, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        return cls(first), cls(other)
 
     @classmethod
     def inherited(cls, descriptor: int) -> Channel:

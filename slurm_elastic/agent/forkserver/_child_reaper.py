@@ -64,16 +64,16 @@ class ChildReaper:
     def exits(self) -> Iterator[tuple[int, int]]:
         """Yield each worker that has ended once: its pid, and its exit code or minus the signal's number."""
         self._clear_wakeup()
-        found = bool(self._unreported)
+        has_exits = bool(self._unreported)
         yield from self._unreported
         self._unreported.clear()
         for pid in sorted(self.workers - self._ended):
             result = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             if result is not None:
-                found = True
+                has_exits = True
                 self._ended.add(pid)
                 yield pid, result.si_status if result.si_code == os.CLD_EXITED else -result.si_status
-        if not found:
+        if not has_exits:
             self._scan_pending = True
         if self.seconds_to_scan() == 0:
             self._scan_pending = False

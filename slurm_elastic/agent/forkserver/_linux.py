@@ -101,15 +101,15 @@ def children(parent: int) -> list[int]:
 
 def ancestors() -> list[int]:
     """Return the pids of this process's parent, its parent, and so on, as far as /proc shows them to this user."""
-    found: list[int] = []
+    parents: list[int] = []
     parent: int | None = os.getppid()
     while parent:
-        found.append(parent)
+        parents.append(parent)
         try:
             parent = _stat_field(parent, 1)
         except OSError:
             break
-    return found
+    return parents
 
 
 def signal_descriptor(numbers: Iterable[int]) -> int:
@@ -125,14 +125,14 @@ def signal_descriptor(numbers: Iterable[int]) -> int:
 
 def sent_signals(descriptor: int) -> list[tuple[int, int]]:
     """Read the signals that other processes have sent to this one: number and sender's pid (signalfd(2))."""
-    found = []
+    senders = []
     with contextlib.suppress(BlockingIOError):
         while record := os.read(descriptor, 128):
             number, _errno, code, sender = struct.unpack_from("=IiiI", record)
             # Signals that the kernel raises have a code above 0.
             if code <= 0 and sender:
-                found.append((number, sender))
-    return found
+                senders.append((number, sender))
+    return senders
 
 
 def session_of(pid: int) -> int | None:

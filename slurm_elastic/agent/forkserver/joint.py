@@ -92,13 +92,13 @@ def execute_jointly(
 
 def _inheritable_descriptors() -> list[int]:
     """Return the descriptors beyond the standard streams that an executed process keeps."""
-    found = []
+    descriptors = []
     for name in os.listdir("/proc/self/fd"):  # noqa: PTH208
         # The directory itself is closed by now.
         with contextlib.suppress(OSError):
             if int(name) > 2 and os.get_inheritable(int(name)):
-                found.append(int(name))
-    return found
+                descriptors.append(int(name))
+    return descriptors
 
 
 def _task_name() -> str:

@@ -127,7 +127,7 @@ class ForkServerContext(PContext):
     ) -> None:
         filters = (duplicate_stdout_filters, duplicate_stderr_filters)
         super().__init__(name, entrypoint, args, envs, logs_specs, log_line_prefixes, *filters)
-        followed = [each for tail in self._tail_logs for each in _files_of(tail)]
+        followed = [log_file for tail in self._tail_logs for log_file in _files_of(tail)]
         self._last_words = dict[int, LastWords]()
         self._exits: dict[int, int] = {}
         for rank, path in self.stderrs.items() if brief else ():
@@ -241,7 +241,7 @@ class ForkServerContext(PContext):
 
     def _start_orders(self, orders: list[Order]) -> dict[int, int]:
         obstacles = (self._fork_server.obstacle(order.command, order.environment) for order in orders)
-        obstacle = next((found for found in obstacles if found is not None), None)
+        obstacle = next((reason for reason in obstacles if reason is not None), None)
         if obstacle is not None:
             level = logging.INFO if obstacle == SWITCHED_OFF else logging.WARNING
             logger.log(level, "workers start cold: %s", obstacle)
@@ -331,7 +331,7 @@ def _asked_numa_prefixes(workers: int, options: NumaOptions) -> tuple[tuple[str,
         logging.disable()
         command = ("",)
         bound = (_wrap_with_numa_binding(command, **{_DEVICE: rank}, numa_options=options) for rank in range(workers))
-        return tuple(each[: -len(command)] for each in bound)
+        return tuple(words[: -len(command)] for words in bound)
 
     # torch asks CUDA where each GPU is.
     return asked_apart(ask)

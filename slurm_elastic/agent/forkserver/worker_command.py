@@ -43,12 +43,12 @@ class Program(NamedTuple):
         Returns:
             None if no Python script is run (--no-python) or named; FUNCTION with --run-path.
         """
-        found = scan(arguments, environment)
-        if found.script is None or found.has("no_python"):
+        options = scan(arguments, environment)
+        if options.script is None or options.has("no_python"):
             return None
-        if found.has("run_path"):
+        if options.has("run_path"):
             return FUNCTION
-        return cls.script(found.script, found.arguments, module=found.has("module"))
+        return cls.script(options.script, options.arguments, module=options.has("module"))
 
     def command(self) -> list[str]:
         """Return the whole command."""
@@ -66,10 +66,10 @@ def worker_environment(environment: Mapping[str, str], local_world_size: int | N
     torchrun sets OMP_NUM_THREADS to 1 if a node has several workers and it is not set (torch/distributed/run.py,
     config_from_args, 2.13), and OpenMP reads it at import.
     """
-    known = dict(environment)
+    environ = dict(environment)
     if local_world_size is not None and local_world_size > 1:
-        known.setdefault("OMP_NUM_THREADS", "1")
-    return known
+        environ.setdefault("OMP_NUM_THREADS", "1")
+    return environ
 
 
 _PACKAGE_ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), *[os.pardir] * 3))  # noqa: PTH100, PTH118, PTH120

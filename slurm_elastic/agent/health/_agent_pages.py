@@ -86,7 +86,7 @@ class NodePages:
         workers = {worker.pid: worker.rank for worker in round_info.workers} if round_info is not None else {}
         stacks = collect_stacks(sorted(workers), _STACKS_TIMEOUT, lambda: self._closing)
         parts = [
-            f"rank {workers[pid]}\n{text}" for pid, text in sorted(stacks.items(), key=lambda one: workers[one[0]])
+            f"rank {workers[pid]}\n{text}" for pid, text in sorted(stacks.items(), key=lambda stack: workers[stack[0]])
         ]
         return "\n".join([*parts, _own_stacks()]).encode(errors="replace")
 
@@ -111,14 +111,14 @@ class NodePages:
             rejected=self.rejected(),
             snapshot_bytes=snapshot_bytes,
             safe_step=safe_step,
-            steps=tuple((one.local_rank, one.step) for one in progress if one.step is not None),
+            steps=tuple((worker.local_rank, worker.step) for worker in progress if worker.step is not None),
             step_ages=tuple(
-                (one.local_rank, one.seconds_since_boundary)
-                for one in progress
-                if one.seconds_since_boundary is not None
+                (worker.local_rank, worker.seconds_since_boundary)
+                for worker in progress
+                if worker.seconds_since_boundary is not None
             ),
-            losses=tuple((one.local_rank, one.loss) for one in progress if one.loss is not None),
-            steps_here=sum(one.boundary for one in progress),
+            losses=tuple((worker.local_rank, worker.loss) for worker in progress if worker.loss is not None),
+            steps_here=sum(worker.boundary for worker in progress),
             paces=tuple(self.paces().items()),
             slow=tuple(self.slow()),
         )

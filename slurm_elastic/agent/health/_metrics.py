@@ -124,7 +124,7 @@ class _Collected(Collector):
         yield self._gauge(
             "worker_individual_score", "Its best time outside of collectives by that of now.", ("rank",), individual
         )
-        slow = {(str(each.rank),): each.score.relative or 0.0 for each in readings.slow}
+        slow = {(str(slow_rank.rank),): slow_rank.score.relative or 0.0 for slow_rank in readings.slow}
         yield self._gauge(
             "slow_rank_score",
             "Ranks of the run that stay slow, with the others' time outside of collectives by their own; on the agent "

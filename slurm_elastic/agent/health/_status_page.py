@@ -27,8 +27,8 @@ def status_page(state: AgentState, readings: Readings) -> bytes:
         "round": None if round_info is None else _round(round_info),
         "workers": [] if round_info is None else _workers(round_info, readings),
         "slow_ranks": [
-            {"rank": each.rank, "relative_score": _rounded(each.score.relative), **_pace(each.pace)}
-            for each in readings.slow
+            {"rank": slow_rank.rank, "relative_score": _rounded(slow_rank.score.relative), **_pace(slow_rank.pace)}
+            for slow_rank in readings.slow
         ],
         "restarts": state.restarts,
         "restarts_left": max(0, state.max_restarts - state.restarts),

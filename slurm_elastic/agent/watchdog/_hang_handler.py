@@ -67,17 +67,17 @@ class HangHandler:
         self._hung.clear()
         self._killed.clear()
 
-    def handle(self, found: Mapping[int, list[Timer]], workers: Mapping[int, Watched], agreement: Agreement) -> None:
+    def handle(self, expired: Mapping[int, list[Timer]], workers: Mapping[int, Watched], agreement: Agreement) -> None:
         """Handle workers that have begun to hang, in a thread.
 
         Args:
-            found: Their expired timers, in order of expiry, by process id.
+            expired: Their expired timers, in order of expiry, by process id.
             workers: All workers of the round, by process id.
             agreement: Asks all of them for their dumps.
         """
-        self._hung.update(found)
+        self._hung.update(expired)
         thread = threading.Thread(
-            target=self._handle, args=(found, workers, self._round, agreement), name="slurm-elastic-hang", daemon=True
+            target=self._handle, args=(expired, workers, self._round, agreement), name="slurm-elastic-hang", daemon=True
         )
         self.threads = (*(thread for thread in self.threads if thread.is_alive()), thread)
         thread.start()
@@ -85,20 +85,20 @@ class HangHandler:
     # On the thread of a batch, without the lock.
 
     def _handle(
-        self, found: Mapping[int, list[Timer]], workers: Mapping[int, Watched], round_: int, agreement: Agreement
+        self, expired: Mapping[int, list[Timer]], workers: Mapping[int, Watched], round_: int, agreement: Agreement
     ) -> None:
-        for timers in found.values():
+        for timers in expired.values():
             for timer in timers:
                 why = "it takes no step" if timer.steps is not None else f"timer {timer.request.scope!r} expired"
                 logger.warning("rank %s does not go on: %s", workers[timer.worker].rank, why)
-        pids = {timer.request.pid for timers in found.values() for timer in timers} | set(found)
+        pids = {timer.request.pid for timers in expired.values() for timer in timers} | set(expired)
         agreement.ask_for_dumps()
         by = time.monotonic() + _DUMPS_TIMEOUT
         stacks = collect_stacks(sorted(pids), _STACKS_TIMEOUT, lambda: self._round != round_)
         while agreement.writes_dumps and self._round == round_ and time.monotonic() < by:
             time.sleep(0.02)
         waiting = {worker.local_rank: worker.in_collective for worker in agreement.progress()}
-        handled = [self._end(workers[pid], timers, stacks, round_, waiting) for pid, timers in found.items()]
+        handled = [self._end(workers[pid], timers, stacks, round_, waiting) for pid, timers in expired.items()]
         for pid, killed in handled:
             if killed is not None:
                 self._ensure_ended(pid, killed, round_)

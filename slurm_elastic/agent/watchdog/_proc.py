@@ -59,8 +59,8 @@ def nearest_ancestor(pid: int, among: Collection[int]) -> int | None:
     for _ in range(_DEEPEST):
         if pid in among:
             return pid
-        found = process_state(pid)
-        if found is None or found.parent <= 1:
+        state = process_state(pid)
+        if state is None or state.parent <= 1:
             return None
-        pid = found.parent
+        pid = state.parent
     return None

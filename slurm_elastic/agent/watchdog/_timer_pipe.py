@@ -67,12 +67,12 @@ def make_pipe(environ: Mapping[str, str], memory: Path = SHARED_MEMORY) -> Pipe 
     Returns:
         The pipe; None, with a line in the log, if it cannot be made.
     """
-    given = environ.get(_FILE)
-    if given:
+    path = environ.get(_FILE)
+    if path:
         try:
-            return _open(Path(given).absolute(), None)
+            return _open(Path(path).absolute(), None)
         except OSError as error:
-            logger.warning("no pipe at %s=%s (%s): the watchdog uses one of its own", _FILE, given, error.strerror)
+            logger.warning("no pipe at %s=%s (%s): the watchdog uses one of its own", _FILE, path, error.strerror)
     try:
         directory = NodeDirectory("watchdog", memory)
     except OSError as error:

@@ -232,14 +232,14 @@ class Watchdog:
             self._look_at_ends(now)
             stalled, interval = self._stalled_workers(now)
             expired = [*self._timers.take_expired(now), *stalled]
-            found: dict[int, list[Timer]] = {}
+            expired_timers: dict[int, list[Timer]] = {}
             for timer in expired:
                 process = process_state(timer.request.pid)
                 gone = process is None or process.state == "Z" or process.started != timer.started
                 if not gone and timer.worker in self._workers and timer.worker not in self._hangs:
-                    found.setdefault(timer.worker, []).append(timer)
-            if found:
-                self._hangs.handle(found, dict(self._workers), self._agreement)
+                    expired_timers.setdefault(timer.worker, []).append(timer)
+            if expired_timers:
+                self._hangs.handle(expired_timers, dict(self._workers), self._agreement)
         return interval
 
     def _stalled_workers(self, now: float) -> tuple[list[Timer], float]:
@@ -253,12 +253,12 @@ class Watchdog:
         stalled, interval = self._steps.check(progress, now)
         workers = {worker.local_rank: worker.pid for worker in self._workers.values()}
         timers = []
-        for one in stalled:
-            pid = workers.get(one.local_rank)
+        for stall in stalled:
+            pid = workers.get(stall.local_rank)
             process = process_state(pid) if pid is not None else None
             if pid is not None and process is not None:
                 request = Request(pid, _STEP_SCOPE, time.time(), signal.SIGKILL)
-                timers.append(Timer(request, pid, process.started, now - one.seconds, now, one.boundary))
+                timers.append(Timer(request, pid, process.started, now - stall.seconds, now, stall.boundary))
         return timers, interval
 
     def _look_at_ends(self, now: float) -> None:
@@ -269,9 +269,9 @@ class Watchdog:
             if process is not None and process.state != "Z":
                 living.append(worker)
         watched = any(worker.attached for worker in self._progress())
-        told = self._ends.check(len(self._workers), len(living), watched=watched, now=now) if self._workers else ()
+        notes = self._ends.check(len(self._workers), len(living), watched=watched, now=now) if self._workers else ()
         ended = [worker for worker in self._workers.values() if worker not in living]
-        for said in told:
+        for said in notes:
             match said:
                 case Said.SOME_ENDED:
                     logger.warning("%s ended 10 s ago, and %s still runs", _ranks(ended), _ranks(living))

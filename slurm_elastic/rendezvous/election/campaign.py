@@ -79,7 +79,7 @@ def locate(
     situation: Situation,
     incarnation: str,
     expected: tuple[Endpoint, ...],
-    known: LeaderLocation | None = None,
+    location: LeaderLocation | None = None,
 ) -> LeaderLocation:
     """Return where a leader may be, by the records.
 
@@ -87,23 +87,23 @@ def locate(
         situation: the endpoint and the last round on record.
         incarnation: This agent's incarnation.
         expected: the endpoints to try before a leader has published one.
-        known: what this agent knows of a round; if that is the newest, its record is not looked at.
+        location: what this agent knows of a round; if that is the newest, its record is not looked at.
 
     Raises:
         LookupError, TypeError, ValueError: the records cannot be read.
     """
-    if known is None or situation.number != known.round:
+    if location is None or situation.number != location.round:
         last = last_round(situation, incarnation)
-        known = LeaderLocation(leading=round_endpoint(situation.round, incarnation))
+        location = LeaderLocation(leading=round_endpoint(situation.round, incarnation))
         if last is not None:
-            known = dataclasses.replace(known, successors=last.successors, round=last.round)
-    endpoint = newer_endpoint(situation.endpoint, known.leading)
+            location = dataclasses.replace(location, successors=last.successors, round=last.round)
+    endpoint = newer_endpoint(situation.endpoint, location.leading)
     if endpoint is None:
-        return dataclasses.replace(known, endpoints=expected, published=False)
+        return dataclasses.replace(location, endpoints=expected, published=False)
     if "refusal" in endpoint:
         return LeaderLocation(refusal=str(endpoint["refusal"]))
     place = (str(endpoint["address"]), int(endpoint["port"]))
-    return dataclasses.replace(known, endpoints=(place,), published=True)
+    return dataclasses.replace(location, endpoints=(place,), published=True)
 
 
 def another_has_claimed(config: CampaignConfig, seen: CampaignRecords) -> int | None:
@@ -153,5 +153,8 @@ def plan(config: CampaignConfig, seen: CampaignRecords, loss: LeaderLoss) -> Cam
         silent=loss.silent,
         claimed=False,
     )
-    endpoints = {each.agent: (each.address, each.port) for each in (last.successors if last is not None else ())}
+    endpoints = {
+        successor.agent: (successor.address, successor.port)
+        for successor in (last.successors if last is not None else ())
+    }
     return Campaign(seen.newest_term + 1, settings, last.round if last is not None else None, endpoints)

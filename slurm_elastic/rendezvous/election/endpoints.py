@@ -42,13 +42,13 @@ def _of_candidates(state: Election, now: float) -> list[Endpoint]:
     # All of thousands ask the same agents, of which the first leads next, unless it has ended.
     most = (1 if search.least_pause else FIRST_TRIED) * (1 + int(now - max(search.began, search.asks_at)))
     endpoints: list[Endpoint] = []
-    for each in state.known.order(state.lookup.location):
-        if each.agent == state.config.agent:
+    for successor in state.known.order(state.lookup.location):
+        if successor.agent == state.config.agent:
             continue
-        endpoint = (each.address, each.port)
+        endpoint = (successor.address, successor.port)
         endpoints.append(endpoint)
         in_vain = attempts.answer(endpoint) in (Answer.ENDED, Answer.SILENT)
-        most -= not in_vain and each.agent not in leaving
+        most -= not in_vain and successor.agent not in leaving
         if most <= 0:
             break
     return endpoints
@@ -56,15 +56,15 @@ def _of_candidates(state: Election, now: float) -> list[Endpoint]:
 
 def of_rivals(state: Election) -> tuple[Endpoint, ...]:
     """Return the endpoints of a possible leader, and of the candidates that precede this one."""
-    known, location, own = state.known, state.lookup.location, state.config.agent
-    order = known.order(location)
-    names = [each.agent for each in order]
+    members, location, own = state.known, state.lookup.location, state.config.agent
+    order = members.order(location)
+    names = [successor.agent for successor in order]
     ahead = order[: names.index(own)] if own in names else order
-    endpoints = [*location.endpoints, *((each.address, each.port) for each in ahead)]
-    if known.endpoint is not None:
+    endpoints = [*location.endpoints, *((successor.address, successor.port) for successor in ahead)]
+    if members.endpoint is not None:
         # The last leader is no successor of its own. It may have come back too late to lead, and campaign as well.
-        endpoints.append(known.endpoint)
-    others = (known.left, *state.config.endpoints)
+        endpoints.append(members.endpoint)
+    others = (members.left, *state.config.endpoints)
     return tuple(dict.fromkeys(endpoint for endpoint in endpoints if endpoint not in others))
 
 
@@ -72,7 +72,9 @@ def succession(state: Election) -> tuple[Sequence[Successor], set[str]]:
     """Return the order of succession, and the agents that are known to have ended or left for good."""
     order = [*state.known.order(state.lookup.location)]
     ended = state.search.attempts.with_answer(Answer.ENDED)
-    return order, {each.agent for each in order if (each.address, each.port) in ended} | state.known.gone
+    return order, {
+        successor.agent for successor in order if (successor.address, successor.port) in ended
+    } | state.known.gone
 
 
 def agent_at(state: Election, endpoint: Endpoint, order: Collection[Successor]) -> str:
@@ -82,4 +84,4 @@ def agent_at(state: Election, endpoint: Endpoint, order: Collection[Successor]) 
     """
     if endpoint == state.known.endpoint:
         return state.known.leader
-    return next((each.agent for each in order if (each.address, each.port) == endpoint), "")
+    return next((successor.agent for successor in order if (successor.address, successor.port) == endpoint), "")

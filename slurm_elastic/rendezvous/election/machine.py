@@ -223,15 +223,15 @@ class _Step:
         """The link to the leader is of no more use: search for one."""
         if link.reconnect is not None:
             self.act(actions.CancelConnect(link.reconnect))
-        known, own = self.state.known, self.config.agent
+        members, own = self.state.known, self.config.agent
         # One of the first successors leads next, so they search at full rate, and the others have it to wait for.
-        first = any(each.agent == own for each in known.successors[: endpoints.FIRST_TRIED])
-        searching = 0 if first else known.members
+        first = any(successor.agent == own for successor in members.successors[: endpoints.FIRST_TRIED])
+        searching = 0 if first else members.members
         search = Search(
             self.now,
             link.endpoint,
             link.last_message_at,
-            self.now if known.resigned else None,
+            self.now if members.resigned else None,
             least_pause=search_pause(searching, own),
             asks_at=self.now + first_question_delay(searching, own),
         )
@@ -352,7 +352,7 @@ class _Step:
 
     def _campaign_delay(self) -> float:
         order, gone = endpoints.succession(self.state)
-        names = [each.agent for each in order]
+        names = [successor.agent for successor in order]
         return campaign_delay(names, self.config.agent, gone, self.state.known.leaving)
 
     def _campaign_if_due(self) -> None:
@@ -369,7 +369,7 @@ class _Step:
             self.act(actions.ReadCampaignRecords(number))
 
     def _loss(self) -> LeaderLoss:
-        known, search = self.state.known, self.state.search
+        members, search = self.state.known, self.state.search
         order, gone = endpoints.succession(self.state)
         silent = frozenset[str]()
         if search.lost is not None and (lost := endpoints.agent_at(self.state, search.lost, order)):
@@ -378,7 +378,7 @@ class _Step:
             elif self._is_silent() and lost not in gone:
                 silent = frozenset({lost})
         return LeaderLoss(
-            Reason.NODE_LEFT if known.resigned else Reason.NODE_LOST, frozenset(gone), silent, known.round
+            Reason.NODE_LEFT if members.resigned else Reason.NODE_LOST, frozenset(gone), silent, members.round
         )
 
     def _watch_campaign(self, campaign: Campaigning) -> None:
@@ -584,7 +584,7 @@ class _Step:
             self.change(heartbeat_limit=heartbeat_limit)
 
     def received(self, event: events.Received) -> None:
-        link, follower, known = self.state.link, self.state.follower, self.state.known
+        link, follower, members = self.state.link, self.state.follower, self.state.known
         if link is None or link.number != event.number:
             return
         self.change(link=replace(link, last_message_at=self.now))
@@ -601,20 +601,20 @@ class _Step:
                 placed = follower.placed(attempt, round_)
                 self.change(follower=placed or follower)
                 if placed is not None:
-                    self.change(known=known.placed(message, link.endpoint))
+                    self.change(known=members.placed(message, link.endpoint))
                     self._set_heartbeat_limit(message.heartbeat_limit)
                     self.act(actions.Deliver(message))
             case Resigned(agent, gone):
-                self.change(known=known.resigns(agent, gone, link.endpoint))
+                self.change(known=members.resigns(agent, gone, link.endpoint))
             case Holding(round_, leaving):
-                self.change(known=known.leaves(leaving))
+                self.change(known=members.leaves(leaving))
                 if follower.holding(round_):
                     if self.config.can_hold:
                         self.act(actions.Deliver(message))
                     else:
                         self._send(Held(self.config.agent, round_, None))
             case Stopping(round=round_, step=at, leaving=leaving):
-                self.change(known=known.leaves(leaving))
+                self.change(known=members.leaves(leaving))
                 stopping = follower.stopping(round_, at)
                 if stopping is not None:
                     self.change(follower=stopping)

@@ -110,7 +110,7 @@ def _share(agent: str) -> float:
     return zlib.crc32(agent.encode()) / (1 << 32)
 
 
-def newest_order(told: Sequence[_T], told_in: int, recorded: Sequence[_T], recorded_in: int) -> Sequence[_T]:
+def newest_order(announced: Sequence[_T], told_in: int, recorded: Sequence[_T], recorded_in: int) -> Sequence[_T]:
     """Return the agents that may follow the leader, in order, by the newest round that this agent knows of.
 
     A leader may be lost when it has written down a round that some of its members, or all, were not told of. Agents
@@ -121,9 +121,9 @@ def newest_order(told: Sequence[_T], told_in: int, recorded: Sequence[_T], recor
         told, told_in: what the last leader said, and in which round; empty and -1 if none did.
         recorded, recorded_in: the same of the last round on record.
     """
-    if not recorded or (told and recorded_in <= told_in):
-        return told
-    return [*recorded, *(each for each in told if each not in recorded)]
+    if not recorded or (announced and recorded_in <= told_in):
+        return announced
+    return [*recorded, *(member for member in announced if member not in recorded)]
 
 
 def campaign_delay(order: Sequence[str], own: str, ended: Collection[str], leaving: Collection[str] = ()) -> float:

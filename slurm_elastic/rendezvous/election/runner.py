@@ -164,9 +164,9 @@ class Runner:
 
         Its leader is among them, and the first of those that may follow it; all of a small round.
         """
-        known = self._election.known
-        leader = (Successor(known.leader, *known.endpoint),) if known.endpoint is not None else ()
-        return (*leader, *known.successors)
+        members = self._election.known
+        leader = (Successor(members.leader, *members.endpoint),) if members.endpoint is not None else ()
+        return (*leader, *members.successors)
 
     async def close(self, timeout: float) -> None:
         """Send out what is queued, within `timeout` seconds, then end the link."""
@@ -238,8 +238,8 @@ class Runner:
             case CloseLink(number):
                 if number in self._links:
                     self._links.pop(number).abort()
-            case ReadLeaderLocation(number, known):
-                self._start(number, self._read_leader_location(number, known))
+            case ReadLeaderLocation(number, location):
+                self._start(number, self._read_leader_location(number, location))
             case ReadCampaignRecords(number):
                 self._start(number, self._read_campaign_records(number))
             case Lead(number, campaign):
@@ -288,8 +288,8 @@ class Runner:
         if self._links.pop(number, None) is not None:
             self.handle(LinkClosed(number))
 
-    async def _read_leader_location(self, number: int, known: LeaderLocation) -> None:
-        self.handle(LeaderLocationRead(number, await run_in_thread(lambda: self._config.locate(known))))
+    async def _read_leader_location(self, number: int, location: LeaderLocation) -> None:
+        self.handle(LeaderLocationRead(number, await run_in_thread(lambda: self._config.locate(location))))
 
     async def _read_campaign_records(self, number: int) -> None:
         read = self._config.read_campaign

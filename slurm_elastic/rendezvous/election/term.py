@@ -438,20 +438,20 @@ class _Step:
         else:
             self.change(check_at=self.now + CHECK_TERM)
 
-    def _ask(self, moment: str, kind: type[_Question], wanted: bool, first: float, again: float) -> None:
+    def _ask(self, moment: str, kind: type[_Question], is_due: bool, first: float, again: float) -> None:
         """Ask about those that are missing now, or later, or never.
 
         Args:
             moment: field of the term that says when.
             kind: of the question.
-            wanted: whether it matters.
+            is_due: whether it matters.
             first: seconds until that is asked once it matters.
             again: seconds until the next look if no agent or node is missing.
         """
         if kind in self.term.asking:
             return
         before: float = getattr(self.term, moment)
-        at = math.inf if not wanted else self.now + first if before == math.inf else before
+        at = math.inf if not is_due else self.now + first if before == math.inf else before
         if self.now >= at:
             # Looked up only now: there may be thousands, and this is decided after every event.
             missing = _MISSING[kind](self.state)

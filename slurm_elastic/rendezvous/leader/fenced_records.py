@@ -66,8 +66,8 @@ def last_round(situation: Situation, incarnation: str) -> LastRound | None:
 
 def last_failure(record: Record) -> str:
     """Return the fingerprint that the record of a round has of the failure charged last; empty for none."""
-    found = record.get("last_failure")
-    return found if isinstance(found, str) else ""
+    text = record.get("last_failure")
+    return text if isinstance(text, str) else ""
 
 
 def worked_sizes(record: Record) -> tuple[tuple[int, float], ...]:

@@ -192,21 +192,21 @@ def _cut_off(state: State) -> str | None:
     if not inquest.failure.consequence and not usable_sizes.may_be_unusable(state):
         return None
     members = (state.agents.get(place.agent) for place in table.places)
-    return next((each.candidate.node for each in members if each is not None and each.cut_off), None)
+    return next((member.candidate.node for member in members if member is not None and member.cut_off), None)
 
 
-def _with_stragglers(failure: WorkerFailure, found: Stragglers, table: Table | None) -> WorkerFailure:
+def _with_stragglers(failure: WorkerFailure, stragglers: Stragglers, table: Table | None) -> WorkerFailure:
     places = table.places if table is not None else ()
     nodes = tuple(
         (rank, place.node)
-        for rank in found.ranks
+        for rank in stragglers.ranks
         for place in places
         if place.base_rank <= rank < place.base_rank + place.local_world_size
     )
     on = f", on {', '.join(dict.fromkeys(node for _, node in nodes[:_NODES_SHOWN]))}" if nodes else ""
-    told = f"; {found.text}{on}" if found.text else ""
-    error = failure.error and failure.error + told
-    return replace(failure, message=failure.message + told, error=error, stragglers=nodes)
+    suffix = f"; {stragglers.text}{on}" if stragglers.text else ""
+    error = failure.error and failure.error + suffix
+    return replace(failure, message=failure.message + suffix, error=error, stragglers=nodes)
 
 
 def _comparable(failure: WorkerFailure, origin: str) -> str:

@@ -26,23 +26,23 @@ def joined(state: State, event: Joined, now: float) -> Result:
     if event.restarts > state.restarts:
         # The last leader charged a failure and was lost before it wrote down the round after it.
         state = replace(state, restarts=event.restarts)
-    known = state.agents.get(name)
-    if known is None:
+    agent = state.agents.get(name)
+    if agent is None:
         if event.attempt <= state.gone_agents.get(name, 0):
             return state, ()
         return _newcomer(state, event, now)
-    if event.attempt <= known.attempt or known.leave_reason is not None:
-        return alive(state, known, now), ()
-    state, known = usable_sizes.learn(state, event, known)
+    if event.attempt <= agent.attempt or agent.leave_reason is not None:
+        return alive(state, agent, now), ()
+    state, agent = usable_sizes.learn(state, event, agent)
     asked, table = {"candidate": event.candidate, "attempt": event.attempt}, state.table
-    if known.status not in (Status.RUNNING, Status.FINISHED) or table is None:
-        return alive(state, known, now, **asked, status=Status.WAITING), ()
+    if agent.status not in (Status.RUNNING, Status.FINISHED) or table is None:
+        return alive(state, agent, now, **asked, status=Status.WAITING), ()
     if event.last_round is None or event.last_round < table.round:
         # Its place was lost on the way: it has never started a worker of this round, so it can have it once more.
-        state = alive(state, known, now, **asked)
+        state = alive(state, agent, now, **asked)
         return state, (Resend(name, table), *planned_stop.request_stop(state, (name,), now))
     # It has stopped its own workers without an interruption.
-    state = alive(state, known, now, **asked, status=Status.WAITING, cut_off=event.cut_off)
+    state = alive(state, agent, now, **asked, status=Status.WAITING, cut_off=event.cut_off)
     if state.inquest is not None:
         if event.cut_off:
             # The answer of an agent whose workers have stopped.
@@ -85,28 +85,28 @@ def _newcomer(state: State, event: Joined, now: float) -> Result:
 
 def connected(state: State, event: Connected, now: float) -> Result:
     """Note that an agent has connected."""
-    known = state.agents.get(event.agent)
+    agent = state.agents.get(event.agent)
     if state.finish is not None:
         return state, (replace(state.finish, agents=(event.agent,), everyone=False),)
     state = (pending_joins.announce if event.coming else pending_joins.withdraw)(state, event.agent)
     decisions: tuple[Decision, ...] = ()
-    if known is None and event.agent in state.awaited:
+    if agent is None and event.agent in state.awaited:
         state = leader_change.expect_join(state, event.agent, now)
-        known = state.agents[event.agent]
-    if known is not None:
-        state = alive(state, known, now)
+        agent = state.agents[event.agent]
+    if agent is not None:
+        state = alive(state, agent, now)
         if state.inquest is not None and event.agent in state.inquest.unanswered:
             # The question or the answer was lost with the connection before.
             decisions = (Send((event.agent,), Probed(state.inquest.probe, state.inquest.dumps)),)
     if event.running is None:
         return state, decisions
     current = state.table.round if state.phase is Phase.RUNNING and state.table is not None else None
-    if known is not None and known.status not in (Status.STOPPING, Status.LEAVING) and event.running == current:
-        reminder = planned_stop.request_stop(state, (event.agent,), now) if known.status is Status.RUNNING else ()
+    if agent is not None and agent.status not in (Status.STOPPING, Status.LEAVING) and event.running == current:
+        reminder = planned_stop.request_stop(state, (event.agent,), now) if agent.status is Status.RUNNING else ()
         return state, (*decisions, *reminder)
     # It runs workers of a round that is over; the interruption may have been lost.
-    node = known.candidate.node if known is not None else ""
-    reason = state.reason if known is not None else Reason.NODE_LOST
+    node = agent.candidate.node if agent is not None else ""
+    reason = state.reason if agent is not None else Reason.NODE_LOST
     if state.round == state.settings.first_round:
         node = state.settings.first_node or node
     over = "this round is over"
@@ -120,10 +120,10 @@ def connected(state: State, event: Connected, now: float) -> Result:
 def disconnected(state: State, event: Disconnected, now: float) -> Result:
     """Note that the connection of an agent is broken."""
     state = pending_joins.withdraw(state, event.agent)
-    known = state.agents.get(event.agent)
-    if known is None or known.departed or known.disconnected_at is not None or state.phase is Phase.CLOSED:
+    agent = state.agents.get(event.agent)
+    if agent is None or agent.departed or agent.disconnected_at is not None or state.phase is Phase.CLOSED:
         return state, ()
-    state = with_agent(state, replace(known, disconnected_at=now))
+    state = with_agent(state, replace(agent, disconnected_at=now))
     first = state.first_broken_at if state.broken else now
     return replace(state, broken=state.broken | {event.agent}, first_broken_at=first), ()
 
@@ -133,31 +133,31 @@ def returning(state: State, event: Returning, now: float) -> Result:
 
     It has not proved who it is. So this is no sign of life: it may be silent for as long as any other agent.
     """
-    known = state.agents.get(event.agent)
-    if known is None or event.agent not in state.broken:
+    agent = state.agents.get(event.agent)
+    if agent is None or event.agent not in state.broken:
         return state, ()
-    state = with_agent(state, replace(known, disconnected_at=None))
+    state = with_agent(state, replace(agent, disconnected_at=None))
     return replace(state, broken=state.broken - {event.agent}), ()
 
 
 def leaving(state: State, event: Leaving, now: float) -> Result:
     """Note that an agent has announced its leave."""
     state = pending_joins.withdraw(state, event.agent)
-    known = state.agents.get(event.agent)
+    agent = state.agents.get(event.agent)
     margin = state.settings.leave_margin
     deadline = None if event.seconds is None else now + planned_stop.seconds_to_stop(event.seconds, margin)
-    if known is None or state.phase is Phase.CLOSED:
+    if agent is None or state.phase is Phase.CLOSED:
         # The leader may be none of the agents: it can lead without ever having workers.
         return leader_change.absent_member_leaves(leader_change.leader_goes(state, event, deadline), event), ()
-    if known.leave_reason is not None:
+    if agent.leave_reason is not None:
         # It knows more by now.
         again = replace(state.agents[event.agent], leave_reason=event.reason, leave_deadline=deadline)
         return planned_stop.revise(with_agent(state, again), now)
-    state = leader_change.leader_goes(alive(state, known, now), event, deadline)
-    if known.status is Status.WAITING:
+    state = leader_change.leader_goes(alive(state, agent, now), event, deadline)
+    if agent.status is Status.WAITING:
         return transitions.retire(state, event.agent, event.reason, now)
     leaving = replace(state.agents[event.agent], leave_reason=event.reason, leave_deadline=deadline)
-    if known.status is Status.FINISHED:
+    if agent.status is Status.FINISHED:
         return with_agent(state, leaving), ()
     if state.phase is not Phase.RUNNING:
         return with_agent(state, replace(leaving, status=Status.LEAVING)), ()
@@ -174,12 +174,12 @@ def left(state: State, event: Left, now: float) -> Result:
     state = pending_joins.withdraw(state, event.agent)
     if state.base is not None and event.agent in state.base.node_of:
         state = replace(state, ended=state.ended | {event.agent})
-    known = state.agents.get(event.agent)
-    if known is None or known.departed or state.phase is Phase.CLOSED:
+    agent = state.agents.get(event.agent)
+    if agent is None or agent.departed or state.phase is Phase.CLOSED:
         return leader_change.absent_member_leaves(leader_change.leader_goes(state, event, state.resign_by), event), ()
     state = leader_change.leader_goes(state, event, state.resign_by)
-    if event.reason is LeaveReason.FINISHED and state.is_member(known):
-        state = with_agent(state, replace(known, status=Status.FINISHED))
-    elif event.stopped and known.status is Status.RUNNING and state.planned_stop is not None:
+    if event.reason is LeaveReason.FINISHED and state.is_member(agent):
+        state = with_agent(state, replace(agent, status=Status.FINISHED))
+    elif event.stopped and agent.status is Status.RUNNING and state.planned_stop is not None:
         return planned_stop.member_left(state, event)
     return transitions.retire(state, event.agent, event.reason, now)

@@ -127,8 +127,8 @@ def expect_join(state: State, name: str, now: float) -> State:
     node = base.node_of[name]
     # Its data come with its join.
     unknown = AgentInfo(name, node, position=0, local_world_size=0, role="", address="", store_port=0)
-    known = Agent(unknown, attempt=0, status=Status.STOPPING, last_message_at=now, round=base.round)
-    return with_agent(replace(state, awaited=state.awaited - {name}), known)
+    agent = Agent(unknown, attempt=0, status=Status.STOPPING, last_message_at=now, round=base.round)
+    return with_agent(replace(state, awaited=state.awaited - {name}), agent)
 
 
 def waiting_ends(state: State) -> float | None:
@@ -150,8 +150,8 @@ def stop_waiting(state: State, now: float) -> State:
 def claim(state: State) -> Result:
     """Decide to claim the term."""
     base = state.base
-    known = dict(zip(base.members, base.nodes, strict=True)) if base is not None else {}
-    return replace(state, claiming=True), (Claim(known.get(base.leader, "") if base is not None else ""),)
+    node_of = dict(zip(base.members, base.nodes, strict=True)) if base is not None else {}
+    return replace(state, claiming=True), (Claim(node_of.get(base.leader, "") if base is not None else ""),)
 
 
 def leader_goes(state: State, event: Leaving | Left, deadline: float | None = None) -> State:

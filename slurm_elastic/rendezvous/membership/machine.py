@@ -99,17 +99,17 @@ def _forgive_own_pause(state: State, now: float) -> State:
 def _signs_of_life(state: State, event: SignsOfLife, now: float) -> Result:
     updated = {}
     for name, moment in event.signs:
-        known = state.agents.get(name)
-        if known is not None and moment > known.last_message_at:
-            updated[name] = replace(known, last_message_at=moment)
+        agent = state.agents.get(name)
+        if agent is not None and moment > agent.last_message_at:
+            updated[name] = replace(agent, last_message_at=moment)
     return (replace(state, agents=state.agents.update(updated)) if updated else state), ()
 
 
 def _ponged(state: State, event: Ponged, now: float) -> Result:
-    known = state.agents.get(event.agent)
-    if known is None:
+    agent = state.agents.get(event.agent)
+    if agent is None:
         return state, ()
-    state = alive(state, known, now)
+    state = alive(state, agent, now)
     inquest = state.inquest
     if inquest is not None and inquest.probe == event.probe:
         if event.agent in inquest.unanswered:
@@ -120,12 +120,12 @@ def _ponged(state: State, event: Ponged, now: float) -> Result:
 
 
 def _worker_failed(state: State, event: WorkerFailed, now: float) -> Result:
-    known = state.agents.get(event.agent)
-    if known is None:
+    agent = state.agents.get(event.agent)
+    if agent is None:
         return state, ()
-    state = alive(state, known, now)
+    state = alive(state, agent, now)
     table = state.table
-    if table is None or table.round != event.round or not state.is_member(known):
+    if table is None or table.round != event.round or not state.is_member(agent):
         return state, ()
     roots = frozenset({event.agent} if not event.failure.consequence else ())
     if (inquest := state.inquest) is not None:
@@ -163,11 +163,11 @@ def _members(state: State) -> tuple[str, ...]:
 
 
 def _finished(state: State, event: Finished, now: float) -> Result:
-    known = state.agents.get(event.agent)
-    if known is None:
+    agent = state.agents.get(event.agent)
+    if agent is None:
         return state, ()
-    state = alive(state, known, now)
-    if state.is_member(known) and known.round == event.round and known.status is Status.RUNNING:
+    state = alive(state, agent, now)
+    if state.is_member(agent) and agent.round == event.round and agent.status is Status.RUNNING:
         state = with_agent(state, replace(state.agents[event.agent], status=Status.FINISHED))
     return state, ()
 
@@ -199,8 +199,8 @@ def _nodes_down(state: State, event: NodesDown, now: float) -> Result:
 
 
 def _held(state: State, event: Held, now: float) -> Result:
-    known = state.agents.get(event.agent)
-    return planned_stop.answer(alive(state, known, now), event, now) if known is not None else (state, ())
+    agent = state.agents.get(event.agent)
+    return planned_stop.answer(alive(state, agent, now), event, now) if agent is not None else (state, ())
 
 
 def _tick(state: State, event: Tick, now: float) -> Result:

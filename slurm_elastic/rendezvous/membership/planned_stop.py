@@ -77,10 +77,10 @@ def revise(state: State, now: float) -> Result:
 
 def answer(state: State, event: Held, now: float) -> Result:
     """Note from which step on the workers of a member can stop; None from a member that does not, or no more."""
-    known, planned, table = state.agents.get(event.agent), state.planned_stop, state.table
-    if known is None or planned is None or table is None or event.round != table.round:
+    agent, planned, table = state.agents.get(event.agent), state.planned_stop, state.table
+    if agent is None or planned is None or table is None or event.round != table.round:
         return state, ()
-    if known.status is not Status.RUNNING or not state.is_member(known):
+    if agent.status is not Status.RUNNING or not state.is_member(agent):
         return state, ()
     if event.step is None:
         return (state, ()) if _inquest_first(state, planned) else end(state, now)
@@ -157,11 +157,11 @@ def end(state: State, now: float) -> Result:
 
 def newcomers(state: State) -> str:
     """The nodes of all agents that have no place in the round that runs, in the order of ranks."""
-    found = sorted(
+    candidates = sorted(
         (agent.candidate for agent in state.agents.values() if not state.is_member(agent)),
         key=lambda candidate: candidate.order,
     )
-    return ", ".join(candidate.node for candidate in found)
+    return ", ".join(candidate.node for candidate in candidates)
 
 
 def _inquest_first(state: State, planned: PlannedStop) -> bool:
@@ -169,10 +169,10 @@ def _inquest_first(state: State, planned: PlannedStop) -> bool:
     return state.inquest is not None and planned.reason is not Reason.NODE_LEFT
 
 
-def _differs(one: float | None, other: float | None) -> bool:
-    if one is None or other is None:
-        return one is not other
-    return abs(one - other) > _MUCH_EARLIER
+def _differs(first: float | None, other: float | None) -> bool:
+    if first is None or other is None:
+        return first is not other
+    return abs(first - other) > _MUCH_EARLIER
 
 
 def _running(state: State) -> Iterator[str]:
@@ -185,10 +185,10 @@ def _running(state: State) -> Iterator[str]:
 
 def _together(reasons: Iterable[str]) -> str:
     """Return the reasons of several leaves as one text; one that is not known is left out beside one that is."""
-    found = dict.fromkeys(reasons)
-    if len(found) > 1:
-        found.pop(LeaveReason.NODE_LEFT.value, None)
-    return ", ".join(found)
+    distinct = dict.fromkeys(reasons)
+    if len(distinct) > 1:
+        distinct.pop(LeaveReason.NODE_LEFT.value, None)
+    return ", ".join(distinct)
 
 
 def _merge(planned: PlannedStop, reason: Reason, node: str, detail: str, deadline: float | None) -> PlannedStop:

@@ -206,9 +206,9 @@ class State:
             return settings.round_size(agents)
         if self.phase is Phase.FORMING and self.base is not None and len(self.base.members) in self.unusable:
             worked = (size for size in self.ran if size <= agents and size not in self.unusable)
-            known = max((size for size in worked if settings.round_size(size) == size), default=0)
-            if known:
-                return known
+            largest = max((size for size in worked if settings.round_size(size) == size), default=0)
+            if largest:
+                return largest
         size = settings.round_size(agents)
         while size in self.unusable:
             size = settings.round_size(size - 1)
@@ -289,8 +289,8 @@ def _at_one_place(before: AgentInfo, after: AgentInfo) -> bool:
 
 def _counted(state: State, before: Agent | None, after: Agent | None) -> dict[str, Any]:
     old, new = (agent.status if agent is not None else None for agent in (before, after))
-    known = after or before
-    member = state.base is not None and known is not None and known.candidate.agent in state.base.node_of
+    newest = after or before
+    member = state.base is not None and newest is not None and newest.candidate.agent in state.base.node_of
     return {
         "present": state.present + member * ((new is Status.WAITING) - (old is Status.WAITING)),
         "blocking": state.blocking + (new in _BLOCKING) - (old in _BLOCKING),
@@ -314,17 +314,17 @@ def _added(counts: NamedMap[int], name: str, change: int) -> NamedMap[int]:
     return counts.set(name, count) if count else counts.remove(name)
 
 
-def alive(state: State, known: Agent, now: float, **changes: Any) -> State:
+def alive(state: State, agent: Agent, now: float, **changes: Any) -> State:
     """Return the state after a message of an agent.
 
     Args:
         state: The state before.
-        known: The agent as it was.
+        agent: The agent as it was.
         now: The leader's monotonic time, in seconds.
         changes: Fields of the agent that the message changes.
     """
-    name = known.candidate.agent
-    state = with_agent(state, replace(known, last_message_at=now, disconnected_at=None, departed=False, **changes))
+    name = agent.candidate.agent
+    state = with_agent(state, replace(agent, last_message_at=now, disconnected_at=None, departed=False, **changes))
     return replace(state, broken=state.broken - {name}) if name in state.broken else state
 
 

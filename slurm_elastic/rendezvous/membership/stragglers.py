@@ -69,15 +69,15 @@ def find_stragglers(positions: Sequence[WorkerPosition]) -> Stragglers:
     mismatch = _mismatch(positions)
     if mismatch:
         return Stragglers((), mismatch)
-    least, most = min(one.steps for one in positions), max(one.steps for one in positions)
+    least, most = min(worker.steps for worker in positions), max(worker.steps for worker in positions)
     behind, awaited = _by_collectives(positions)
     waited_for = f" ({awaited.operation}, number {awaited.number})" if awaited is not None else ""
     if least < most:
-        slow = [one for one in positions if one.steps == least]
+        slow = [worker for worker in positions if worker.steps == least]
         into = f"; they wait in a collective{waited_for}" if awaited is not None else ""
         return _named(slow, f"behind: {least} steps in this round, others {most}{into}")
-    absent = behind or [one for one in positions if one.in_collective is False]
-    if behind or (absent and any(one.in_collective for one in positions)):
+    absent = behind or [worker for worker in positions if worker.in_collective is False]
+    if behind or (absent and any(worker.in_collective for worker in positions)):
         after = f", after {least} steps" if least else ""
         return _named(absent, f"not in the collective that others wait in{waited_for}{after}")
     return Stragglers((), f"no worker is behind: {least} steps in this round everywhere" if least else "")
@@ -88,47 +88,49 @@ def _by_collectives(positions: Sequence[WorkerPosition]) -> tuple[list[WorkerPos
 
     A worker may be behind in one group because it waits in another one: those that wait nowhere come first.
     """
-    for group in dict.fromkeys(each.group for one in positions for each in one.collectives):
-        last = {one.rank: each for one in positions for each in one.collectives if each.group == group}
-        least = min(each.number for each in last.values())
-        ahead = [each for each in last.values() if each.number > least]
+    for group in dict.fromkeys(call.group for worker in positions for call in worker.collectives):
+        last = {worker.rank: call for worker in positions for call in worker.collectives if call.group == group}
+        least = min(call.number for call in last.values())
+        ahead = [call for call in last.values() if call.number > least]
         if not ahead:
             continue
-        behind = [one for one in positions if one.rank in last and last[one.rank].number == least]
-        outside = [one for one in behind if one.in_collective is not True]
-        if outside or not any(one.in_collective is False for one in positions):
-            return outside or behind, min(ahead, key=lambda each: each.number)
+        behind = [worker for worker in positions if worker.rank in last and last[worker.rank].number == least]
+        outside = [worker for worker in behind if worker.in_collective is not True]
+        if outside or not any(worker.in_collective is False for worker in positions):
+            return outside or behind, min(ahead, key=lambda call: call.number)
     return [], None
 
 
 def _mismatch(positions: Sequence[WorkerPosition]) -> str:
     """Say which workers have begun different collectives with the same number; empty if none have."""
-    for group in dict.fromkeys(each.group for one in positions for each in one.collectives):
-        ordered = sorted(positions, key=lambda one: one.rank)
-        begun = [(one, each) for one in ordered for each in one.collectives if each.group == group]
-        number = max(each.number for _, each in begun)
-        newest = [(one, each) for one, each in begun if each.number == number and one.in_collective is not False]
-        common = Counter(each.operation for _, each in newest).most_common()
+    for group in dict.fromkeys(call.group for worker in positions for call in worker.collectives):
+        ordered = sorted(positions, key=lambda worker: worker.rank)
+        begun = [(worker, call) for worker in ordered for call in worker.collectives if call.group == group]
+        number = max(call.number for _, call in begun)
+        newest = [
+            (worker, call) for worker, call in begun if call.number == number and worker.in_collective is not False
+        ]
+        common = Counter(call.operation for _, call in newest).most_common()
         if len(common) > 1:
             usual = common[0][0]
-            others = [one for one, each in newest if each.operation != usual]
-            operation = next(each.operation for one, each in newest if one is others[0])
+            others = [worker for worker, call in newest if call.operation != usual]
+            operation = next(call.operation for worker, call in newest if worker is others[0])
             what = f"in {operation}, and others in {usual}, both number {number} of their process group"
-            places = _places([next(one for one, each in newest if each.operation == usual), *others])
+            places = _places([next(worker for worker, call in newest if call.operation == usual), *others])
             return f"{_subject(others)} {what}: the script calls different collectives{places}"
     return ""
 
 
 def _named(some: Sequence[WorkerPosition], what: str) -> Stragglers:
-    return Stragglers(tuple(sorted(one.rank for one in some)), f"{_subject(some)} {what}{_places(some)}")
+    return Stragglers(tuple(sorted(worker.rank for worker in some)), f"{_subject(some)} {what}{_places(some)}")
 
 
 def _subject(some: Sequence[WorkerPosition]) -> str:
-    ranks = sorted(one.rank for one in some)
+    ranks = sorted(worker.rank for worker in some)
     shown = ", ".join(str(rank) for rank in ranks[:_SHOWN]) + (", ..." if len(ranks) > _SHOWN else "")
     return f"ranks {shown} are" if len(ranks) > 1 else f"rank {shown} is"
 
 
 def _places(some: Sequence[WorkerPosition]) -> str:
-    places = sorted({one.place for one in some if one.place})
+    places = sorted({worker.place for worker in some if worker.place})
     return f"; at {', '.join(places[:2])}{', ...' if len(places) > 2 else ''}" if places else ""

@@ -67,8 +67,8 @@ def is_unusable(state: State) -> bool:
     inquest = state.inquest
     if inquest is None or not may_be_unusable(state):
         return False
-    known = [agent for name in inquest.roots or inquest.failed if (agent := state.agents.get(name)) is not None]
-    return len(known) > 1 or any(agent.proven for agent in known)
+    agents = [agent for name in inquest.roots or inquest.failed if (agent := state.agents.get(name)) is not None]
+    return len(agents) > 1 or any(agent.proven for agent in agents)
 
 
 def retreat(state: State, failure: WorkerFailure, now: float) -> Result:
@@ -79,7 +79,7 @@ def retreat(state: State, failure: WorkerFailure, now: float) -> Result:
     size = len(table.places)
     state = replace(state, unusable=state.unusable | {size}, unusable_failure=failure)
     next_size = replace(state, phase=Phase.FORMING).round_size(state.usable)
-    worked = ",".join(str(each) for each in sorted(state.ran) if each not in state.unusable)
+    worked = ",".join(str(size) for size in sorted(state.ran) if size not in state.unusable)
     then = f"going on with {next_size}" if next_size else f"waiting {state.settings.join_timeout:g} s for other nodes"
     detail = f"{state.why_unusable}; {then}: --valid-nodes={worked}"
     return transitions.start_forming(

@@ -93,12 +93,12 @@ class Records(Protocol):
     def round(self, number: int) -> Record | None:
         """Return the record of a round, None if there is none."""
 
-    def situation(self, known: int | None = None) -> Situation:
+    def situation(self, known_round: int | None = None) -> Situation:
         """Return the leader's endpoint and the newest round, by one request to etcd.
 
         Args:
-            known: Number of a round whose record the caller does not need again: no record of a round ever changes,
-                and that of thousands of agents is megabytes.
+            known_round: Number of a round whose record the caller does not need again: no record of a round ever
+                changes, and that of thousands of agents is megabytes.
         """
 
     def mark_done(self, record: Record) -> bool:
@@ -172,10 +172,10 @@ class RunDirRecords:
         """See :class:`Records`."""
         return _decode(_translated(lambda: self._run_dir.round_record(number)))
 
-    def situation(self, known: int | None = None) -> Situation:
+    def situation(self, known_round: int | None = None) -> Situation:
         """See :class:`Records`."""
-        endpoint, number = self.endpoint(), _translated(lambda: self._run_dir.last_round(known))
-        return Situation(endpoint, number, None if number is None or number == known else self.round(number))
+        endpoint, number = self.endpoint(), _translated(lambda: self._run_dir.last_round(known_round))
+        return Situation(endpoint, number, None if number is None or number == known_round else self.round(number))
 
     def mark_done(self, record: Record) -> bool:
         """See :class:`Records`."""

@@ -37,7 +37,7 @@ def etcd_wanted(
     Raises:
         UsageError: An invalid value, or options of etcd without an etcd.
     """
-    given = sorted(name for name in (*OPTIONS, *TORCH_NAMES) if options.get(name))
+    names = sorted(name for name in (*OPTIONS, *TORCH_NAMES) if options.get(name))
     if endpoint and not is_etcd(endpoint):
         asked = False
     else:
@@ -45,9 +45,9 @@ def etcd_wanted(
         asked = bool(endpoint) or variables or bool(options.get("credentials"))
     if asked:
         return load_config(endpoint or "", options, environment)
-    if given:
+    if names:
         raise UsageError(
-            f"--rdzv-conf: {given[0]} is for etcd, and none is named; give --rdzv-endpoint=etcd://HOST:PORT"
+            f"--rdzv-conf: {names[0]} is for etcd, and none is named; give --rdzv-endpoint=etcd://HOST:PORT"
         )
     return None
 

@@ -69,8 +69,8 @@ async def _addresses(endpoint: Endpoint) -> list[str]:
     try:
         ipaddress.ip_address(host)
     except ValueError:
-        found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        return list(dict.fromkeys(_plain(str(info[4][0])) for info in found))
+        infos = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        return list(dict.fromkeys(_plain(str(info[4][0])) for info in infos))
     return [host]
 
 

@@ -44,12 +44,12 @@ class DropLog:
             peer: Address of the other end.
             why: What was dropped, as in "a frame with a wrong code".
         """
-        known = peer in self.counts
-        if not known and len(self.counts) >= _ADDRESSES:
+        is_counted = peer in self.counts
+        if not is_counted and len(self.counts) >= _ADDRESSES:
             peer = OTHERS
-            known = peer in self.counts
+            is_counted = peer in self.counts
         self.counts[peer] += 1
-        if known:
+        if is_counted:
             return
         now = self._clock()
         if now >= self._minute + _MINUTE:

@@ -74,9 +74,9 @@ class Slow(RunDirRecords):
 
     released: threading.Event
 
-    def situation(self, known: int | None = None) -> Situation:
+    def situation(self, known_round: int | None = None) -> Situation:
         self.released.wait(HANG)
-        return super().situation(known)
+        return super().situation(known_round)
 
 
 def party_with(run: Run, position: int, records: RunDirRecords) -> Party:

@@ -284,6 +284,8 @@ def test_a_node_is_replaced_once_and_what_waits_is_cancelled(
     world.leader.close(ExitCode.LEFT, leads=True)
     world.leader.close(ExitCode.FINISHED, leads=False)
     assert world.waiting == ["40", "41"]
+    # This leader has led for no look.
+    world.succeed()
     world.leader.close(ExitCode.FINISHED, leads=True)
     assert world.waiting == ["41"]
     assert [line for line in caplog.messages if "replaced" in line] == [

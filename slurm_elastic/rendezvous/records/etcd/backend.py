@@ -71,8 +71,8 @@ class EtcdV3RendezvousBackend(RendezvousBackend):
 
     def get_state(self) -> tuple[bytes, Token] | None:
         """See base class."""
-        found = _translated(lambda: self.client.get(self._key))
-        return None if found is None else (_open(found.value), found.mod_revision)
+        pair = _translated(lambda: self.client.get(self._key))
+        return None if pair is None else (_open(pair.value), pair.mod_revision)
 
     def set_state(self, state: bytes, token: Token | None = None) -> tuple[bytes, Token, bool] | None:
         """See base class."""
@@ -85,10 +85,10 @@ class EtcdV3RendezvousBackend(RendezvousBackend):
             result = self.client.transaction(
                 [Compare(self._key, token or 0)], [Put(self._key, content, self.lease.id)], [Get(self._key)]
             )
-            found = None if result.succeeded or not result.responses[0] else result.responses[0][0]
+            pair = None if result.succeeded or not result.responses[0] else result.responses[0][0]
             # An attempt whose answer was lost may have been the one that wrote what is there.
-            succeeded = result.succeeded or (result.retried and found is not None and found.value == content)
-            return succeeded, result.revision, found
+            succeeded = result.succeeded or (result.retried and pair is not None and pair.value == content)
+            return succeeded, result.revision, pair
 
         def write_under_lease() -> tuple[bool, int, KeyValue | None]:
             try:
@@ -97,9 +97,9 @@ class EtcdV3RendezvousBackend(RendezvousBackend):
                 self.lease.grant(self.client.limits)
                 return write()
 
-        succeeded, revision, found = _translated(write_under_lease)
-        if found is not None:
-            return _open(found.value), found.mod_revision, succeeded
+        succeeded, revision, pair = _translated(write_under_lease)
+        if pair is not None:
+            return _open(pair.value), pair.mod_revision, succeeded
         return (state, revision, True) if succeeded else None
 
 

@@ -95,13 +95,13 @@ class EtcdClient:
 
     def get(self, key: bytes | str) -> KeyValue | None:
         """Return a key, or None if there is none."""
-        found = self._range(key)
-        return KeyValue.from_message(found.kvs[0]) if found.kvs else None
+        response = self._range(key)
+        return KeyValue.from_message(response.kvs[0]) if response.kvs else None
 
     def get_prefix(self, prefix: bytes | str) -> tuple[tuple[KeyValue, ...], int]:
         """Return all keys with a prefix, in order, and the revision of the store that this is."""
-        found = self._range(prefix, prefix=True)
-        return tuple(KeyValue.from_message(kv) for kv in found.kvs), int(found.header.revision)
+        response = self._range(prefix, prefix=True)
+        return tuple(KeyValue.from_message(kv) for kv in response.kvs), int(response.header.revision)
 
     def count_prefix(self, prefix: bytes | str) -> int:
         """Return how many keys have a prefix."""
@@ -162,10 +162,10 @@ class EtcdClient:
             TimeoutError: They were not, within the time limit.
         """
         deadline = time.monotonic() + self.limits.timeout
-        wanted = [to_bytes(key) for key in keys]
+        names = [to_bytes(key) for key in keys]
         while True:
-            present, revision = self._read_keys(wanted)
-            missing = [key for key in dict.fromkeys(wanted) if key not in present]
+            present, revision = self._read_keys(names)
+            missing = [key for key in dict.fromkeys(names) if key not in present]
             if not missing:
                 return present
             if time.monotonic() >= deadline:
@@ -210,7 +210,7 @@ class EtcdClient:
         revision = 0
         for start in range(0, len(keys), MAX_OPERATIONS):
             result = self.transaction((), [Get(key) for key in keys[start : start + MAX_OPERATIONS]])
-            present.update((found.key, found.value) for response in result.responses for found in response)
+            present.update((pair.key, pair.value) for response in result.responses for pair in response)
             revision = revision or result.revision
         return present, revision
 

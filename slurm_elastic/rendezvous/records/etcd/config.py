@@ -137,9 +137,9 @@ def load_config(
     Raises:
         UsageError: A value that cannot be, or a password where others can read it.
     """
-    given = _with_own_names(options or {})
+    values = _with_own_names(options or {})
     variables = os.environ if environment is None else environment
-    if given.get("password") is not None:
+    if values.get("password") is not None:
         raise UsageError(
             "an etcd password among the options can be read by every user of the node; "
             f"give it by {ENVIRONMENT_PREFIX}PASSWORD or a credentials file"
@@ -148,11 +148,11 @@ def load_config(
     def from_environment(name: str) -> str | None:
         return variables.get(ENVIRONMENT_PREFIX + name.upper()) or None
 
-    credentials = given.get("credentials") or from_environment("credentials")
+    credentials = values.get("credentials") or from_environment("credentials")
     file = _read_credentials(Path(str(credentials))) if credentials else {}
 
     def value(name: str) -> str | None:
-        option = given.get(name)
+        option = values.get(name)
         return str(option) if option else from_environment(name) or file.get(name)
 
     def path(name: str) -> Path | None:
@@ -237,12 +237,12 @@ def _read_credentials(path: Path) -> dict[str, str]:
         raise UsageError(f"cannot read the etcd credentials file {path}: {error.strerror}") from None
     except typed_json.JSONError:
         raise UsageError(f"the etcd credentials file {path} is no JSON; write an object such as {{}}") from None
-    known = {*OPTIONS, "password"} - {"credentials"}
+    names = {*OPTIONS, "password"} - {"credentials"}
     if not isinstance(content, dict) or not all(isinstance(value, str) for value in content.values()):
         raise UsageError(f"the etcd credentials file {path} must be a JSON object of strings")
-    unknown = sorted(content.keys() - known)
+    unknown = sorted(content.keys() - names)
     if unknown:
         raise UsageError(
-            f"the etcd credentials file {path} has the unknown name {unknown[0]!r}; known: {sorted(known)}"
+            f"the etcd credentials file {path} has the unknown name {unknown[0]!r}; known: {sorted(names)}"
         )
     return {name: str(path.parent / value) if name in _PATHS else value for name, value in content.items()}

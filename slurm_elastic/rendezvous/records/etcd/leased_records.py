@@ -50,9 +50,9 @@ _FOREIGN_KEYS = 16
 """Keys of other programs that the log names."""
 
 
-def _name(found: KeyValue) -> str:
+def _name(pair: KeyValue) -> str:
     """Return a key as text; bytes that are no UTF-8, which this project never writes, as escape sequences."""
-    return found.key.decode(errors="backslashreplace")
+    return pair.key.decode(errors="backslashreplace")
 
 
 def signed_value(secret: bytes, key: str, record: Mapping[str, Any]) -> bytes:
@@ -162,11 +162,11 @@ class LeasedRecords:
         """Write a record in place of one that `may_replace` accepts, or of none; return False if it refuses."""
         signed = signed_value(self._secret, self.prefix + key, record)
         while True:
-            found = self._ask(lambda etcd: etcd.get(self.prefix + key))
-            if found is not None:
-                if found.value == signed:
+            pair = self._ask(lambda etcd: etcd.get(self.prefix + key))
+            if pair is not None:
+                if pair.value == signed:
                     return True
-                there = self._open(found)
+                there = self._open(pair)
                 if there is None:
                     raise RecordsError(
                         f"the etcd key {self.prefix}{key} was not written by this run; if nothing else uses it: "
@@ -174,7 +174,7 @@ class LeasedRecords:
                     )
                 if not may_replace(there):
                     return False
-            if self._swap(key, 0 if found is None else found.mod_revision, signed):
+            if self._swap(key, 0 if pair is None else pair.mod_revision, signed):
                 return True
 
     def put(self, key: str, record: Record, *, can_wait: bool = True) -> None:
@@ -206,28 +206,28 @@ class LeasedRecords:
 
         result = self._under_lease(write, can_wait=can_wait)
         # An attempt whose answer was lost may have been the one that wrote what is there.
-        won = result.succeeded or any(found.value == signed for found in result.responses[0])
+        won = result.succeeded or any(pair.value == signed for pair in result.responses[0])
         if won:
             self._note(key, signed)
         else:
-            for found in result.responses[0]:
-                self._open(found, in_the_way=True)
+            for pair in result.responses[0]:
+                self._open(pair, in_the_way=True)
         return won
 
     def _note(self, key: str, signed: bytes) -> None:
         with self._lock:
             self.written[key] = signed
 
-    def _opened(self, found: Iterable[KeyValue]) -> dict[str, dict[str, Any]]:
+    def _opened(self, pairs: Iterable[KeyValue]) -> dict[str, dict[str, Any]]:
         start = len(self.prefix)
-        return {_name(kv)[start:]: record for kv in found if (record := self._open(kv)) is not None}
+        return {_name(kv)[start:]: record for kv in pairs if (record := self._open(kv)) is not None}
 
-    def _open(self, found: KeyValue, *, in_the_way: bool = False) -> dict[str, Any] | None:
-        key = _name(found)
-        record = _verified(self._secret, key, found.value)
-        told = key in self._foreign or len(self._foreign) == _FOREIGN_KEYS
+    def _open(self, pair: KeyValue, *, in_the_way: bool = False) -> dict[str, Any] | None:
+        key = _name(pair)
+        record = _verified(self._secret, key, pair.value)
+        is_logged = key in self._foreign or len(self._foreign) == _FOREIGN_KEYS
         # All agents of the run read the same keys; the leader logs them.
-        if record is None and (self._logs or in_the_way) and not told:
+        if record is None and (self._logs or in_the_way) and not is_logged:
             self._foreign.add(key)
             more = "; more are dropped without a word" if len(self._foreign) == _FOREIGN_KEYS else ""
             logger.warning("dropped the etcd key %s: it was not written by this run%s", printable(key), more)
@@ -292,8 +292,8 @@ class LeasedRecords:
                 self._swap(key, 0, written[key])
         except RecordsError as error:
             # The loop tries again. The connection has logged already that etcd is silent.
-            known = isinstance(error, RecordsUnreachableError | RecordsInterruptedError) or self._closed.is_set()
-            logger.log(logging.DEBUG if known else logging.WARNING, "%s", error)
+            is_expected = isinstance(error, RecordsUnreachableError | RecordsInterruptedError) or self._closed.is_set()
+            logger.log(logging.DEBUG if is_expected else logging.WARNING, "%s", error)
         else:
             if lost:
                 logger.warning("etcd had lost %d records of the run; they are written again", len(lost))

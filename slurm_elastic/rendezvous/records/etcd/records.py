@@ -117,13 +117,13 @@ class EtcdRecords:
         try:
             # Without the copy only etcd has the answer, so this call waits for it all the same.
             hurried = not can_wait and copied is not None
-            found = self._opening.take(self._epochs) or self.leased.read(self._epochs, can_wait=not hurried)
+            epochs = self._opening.take(self._epochs) or self.leased.read(self._epochs, can_wait=not hurried)
         except RecordsUnreachableError:
             if not hurried:
                 raise
             self._silent = True
             return copied
-        return _newest([*(int(key.removeprefix(self._epochs)) for key in found), copied])
+        return _newest([*(int(key.removeprefix(self._epochs)) for key in epochs), copied])
 
     def claim_epoch(self, number: int, record: Record) -> bool:
         """See Records."""
@@ -164,19 +164,21 @@ class EtcdRecords:
         """See Records."""
         return self._record(self._read(_ROUND), number)
 
-    def situation(self, known: int | None = None) -> Situation:
+    def situation(self, known_round: int | None = None) -> Situation:
         """See Records."""
-        found = self._opening.take(self._endpoint, _ROUND)
-        if not found or self._endpoint not in found:
+        records = self._opening.take(self._endpoint, _ROUND)
+        if not records or self._endpoint not in records:
             # A leader may have come since then.
-            found = self.leased.read(self._endpoint, _ROUND)
-        endpoint = found.get(self._endpoint)
+            records = self.leased.read(self._endpoint, _ROUND)
+        endpoint = records.get(self._endpoint)
         if endpoint is None:
             # Other users of etcd can write over it, again and again; only agents of this run write the copy.
             endpoint = self._copied(self._copy.endpoint, None)
-        newest = found.get(_ROUND)
+        newest = records.get(_ROUND)
         number = self._last(newest)
-        return Situation(endpoint, number, None if number is None or number == known else self._record(newest, number))
+        return Situation(
+            endpoint, number, None if number is None or number == known_round else self._record(newest, number)
+        )
 
     def mark_done(self, record: Record) -> bool:
         """See Records. The copy is enough, so the end of a run does not wait for etcd."""
@@ -199,8 +201,8 @@ class EtcdRecords:
         """See Records."""
         if self._copied(self._copy.is_done, False):
             return True
-        found = self._opening.take(_DONE)
-        return bool(self.leased.read(_DONE) if found is None else found)
+        records = self._opening.take(_DONE)
+        return bool(self.leased.read(_DONE) if records is None else records)
 
     def publish_failure(self, record: Record) -> None:
         """See Records. The copy alone is enough, so the end of a run does not wait for etcd."""
@@ -257,8 +259,8 @@ class _Opening:
         seconds: How long they are fresh enough to answer a question.
     """
 
-    def __init__(self, found: Mapping[str, Record], seconds: float) -> None:
-        self._found = found
+    def __init__(self, records: Mapping[str, Record], seconds: float) -> None:
+        self._found = records
         self._taken: set[str] = set()
         self._until = time.monotonic() + seconds
 

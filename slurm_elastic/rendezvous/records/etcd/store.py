@@ -90,14 +90,14 @@ class EtcdStore(Store):
         """
         amount = operator.index(amount)
 
-        def raised(found: KeyValue | None) -> bytes:
-            return str((0 if found is None else int(found.value)) + amount).encode()
+        def raised(pair: KeyValue | None) -> bytes:
+            return str((0 if pair is None else int(pair.value)) + amount).encode()
 
         return int(self._update(key, raised))
 
     def append(self, key: str | bytes, value: str | bytes) -> None:
         """Write a value behind what a key holds."""
-        self._update(key, lambda found: (b"" if found is None else found.value) + _bytes(value))
+        self._update(key, lambda pair: (b"" if pair is None else pair.value) + _bytes(value))
 
     def compare_set(self, key: str | bytes, expected: str | bytes, desired: str | bytes) -> bytes:
         """Write a key if it holds what is expected, or if there is none and nothing is expected.
@@ -107,12 +107,12 @@ class EtcdStore(Store):
         """
         whole, before, after = self._key(key), _bytes(expected), _bytes(desired)
         while True:
-            found = self._call(lambda client: client.get(whole))
-            if found is None and before:
+            pair = self._call(lambda client: client.get(whole))
+            if pair is None and before:
                 return before
-            if found is not None and found.value != before:
-                return found.value
-            revision = found.mod_revision if found else 0
+            if pair is not None and pair.value != before:
+                return pair.value
+            revision = pair.mod_revision if pair else 0
             put = Put(whole, after, self.lease.id)
             if self._transact([Compare(whole, revision)], [put]).succeeded:
                 return after
@@ -159,8 +159,8 @@ class EtcdStore(Store):
 
     def list_keys(self) -> list[str]:
         """Return the names of all keys."""
-        found, _ = self._call(lambda client: client.get_prefix(self._keys))
-        return [one.key[len(self._keys) :].decode(errors="backslashreplace") for one in found]
+        pairs, _ = self._call(lambda client: client.get_prefix(self._keys))
+        return [pair.key[len(self._keys) :].decode(errors="backslashreplace") for pair in pairs]
 
     def queue_push(self, key: str | bytes, value: str | bytes) -> None:
         """Put a value at the end of a queue. Queues and keys have names of their own, but for `check`."""
@@ -180,11 +180,11 @@ class EtcdStore(Store):
         deadline = time.monotonic() + self._timeout.total_seconds()
         queue = self._queue(key)
         while True:
-            found, revision = self._call(lambda client: client.get_prefix(queue))
-            for value in sorted(found, key=lambda value: value.create_revision):
+            pairs, revision = self._call(lambda client: client.get_prefix(queue))
+            for value in sorted(pairs, key=lambda value: value.create_revision):
                 if self._take(value):
                     return value.value
-            if found:
+            if pairs:
                 continue  # Others took all of them.
             if not block:
                 raise QueueEmptyError("queue is empty")
@@ -220,12 +220,12 @@ class EtcdStore(Store):
         return self._call(lambda client: client.get_present(self._key(key) for key in keys))
 
     def _wait(self, keys: Sequence[str | bytes], timeout: timedelta) -> list[bytes]:
-        wanted = [self._key(key) for key in keys]
+        names = [self._key(key) for key in keys]
         try:
-            values = self._call(lambda client: client.wait_for(wanted), timeout)
+            values = self._call(lambda client: client.wait_for(names), timeout)
         except TimeoutError:
             raise self._wait_timeout(keys, timeout) from None
-        return [values[key] for key in wanted]
+        return [values[key] for key in names]
 
     def _wait_timeout(self, keys: Sequence[str | bytes], timeout: timedelta) -> DistStoreError:
         # The words are TCPStore's.
@@ -260,9 +260,9 @@ class EtcdStore(Store):
         result = self._call(lambda client: client.transaction((), read))
         contentions = 0
         while True:
-            found = result.responses[0][0] if result.responses[0] else None
-            value = change(found)
-            compare = Compare(whole, found.mod_revision if found else 0)
+            pair = result.responses[0][0] if result.responses[0] else None
+            value = change(pair)
+            compare = Compare(whole, pair.mod_revision if pair else 0)
             puts = (Put(whole, value, self.lease.id), Put(self._receipt, nonce + value, self.lease.id))
             result = self._transact([compare], puts, read)
             if result.succeeded:

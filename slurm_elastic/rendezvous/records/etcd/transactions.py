@@ -127,15 +127,15 @@ def transaction_request(
     return etcd.TxnRequest(
         compare=[
             etcd.Compare(
-                key=to_bytes(one.key),
+                key=to_bytes(comparison.key),
                 target=etcd.Compare.MOD,
                 result=etcd.Compare.EQUAL,
-                mod_revision=one.mod_revision,
+                mod_revision=comparison.mod_revision,
             )
-            for one in compare
+            for comparison in compare
         ],
-        success=[_operation(rpc, one) for one in success],
-        failure=[_operation(rpc, one) for one in failure],
+        success=[_operation(rpc, operation) for operation in success],
+        failure=[_operation(rpc, operation) for operation in failure],
     )
 
 
@@ -144,7 +144,7 @@ def transaction_result(response: Any, *, retried: bool) -> TransactionResult:
     return TransactionResult(
         succeeded=response.succeeded,
         responses=tuple(
-            tuple(KeyValue.from_message(kv) for kv in one.response_range.kvs) for one in response.responses
+            tuple(KeyValue.from_message(kv) for kv in part.response_range.kvs) for part in response.responses
         ),
         revision=response.header.revision,
         retried=retried,

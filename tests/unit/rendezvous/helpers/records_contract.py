@@ -69,8 +69,8 @@ class RecordsContract:
         records.publish_endpoint({"port": 1})
         for _ in range(2):
             assert sibling.situation() == Situation({"port": 1}, 4, {"places": [1]})
-        assert sibling.situation(known=4) == Situation({"port": 1}, 4, None)
-        assert sibling.situation(known=3) == Situation({"port": 1}, 4, {"places": [1]})
+        assert sibling.situation(known_round=4) == Situation({"port": 1}, 4, None)
+        assert sibling.situation(known_round=3) == Situation({"port": 1}, 4, {"places": [1]})
 
     def test_done_is_written_once(self, records: Records, sibling: Records) -> None:
         assert not records.is_done()

@@ -52,4 +52,4 @@ def test_the_record_of_a_known_round_is_not_read(tmp_path: Path) -> None:
     assert records.claim_round(0, {"places": []})
     (run_dir.path / "rounds/000000.json").write_bytes(b"{}")
     assert records.situation() == Situation(None, None, None)
-    assert records.situation(known=0) == Situation(None, 0, None)
+    assert records.situation(known_round=0) == Situation(None, 0, None)
