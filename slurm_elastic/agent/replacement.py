@@ -19,6 +19,8 @@ from typing import Any, Protocol
 from slurm_elastic import typed_json
 from slurm_elastic.agent.console_log import notice
 from slurm_elastic.agent.event_log import utc_now
+from slurm_elastic.agent.features import Feature
+from slurm_elastic.agent.lifecycle import AnnounceLeave
 from slurm_elastic.agent.option_values import ReplaceSettings
 from slurm_elastic.agent.requeue import struck_nodes
 from slurm_elastic.agent.run_history import read_events
@@ -252,13 +254,13 @@ class _Memory:
     unresolved_since: dict[int, float] = field(default_factory=dict)
 
 
-class Replacer:
+class Replacer(Feature):
     """Has lost nodes replaced while this agent leads, in a thread of its own; `look` is one turn of it.
 
     Args:
         settings: The user's options.
         run: The run.
-        led: Returns the agents of the run; None if this agent does not lead.
+        led: Returns the agents of the run if this agent leads, with True if it did last; otherwise None.
         newest_epoch: Returns the newest term on record.
         submission: Submits jobs.
         controller: Slurm's controller.
@@ -268,7 +270,7 @@ class Replacer:
         self,
         settings: ReplaceSettings,
         run: Run,
-        led: Callable[[], Led | None],
+        led: Callable[[bool], Led | None],
         newest_epoch: Callable[[], int | None],
         submission: Submission,
         controller: Controller | None = None,
@@ -280,6 +282,7 @@ class Replacer:
         self._first_look: float | None = None
         self._begun = False
         self._last: Led | None = None
+        self._leave: LeaveReason | None = None
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._live, name="slurm-elastic-replacement", daemon=True)
 
@@ -287,9 +290,13 @@ class Replacer:
         """Start the thread."""
         self._thread.start()
 
+    def leave_announced(self, leave: AnnounceLeave) -> None:
+        """See base class."""
+        self._leave = leave.reason
+
     def halt(self) -> None:
         """Submit nothing from now on: this agent ends."""
-        self._last = self._led()
+        self._last = self._led(True)
         self._over.set()
 
     def close(self, code: ExitCode, *, leads: bool) -> None:
@@ -302,7 +309,7 @@ class Replacer:
         if self._thread.ident is not None:
             self._thread.join(_END)
         last = self._last
-        all_leave = last is not None and not last.staying and _WISHES.issuperset(last.leaving)
+        all_leave = self._leave in _WISHES and last is not None and not last.staying
         if not ((leads and code in (ExitCode.FINISHED, ExitCode.FAILED)) or all_leave) or not self._has_begun():
             return
         for job in self._controller.nodes_in_queue() or ():
@@ -329,7 +336,7 @@ class Replacer:
         Raises:
             SlurmElasticError: Records of the run cannot be read or written.
         """
-        led = self._led()
+        led = self._led(False)
         if led is None or led.ending or not self._begin(now):
             self._memory = _Memory()
             return

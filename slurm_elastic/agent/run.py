@@ -233,6 +233,9 @@ def _supervise(
     timing = StepTimingFeature(leader_reports(settings.run_dir), events.add, LOOK)
     features.append(timing)
     health.pages.paces, health.pages.slow = timing.paces, timing.slow
+    replacer = _replacer(settings, rendezvous, coordination, submission)
+    if replacer is not None:
+        features.append(replacer)
     diagnosis = _signal_diagnosis(settings, lambda: agent.last_checkpoint(), lambda: agent.newest_save())
     assert config.logs_specs is not None
     agent = Agent(
@@ -258,7 +261,6 @@ def _supervise(
         return live_report(state, agent.progress(), letters, now, timing.paces(), health.pages.snapshots())
 
     coordination.report = report
-    replacer = _replacer(settings, rendezvous, coordination, submission)
     try:
         if watchdog is not None:
             watchdog.start(agent.torch.record_watchdog)

@@ -50,13 +50,11 @@ class Led:
     Attributes:
         epoch: Number of the leader's term.
         staying: Agents that have announced no leave.
-        leaving: The reasons of the others.
         ending: True if the run is ending: workers have ended well, or it is closed.
     """
 
     epoch: int
     staying: tuple[str, ...]
-    leaving: tuple[LeaveReason, ...] = ()
     ending: bool = False
 
 
@@ -126,17 +124,16 @@ class Coordination:
         """Return whether this agent leads the run, or did until it stopped."""
         return self._led if self._stopped else self._host.leads()
 
-    def led(self) -> Led | None:
-        """Return the agents of the run if this agent leads it now; from any thread."""
-        leader = self._host.leader
+    def led(self, ended: bool) -> Led | None:
+        """Return the agents of the run if this agent leads it now, or if `ended` did last; from any thread."""
+        leader = self._host.newest if ended else self._host.leader
         if leader is None or not leader.claimed.is_set():
             return None
         state = leader.membership
-        here = [agent for agent in state.agents.values() if not agent.departed]
+        here = (agent for agent in state.agents.values() if not agent.departed and agent.leave_reason is None)
         return Led(
             leader.epoch,
-            tuple(agent.candidate.agent for agent in here if agent.leave_reason is None),
-            tuple(agent.leave_reason for agent in here if agent.leave_reason is not None),
+            tuple(agent.candidate.agent for agent in here),
             state.phase is Phase.CLOSED or state.finished > 0 or state.resigning,
         )
 

@@ -45,6 +45,8 @@ class LeaderHost:
         self._serving: asyncio.Task[None] | None = None
         self._ended: Callable[[Event], None] = lambda event: None
         self.leader: Leader | None = None
+        self.newest: Leader | None = None
+        """The leader, also after its end."""
 
     @property
     def port(self) -> int:
@@ -98,7 +100,7 @@ class LeaderHost:
         self._listener.close()
 
     def _serve(self, number: int, leader: Leader) -> None:
-        before, self.leader = self._serving, leader
+        before, self.leader, self.newest = self._serving, leader, leader
         leader.report = lambda action: self._reported(number, action)
         self._serving = asyncio.create_task(self._live(number, leader, before))
 

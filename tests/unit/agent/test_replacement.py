@@ -13,6 +13,7 @@ from typing import Any, cast
 import pytest
 
 from slurm_elastic.agent import replacement
+from slurm_elastic.agent.lifecycle import AnnounceLeave
 from slurm_elastic.agent.option_values import ReplaceSettings, replace_settings
 from slurm_elastic.agent.replacement import (
     Cancel,
@@ -122,7 +123,6 @@ class World:
     now: float = 0.0
     epoch: int = 1
     staying: tuple[str, ...] = ("n1/7.0/1", "n2/7.0/2")
-    leaving: tuple[LeaveReason, ...] = ()
     queue: dict[str, NodesInQueue] = field(default_factory=dict)
     views: dict[str, str] = field(default_factory=dict)
     answers: bool = True
@@ -146,7 +146,7 @@ class World:
         return Replacer(
             ReplaceSettings(20.0, self.limit),
             run,
-            lambda: Led(epoch, self.staying, self.leaving),
+            lambda ended: Led(epoch, self.staying),
             self.newest_epoch,
             self,
             cast(Controller, self),
@@ -315,10 +315,12 @@ def test_no_node_is_replaced_that_left_by_the_users_wish(make_world: Callable[..
     world = make_world()
     world.lose()
     world.pass_time(60)
-    world.staying, world.leaving = (), (LeaveReason.DRAINED,)
-    world.leader.halt()
-    world.leader.close(ExitCode.LEFT, leads=True)
-    assert world.waiting == []
+    world.staying = ()
+    for reason, waiting in {LeaveReason.TIME_LIMIT: ["31"], LeaveReason.DRAINED: []}.items():
+        world.leader.leave_announced(AnnounceLeave(reason, 30.0, ""))
+        world.leader.halt()
+        world.leader.close(ExitCode.LEFT, leads=False)
+        assert world.waiting == waiting
 
 
 def test_other_jobs_of_the_run_and_nodes_with_strikes(make_world: Callable[..., World]) -> None:
