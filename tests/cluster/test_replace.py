@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.cluster.jobs import Job, Jobs, on
 
 
@@ -48,4 +50,26 @@ def test_a_killed_node_is_replaced_and_no_job_is_left(jobs):
     late.wait_for("CANCELLED")
     assert f"the run is over: job {late.id}, which waits to join it, is cancelled" in job.output
     assert f"job {replacement.id} is submitted for 1 node that the run has lost, 1 of 10" in job.output
+    jobs.cluster.cancel_all()
+
+
+@pytest.mark.nightly
+def test_the_next_leader_submits_nothing_beside_the_job_that_waits(jobs):
+    job = jobs.submit("--time=10", *on("n1", "n2", "n3"), "elastic.sbatch", "--replace-lost=2", "train.py", "--asks")
+    job.wait_for_steps(0, ["n1", "n2", "n3"])
+    job.wait_until("costs are not told", lambda: "lost nodes are replaced: after 2 s" in job.output)
+    jobs.take("n4").wait_for("RUNNING")
+
+    jobs.cluster.kill("n3")
+    job.wait_for_steps(1, ["n1", "n2"])
+    replacement = wait_for_replacement(jobs, job)
+    jobs.cluster.kill("n1")
+    job.wait_for_steps(2, ["n2"])
+    before = len(job.steps(2))
+    job.wait_until("no training", lambda: len(job.steps(2)) > before + 200)
+    assert [path.name for path in sorted((job.run_dir / "replacements").iterdir())] == ["000000.json", "000001.json"]
+
+    jobs.cluster.command(["slurm-elastic", "drain", str(job.id), "--all"], cwd=jobs.directory, env=jobs.environ)
+    replacement.wait_for("CANCELLED")
+    job.wait_for("FAILED", "NODE_FAIL", "COMPLETED", "CANCELLED")
     jobs.cluster.cancel_all()

@@ -58,8 +58,8 @@ class AgentInfo:
 
     @property
     def order(self) -> tuple[object, ...]:
-        """Sort key of ranks: domain, Slurm's order, then node names with numbers by value (node2 before node10)."""
-        return (_natural(self.domain), self.position, _natural(self.node), self.agent)
+        """Sort key of ranks: domain (those without a label last), Slurm's order, then node names, node2 before node10."""
+        return (not self.domain, _natural(self.domain), self.position, _natural(self.node), self.agent)
 
 
 @functools.lru_cache(maxsize=1 << 15)

@@ -43,6 +43,11 @@ def test_ranks_of_a_failure_domain_are_beside_each_other_in_the_natural_order_of
     assert {place.domain_world_size for place in table.places} == {6}
 
 
+def test_a_node_without_a_label_does_not_take_rank_0_from_those_that_have_one() -> None:
+    table = build_table(0, Reason.START, [candidate("n3", 0), candidate("n1", 0, domain="7")], 0)
+    assert [place.node for place in table.places] == ["n1", "n3"]
+
+
 def test_survivors_and_joiners_keep_the_order_of_their_domains() -> None:
     everyone = [candidate(f"n{number}", number, domain=f"s{number % 2}") for number in range(6)]
     names = [place.agent for place in build_table(0, Reason.START, everyone, 0).places]
