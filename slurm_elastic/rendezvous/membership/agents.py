@@ -58,7 +58,7 @@ class AgentInfo:
 
     @property
     def order(self) -> tuple[object, ...]:
-        """Sort key of ranks: domain (none is the last), Slurm's order, node names with numbers by value (n2 before n10)."""
+        """Sort key of ranks: domain, none last, Slurm's order, then node names with numbers by value (n2, n10)."""
         return (not self.domain, _natural(self.domain), self.position, _natural(self.node), self.agent)
 
 
