@@ -12,15 +12,14 @@ from dataclasses import dataclass
 
 import msgspec
 
-from slurm_elastic import typed_json
 from slurm_elastic.agent.event_log import EventLog
 from slurm_elastic.agent.queue_watch import QueueWatch
-from slurm_elastic.agent.root_cause import root_cause
+from slurm_elastic.agent.root_cause import end_on_record, root_cause
 from slurm_elastic.agent.signals import Notices
 from slurm_elastic.errors import ExitCode
 from slurm_elastic.rendezvous.connect import RendezvousConfig, connect
 from slurm_elastic.rendezvous.leader_events import LeaderEvent, LeaderLost, Unreachable
-from slurm_elastic.rendezvous.membership import Claim, Decision, Finish, LeaveReason, Outcome, WorkerFailure
+from slurm_elastic.rendezvous.membership import Claim, Decision, Finish, LeaveReason, Outcome
 from slurm_elastic.rendezvous.options import RendezvousOptions
 from slurm_elastic.rendezvous.records.api import Records, RecordsError
 from slurm_elastic.rendezvous.records.etcd.config import EtcdConfig
@@ -195,24 +194,6 @@ def _wait_for_end(
                 os.eventfd_read(takes_over)
                 if (code := end_on_record(records)) is not None:
                     return code
-
-
-def end_on_record(records: Records) -> ExitCode | None:
-    """Return the exit code for how the run has ended; None if it goes on.
-
-    A failure counts if it is one of the newest round: no agent identity is used twice, and a run that failed may have
-    begun again since.
-    """
-    if records.is_done():
-        return ExitCode.FINISHED
-    content, newest = records.failure(), records.situation().round
-    if content is None or newest is None:
-        return None
-    failure = typed_json.convert(content, WorkerFailure)
-    if failure.agent not in {place["agent"] for place in newest["places"]}:
-        return None
-    logger.error("%s", root_cause(failure))
-    return ExitCode.FAILED
 
 
 def _end(event: LeaderEvent | RecordsLost, records: Records) -> ExitCode | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import os
 import re
 import signal
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from slurm_elastic import typed_json
+from slurm_elastic.errors import ExitCode
 from slurm_elastic.failures import (
     BY_KERNEL,
     BY_WATCHDOG,
@@ -21,7 +23,10 @@ from slurm_elastic.failures import (
     without_prefixes,
 )
 from slurm_elastic.rendezvous.membership import Ended, Interrupted, Reason, WorkerFailure
+from slurm_elastic.rendezvous.records.api import Records
 from slurm_elastic.rundir import read_file
+
+logger = logging.getLogger("slurm_elastic")
 
 _LINES = 20
 _WIDTH = 300
@@ -177,3 +182,21 @@ def _tail(log: str) -> str:
             return file.read(_TAIL_BYTES).decode(errors="replace")
     except OSError:
         return ""
+
+
+def end_on_record(records: Records) -> ExitCode | None:
+    """Return the exit code for how the run has ended, and log the root cause of a failure; None if the run goes on.
+
+    A failure counts if it is one of the newest round: no agent identity is used twice, and a run that failed may have
+    begun again since.
+    """
+    if records.is_done():
+        return ExitCode.FINISHED
+    content, newest = records.failure(), records.situation().round
+    if content is None or newest is None:
+        return None
+    failure = typed_json.convert(content, WorkerFailure)
+    if failure.agent not in {place["agent"] for place in newest["places"]}:
+        return None
+    logger.error("%s", root_cause(failure))
+    return ExitCode.FAILED

@@ -38,7 +38,7 @@ from slurm_elastic.agent.option_values import GROWS_VARIABLE, require_known
 from slurm_elastic.agent.preemption import SignalDiagnosis, asks_slurm
 from slurm_elastic.agent.process_end import at_process_end
 from slurm_elastic.agent.progress_log import ProgressLog
-from slurm_elastic.agent.root_cause import root_cause
+from slurm_elastic.agent.root_cause import end_on_record, root_cause
 from slurm_elastic.agent.run_history import read_history
 from slurm_elastic.agent.settings import AgentSettings
 from slurm_elastic.agent.signals import record_signals
@@ -139,7 +139,7 @@ def launch(
         with contextlib.closing(records):
             return _join_run(settings, fork_server, records, own, summarize, submission)
     except RecordsInterruptedError:
-        logger.info("%s got %s while it waited for etcd", settings.node, first_signal())
+        notice(f"{settings.node} got {first_signal()} while it waited for etcd")
         return ExitCode.LEFT
 
 
@@ -151,11 +151,9 @@ def _join_run(
     summarize: Callable[[RunDir], str],
     submission: Callable[[], Submission],
 ) -> ExitCode:
-    if os.environ.get(GROWS_VARIABLE) == settings.run_id and (
-        records.is_done() or settings.run_dir.failure(own) is not None
-    ):
-        logger.info("run %s is over: it needs no more nodes", settings.run_id)
-        return ExitCode.FINISHED
+    if os.environ.get(GROWS_VARIABLE) == settings.run_id and (code := end_on_record(records)) is not None:
+        notice(f"run {settings.run_id} is over: it needs no more nodes")
+        return code
     if records.is_done():
         job = settings.job
         took_part = job is not None and RunContents(settings.run_dir).has_job(job.job_id)

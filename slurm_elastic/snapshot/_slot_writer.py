@@ -83,9 +83,10 @@ class SlotWriter:
             self._views[index] = slot.generation, table, views
         if len(views) < len(tensors):
             tensors = [tensor for tensor, place in zip(tensors, table.places, strict=True) if place.size]
-        if index not in self._pinned and any(tensor.is_cuda for tensor in tensors):
-            self._pin(index, memory)
         if views:
+            # The views hold the mapping until CUDA has forgotten it.
+            if index not in self._pinned and any(tensor.is_cuda for tensor in tensors):
+                self._pin(index, memory)
             _copy_all(views, tensors)
 
     def _pin(self, index: int, memory: memoryview) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
+from slurm_elastic.rundir import RunDir
 from tests.local.agents import Agent, Allocation, eventually
 
 Allocate = Callable[..., Allocation]
@@ -88,6 +89,20 @@ def test_why_the_run_failed_is_said_last_and_written_down(nodes: Allocation) -> 
     failure = nodes.run_dir / "failures" / "mine.0.json"
     eventually(failure.exists, lambda: store.err)
     assert json.loads(failure.read_text())["node"] == nodes.nodes[1]
+
+
+def test_one_that_takes_over_after_the_end_of_the_run_ends_too(nodes: Allocation) -> None:
+    agents = start_agents(nodes)
+    nodes.seen(0)
+    store = start_store(nodes)
+    store.expect("run mine has a leader already")
+    # It hears neither of the end of the run nor of that of its leader.
+    store.signal(signal.SIGSTOP)
+    for agent in agents:
+        agent.kill()
+    RunDir.for_run(nodes.directory, "mine").open().mark_done({})
+    store.signal(signal.SIGCONT)
+    assert store.wait() == 0
 
 
 @pytest.mark.parametrize("line", ["waits", "goes"])

@@ -56,6 +56,11 @@ def test_a_failed_run_is_1_everywhere_and_its_root_cause_is_said_last(allocate: 
     assert not (nodes.run_dir / "done.json").exists()
     event = nodes.events()[-1]
     assert (event["event"], event["outcome"], event["nodes"], event["rank"]) == ("run_ended", "failed", [members[1]], 1)
+    # A job of `slurm-elastic grow` that starts too late trains nothing, and says so.
+    late = allocate(1, job_id="8").start(1, "--run-id=7", SLURM_ELASTIC_GROWS="7", PET_CONSOLE="brief")
+    assert late.wait() == 1
+    assert "run 7 is over: it needs no more nodes" in late.err
+    assert "rank 1 on " in late.err
 
 
 def test_a_worker_killed_by_a_signal_is_named(allocate: Allocate) -> None:

@@ -1,4 +1,4 @@
-"""What a coordinator makes of the records when it leads in the place of another agent."""
+"""Coordinators and nodes of `grow` read in the records how a run has ended."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from slurm_elastic.agent.coordinator import end_on_record
+from slurm_elastic.agent.root_cause import end_on_record
 from slurm_elastic.errors import ExitCode
 from slurm_elastic.rendezvous.membership import WorkerFailure
 from slurm_elastic.rendezvous.records.api import RunDirRecords
