@@ -36,7 +36,7 @@ def test_a_finished_run_is_0_for_members_and_spares_and_stays_finished(allocate:
     assert "run 7 is finished already: nothing to do" in again.err
     assert nodes.rounds() == 1
     # A further agent of the same step is another run.
-    another = nodes.start(1, "--nnodes=1:2", SLURM_RESTART_COUNT="1")
+    another = nodes.start(1, "--nnodes=1", SLURM_RESTART_COUNT="1")
     assert another.wait() == 0
     assert (nodes.run_dir.with_name("7.1") / "done.json").exists()
 

@@ -142,6 +142,8 @@ def test_what_was_safe_before_a_node_joined_outlives_a_loss_after_it(agents: Age
         for step in range(last + 1, last + 4):
             own = {"rank": rank, "noise": torch.full((100,), float(step))}
             snapshot.save(step, weight=torch.full((10,), float(step)), per_rank=own)
+            # As the all-reduce of a step: no rank overwrites what the joined one has still to get.
+            meet(tmp_path, step)
 
     for result in [start_worker(each, saves) for each in formed]:
         result()
