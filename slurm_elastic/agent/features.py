@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -30,6 +31,8 @@ from slurm_elastic.rendezvous.run_events import Entry
 from slurm_elastic.rendezvous.transport.messages import Assignment
 from slurm_elastic.snapshot.agent_side import AgentMemory, Group
 from slurm_elastic.snapshot.lineage import SLOTS
+
+logger = logging.getLogger("slurm_elastic")
 
 _EARLY = 120.0
 """Seconds after the start in which a worker that reports no steps is assumed to be before its first one."""
@@ -240,6 +243,7 @@ class SnapshotFeature(Feature):
         self.missing = ""
         """After the end: why the newest snapshot is not on disk; empty if it is, or if the script asked for none."""
         self._members_leave = self._members_stay = False
+        self._tells_domain = replicas > 0
         self._directory = NodeDirectory("snapshot")
         try:
             self._memory = AgentMemory(
@@ -270,6 +274,10 @@ class SnapshotFeature(Feature):
         self._members_leave = self._members_stay = False
         place = assignment.place
         group = Group(place.rank, assignment.nodes, place.local_world_size, place.base_rank, assignment.world_size)
+        one_domain = place.domain and place.domain_world_size == group.world > group.workers
+        if self._tells_domain and place.rank == 0 and one_domain:
+            self._tells_domain = False
+            logger.info("snapshots: all nodes are in the failure domain %s: copies go to its next node", place.domain)
         variables = self._memory.begin(assignment.round, assignment.origin, first=place.rank == 0, group=group)
         for environment in environments.values():
             environment.update(variables)

@@ -26,7 +26,8 @@ SCRIPT = Path(__file__).parents[3] / "docs/examples/fsdp.py"
 def test_a_killed_node_costs_few_steps_of_a_sharded_training(tmp_path: Path) -> None:
     with allocation(tmp_path, 3) as nodes:
         script = [str(SCRIPT), "--epochs=3", "--step-time=0.05", "--snapshots"]
-        first, second, third = nodes.start_all("--nnodes=2:3", "--snapshot-replicas=1", script=script)
+        options = ("--nnodes=2:3", "--snapshot-replicas=1", "--failure-domain=echo rack1")
+        first, second, third = nodes.start_all(*options, script=script)
         eventually(lambda: "epoch 1: " in first.out, nodes.log)
         second.kill()
         assert [first.wait(), third.wait()] == [0, 0], nodes.log()
@@ -39,6 +40,7 @@ def test_a_killed_node_costs_few_steps_of_a_sharded_training(tmp_path: Path) -> 
         # repeated, on a machine that may be slow.
         assert int(resumed) >= max(30, int(before)), nodes.log()
         assert "epoch 2: step 66" in first.out
+        assert nodes.log().count("all nodes are in the failure domain rack1: copies go to its next node") == 1
 
 
 def trains(directory: Path, until: int | None = None) -> Any:

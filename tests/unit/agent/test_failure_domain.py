@@ -83,6 +83,16 @@ def test_a_command_without_a_label_is_named(quiet: int, caplog: pytest.LogCaptur
     assert line.startswith(f"--failure-domain {command}: this node has no label, its command ")
 
 
+def test_a_command_that_hangs_has_its_time_and_no_more(
+    quiet: int, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("slurm_elastic.agent.failure_domain._TIMEOUT", 0.1)
+    begin = time.monotonic()
+    assert failure_domain("echo r1; sleep 60", None, quiet) == ""
+    assert time.monotonic() - begin < 9
+    assert "its command took too long and was killed" in caplog.text
+
+
 def test_a_signal_ends_the_wait_for_a_command(caplog: pytest.LogCaptureFixture) -> None:
     reader, writer = os.pipe()
     os.write(writer, b"\0")

@@ -56,3 +56,21 @@ def test_survivors_and_joiners_keep_the_order_of_their_domains() -> None:
         survivors = everyone[:lost] + everyone[lost + 1 :]
         table = build_table(1, Reason.NODE_LOST, survivors, 0)
         assert [place.agent for place in table.places] == [name for name in names if name != f"n{lost}"]
+
+
+def test_one_label_for_all_nodes_is_as_none() -> None:
+    names = [f"n{number}" for number in range(10_000)]
+    tables = [
+        build_table(0, Reason.START, (candidate(name, domain=label) for name in names), 0) for label in ("", "s0")
+    ]
+    assert [[place.agent for place in table.places] for table in tables] == [names, names]
+    assert tables[1].places[-1].domain_base_rank == 9999
+
+
+def test_a_topology_that_changes_between_requeues_ranks_the_nodes_anew() -> None:
+    before, after = (
+        build_table(round_, Reason.START, [candidate("n1", 0, domain=one), candidate("n2", 1, domain=two)], 0)
+        for round_, one, two in ((0, "s1", "s2"), (1, "s7", "s3"))
+    )
+    assert [place.node for place in before.places] == ["n1", "n2"]
+    assert [place.node for place in after.places] == ["n2", "n1"]
