@@ -17,7 +17,7 @@ from pathlib import Path
 from slurm_elastic.agent.gpu_check import gpu_problems
 from slurm_elastic.agent.signals import Notices
 from slurm_elastic.agent.site_command import run_site_command
-from slurm_elastic.errors import ExitCode, SlurmElasticError, UsageError
+from slurm_elastic.errors import ExitCode, SlurmElasticError
 from slurm_elastic.text import size_text
 
 logger = logging.getLogger("slurm_elastic")
@@ -93,22 +93,6 @@ def shortcomings(available: int | None, others: Iterable[str]) -> str:
     if available is not None and available < _LEAST_MEMORY:
         problems.insert(0, f"{size_text(available)} of memory are left")
     return "; ".join(problems)
-
-
-def check_timeout(text: str | None) -> float:
-    """Read ``--node-check-timeout``.
-
-    Raises:
-        UsageError: It is no number of seconds above 0.
-    """
-    try:
-        seconds = float(text) if text else _TIMEOUT
-    except ValueError:
-        seconds = 0.0
-    # Not for NaN, either.
-    if not 0 < seconds < threading.TIMEOUT_MAX:
-        raise UsageError(f"--node-check-timeout {text!r} is no number of seconds above 0; write it as in 60")
-    return seconds
 
 
 def tell_site(command: str, node: str, run_id: str, reason: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -52,13 +51,7 @@ def notify_settings(target: str | None, after: str | None) -> NotifySettings | N
         if after:
             raise UsageError("--notify-after needs --notify")
         return None
-    try:
-        seconds = float(after or 600)
-    except ValueError:
-        seconds = 0.0
-    if not 1 <= seconds <= 1e9:
-        raise UsageError(f"--notify-after {after!r} is no number of seconds; write it as in 600")
-    return NotifySettings(target, seconds)
+    return NotifySettings(target, positive_seconds("--notify-after", after or "600"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,10 +77,7 @@ def replace_settings(after: str | None, limit: str | None) -> ReplaceSettings | 
         if limit:
             raise UsageError("--replace-limit needs --replace-lost")
         return None
-    seconds = _seconds("--replace-lost", after, 0.0)
-    if not 1 <= seconds <= 1e9:
-        raise UsageError(f"--replace-lost {after!r} is no number of seconds from 1 on; write it as in 60")
-    return ReplaceSettings(seconds, _count("--replace-limit", limit or None, 10))
+    return ReplaceSettings(positive_seconds("--replace-lost", after), _count("--replace-limit", limit or None, 10))
 
 
 def base_directory(run_dir: str | None, job: SlurmJob | None) -> Path:
@@ -203,9 +193,9 @@ def requeue_policy(
     return RequeuePolicy(
         max_requeues=_count("--max-requeues", max_requeues, _MAX_REQUEUES),
         meaning=SignalDefaults(
-            _seconds("--grace", grace, default.grace),
-            _seconds("--warning", warning, default.warning),
-            None if warning is None else _seconds("--warning", warning, 0.0),
+            default.grace if grace is None else seconds_or_zero("--grace", grace),
+            default.warning if warning is None else seconds_or_zero("--warning", warning),
+            None if warning is None else seconds_or_zero("--warning", warning),
         ),
         max_excluded=_count("--max-excluded", max_excluded, _MAX_EXCLUDED),
     )
@@ -219,11 +209,33 @@ def _count(option: str, text: str | None, default: int) -> int:
     return int(text)
 
 
-def _seconds(option: str, text: str | None, default: float) -> float:
-    try:
-        seconds = default if text is None else float(text)
-    except ValueError:
-        seconds = math.nan
-    if not (math.isfinite(seconds) and seconds >= 0):
-        raise UsageError(f"{option} {text!r} is no number of seconds; give 0 or more")
-    return seconds
+def positive_seconds(option: str, text: str, others: str = "") -> float:
+    """Return the value of an option that is a number of seconds above 0.
+
+    Args:
+        option: Its name.
+        text: As given.
+        others: What else it can be, as in "nor off"; empty for nothing.
+
+    Raises:
+        UsageError: It is none.
+    """
+    if (seconds := _number(text)) > 0:
+        return seconds
+    wrong = f"is neither seconds, above 0, {others}" if others else "is no number of seconds above 0"
+    raise UsageError(f"{option} {text!r} {wrong}; write it as in 600")
+
+
+def seconds_or_zero(option: str, text: str) -> float:
+    """Return the value of an option that is a number of seconds, 0 or more.
+
+    Raises:
+        UsageError: It is none.
+    """
+    if (seconds := _number(text)) >= 0:
+        return seconds
+    raise UsageError(f"{option} {text!r} is no number of seconds; give 0 or more")
+
+
+def _number(text: str) -> float:
+    return float(text) if re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,6})?", text) else -1.0

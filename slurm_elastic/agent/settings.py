@@ -27,6 +27,7 @@ from slurm_elastic.agent.option_values import (
     named_run,
     node_range,
     notify_settings,
+    positive_seconds,
     replace_settings,
     requeue_policy,
 )
@@ -38,7 +39,7 @@ from slurm_elastic.agent.torchrun_options import (
     local_world_size,
     torchrun_config,
 )
-from slurm_elastic.agent.watchdog import STACKS_AFTER, HangTimeout, hang_timeout, is_enabled, positive_seconds
+from slurm_elastic.agent.watchdog import STACKS_AFTER, HangTimeout, hang_timeout, is_enabled
 from slurm_elastic.agent.worker_logs import RoundLogsSpecs, local_ranks, streams
 from slurm_elastic.errors import UsageError
 from slurm_elastic.rendezvous.identity import AgentIdentity

@@ -172,11 +172,13 @@ def _submission() -> Submission:
 
 def _node_check(arguments: Sequence[str]) -> tuple[NodeCheck, str]:
     """Start the check of this node; the second value is the command for a bad one."""
-    from slurm_elastic.agent.node_check import NodeCheck, check_timeout
+    from slurm_elastic.agent.node_check import NodeCheck
     from slurm_elastic.agent.option_table import scan
+    from slurm_elastic.agent.option_values import positive_seconds
 
     options = scan(arguments, os.environ)
-    check = NodeCheck(options.value("node_check") or "", check_timeout(options.value("node_check_timeout")))
+    seconds = positive_seconds("--node-check-timeout", options.value("node_check_timeout") or "60")
+    check = NodeCheck(options.value("node_check") or "", seconds)
     return check, options.value("on_bad_node") or ""
 
 

@@ -110,6 +110,7 @@ class Doctor(ViewCommand):
 
 
 def _gather(options: argparse.Namespace, sbatch: dict[str, str | None]) -> SiteFacts:
+    from slurm_elastic.agent.option_values import seconds_or_zero
     from slurm_elastic.doctor.facts import NodeFacts, SiteFacts
     from slurm_elastic.doctor.gather import (
         etcd_facts,
@@ -124,7 +125,7 @@ def _gather(options: argparse.Namespace, sbatch: dict[str, str | None]) -> SiteF
     from slurm_elastic.rundir import RunDir
     from slurm_elastic.slurm import AddressPreference, Controller
 
-    checkpoint = _checkpoint(options.checkpoint)
+    checkpoint = seconds_or_zero("--checkpoint", options.checkpoint) if options.checkpoint else None
     nodes = None if options.nodes is None else node_count(options.nodes)
     etcd = etcd_wanted(options.rdzv_endpoint, {}, os.environ)
     controller = Controller()
@@ -165,18 +166,6 @@ def _probe_arguments(options: argparse.Namespace, base: Path, run_id: str) -> li
     probe_options = {"--interface": options.interface, "--node-pattern": options.node_pattern}
     passed = [f"{name}={value}" for name, value in probe_options.items() if value]
     return [f"--probe={run_id}", f"--run-dir={base}", *passed]
-
-
-def _checkpoint(text: str | None) -> float | None:
-    if text is None:
-        return None
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = -1.0
-    if not 0 <= seconds < float("inf"):
-        raise UsageError(f"--checkpoint {text!r} is no number of seconds; give 0 or more, as in --checkpoint 41")
-    return seconds
 
 
 def _json(site: SiteFacts, results: Sequence[Finding]) -> dict[str, object]:

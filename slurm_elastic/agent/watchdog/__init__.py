@@ -14,7 +14,7 @@ from slurm_elastic.agent.watchdog._end_watch import STACKS_AFTER
 from slurm_elastic.agent.watchdog._hang import Hang
 from slurm_elastic.agent.watchdog._proc import Watched, process_state
 from slurm_elastic.agent.watchdog._stacks import collect_stacks
-from slurm_elastic.agent.watchdog._step_timeout import HangTimeout, hang_timeout, positive_seconds
+from slurm_elastic.agent.watchdog._step_timeout import HangTimeout, hang_timeout
 from slurm_elastic.agent.watchdog._timer_pipe import Pipe, is_enabled, make_pipe
 from slurm_elastic.agent.watchdog._watchdog import Watchdog
 
@@ -29,6 +29,5 @@ __all__ = [
     "hang_timeout",
     "is_enabled",
     "make_pipe",
-    "positive_seconds",
     "process_state",
 ]

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from slurm_elastic.agent.option_values import positive_seconds
 from slurm_elastic.control import WorkerProgress
 from slurm_elastic.errors import UsageError
 
@@ -58,18 +58,6 @@ def hang_timeout(text: str | None, first: str | None = None) -> HangTimeout | No
     if text != "auto":
         timeout = replace(timeout, seconds=positive_seconds("--hang-timeout", text, "nor auto or off"))
     return replace(timeout, first=positive_seconds("--first-step-timeout", first)) if first else timeout
-
-
-def positive_seconds(option: str, text: str, others: str = "") -> float:
-    """Return the value of an option that is a number of seconds.
-
-    Raises:
-        UsageError: It is none.
-    """
-    if not re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,6})?", text) or float(text) <= 0:
-        wrong = f"is neither seconds, above 0, {others}" if others else "is no number of seconds above 0"
-        raise UsageError(f"{option} {text!r} {wrong}; write it as in 600")
-    return float(text)
 
 
 class StepWatch:

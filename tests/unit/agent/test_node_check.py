@@ -8,11 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from slurm_elastic.agent.node_check import NodeCheck, check_timeout, shortcomings, tell_site
+from slurm_elastic.agent.node_check import NodeCheck, shortcomings, tell_site
 from slurm_elastic.agent.signals import Notices
 from slurm_elastic.agent.site_command import run_site_command
 from slurm_elastic.agent.watchdog import process_state
-from slurm_elastic.errors import UsageError
 from tests.local.waiting import eventually
 
 
@@ -109,16 +108,6 @@ def test_a_signal_that_asks_to_leave_ends_the_wait_and_no_other_does() -> None:
     assert NodeCheck("sleep 1; exit 1", 60).problem(left) == ""
     stayed.note(signal.SIGCONT)
     assert NodeCheck("sleep 0.3; exit 1", 60).problem(stayed) == "--node-check ended with exit code 1"
-
-
-@pytest.mark.parametrize("text", ["0", "-1", "nan", "inf", "soon"])
-def test_bad_timeouts(text: str) -> None:
-    with pytest.raises(UsageError, match="is no number of seconds above 0; write it as in 60"):
-        check_timeout(text)
-
-
-def test_timeouts() -> None:
-    assert [check_timeout(text) for text in (None, "", "0.5", "90")] == [60, 60, 0.5, 90]
 
 
 def test_the_site_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

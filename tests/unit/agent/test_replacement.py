@@ -470,7 +470,7 @@ def test_options() -> None:
     for after, limit, complaint in [
         (None, "3", "--replace-limit needs --replace-lost"),
         ("soon", None, "--replace-lost 'soon' is no number of seconds"),
-        ("0", None, "--replace-lost '0' is no number of seconds from 1 on"),
+        ("0", None, "--replace-lost '0' is no number of seconds above 0"),
         ("60", "-1", "--replace-limit '-1' is no number"),
     ]:
         with pytest.raises(UsageError, match=complaint):
