@@ -25,7 +25,7 @@ class DamagedError(Exception):
 
 def digest(content: bytes | memoryview) -> str:
     """Return the digest of bytes."""
-    return blake3(content, max_threads=blake3.AUTO).hexdigest()
+    return blake3(content).hexdigest()
 
 
 def sealed(record: Mapping[str, Any]) -> bytes:

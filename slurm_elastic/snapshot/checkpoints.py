@@ -24,6 +24,7 @@ import re
 import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -382,7 +383,7 @@ class Stored:
                 # What only torch reads lies between the tensors.
                 for place in self._digests.keys() - (set(tensors) if load else set()):
                     self._read(*place)
-            self.tensors: list[torch.Tensor] = [self._load(*place) for place in tensors] if load else []
+            self.tensors: list[torch.Tensor] = self._load_all(tensors) if load else []
         self._parts: dict[int, StoredPart] = {}
 
     def check(self) -> None:
@@ -430,17 +431,31 @@ class Stored:
             raise DamagedError(f"{name} has a wrong digest")
         return content
 
-    def _load(self, file: str, offset: int, length: int) -> Any:
-        import torch
+    def _load_all(self, places: Sequence[tuple[str, int, int]]) -> list[torch.Tensor]:
+        tensors: list[torch.Tensor] = []
+        # The next one is read while one is compared with its digest and copied.
+        with ThreadPoolExecutor(1) as reader:
+            ahead = [reader.submit(self._bytes, *place) for place in places[:1]]
+            for number, place in enumerate(places, 1):
+                content = ahead.pop().result()
+                ahead = [reader.submit(self._bytes, *following) for following in places[number : number + 1]]
+                tensors.append(_tensors_in(self._checked(content, *place)))
+        return tensors
 
-        return torch.load(io.BytesIO(self._read(file, offset, length)), map_location="cpu", weights_only=True)
+    def _load(self, file: str, offset: int, length: int) -> Any:
+        return _tensors_in(self._read(file, offset, length))
 
     def _read(self, file: str, offset: int, length: int) -> bytes:
+        return self._checked(self._bytes(file, offset, length), file, offset, length)
+
+    def _bytes(self, file: str, offset: int, length: int) -> bytes:
         if os.path.basename(file) != file:  # noqa: PTH119 (a name, not a path)
             raise ValueError(f"{file} is no name of a file")
         with (self._path / file).open("rb") as opened:
             opened.seek(offset)
-            content = opened.read(length)
+            return opened.read(length)
+
+    def _checked(self, content: bytes, file: str, offset: int, length: int) -> bytes:
         if self.has_digests and digest(content) != self._digests.get((file, offset, length)):
             raise DamagedError(f"{file} has a wrong digest at byte {offset}")
         return content
@@ -456,6 +471,12 @@ class Stored:
         except Exception as error:
             why = error or type(error).__name__
             raise CheckpointError(f"{self._path} cannot be read: {why}; remove it") from error
+
+
+def _tensors_in(content: bytes) -> Any:
+    import torch
+
+    return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
 
 
 class StoredPart(msgspec.Struct, frozen=True):
