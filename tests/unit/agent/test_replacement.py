@@ -212,10 +212,15 @@ class World:
         self.staying = self.staying[:1]
         self.happen(formed(1))
 
-    def join(self) -> None:
-        """The oldest replacement starts, and its agent joins."""
+    def start(self) -> str:
+        """The oldest replacement starts. Returns its job id."""
         job = min(self.queue)
         self.queue[job] = replace(self.queue[job], state="RUNNING")
+        return job
+
+    def join(self) -> None:
+        """The oldest replacement starts, if it has not, and its agent joins."""
+        job = self.start()
         self.staying = (*self.staying, f"n3/{job}.0/3")
         self.run_dir.append_progress("n3", job, "{}")
         self.happen(formed(2))
@@ -302,7 +307,6 @@ def test_no_node_is_replaced_that_left_by_the_users_wish(make_world: Callable[..
     world.lose()
     world.pass_time(600)
     assert world.submitted == []
-
     # A person does not want the replacement.
     world = make_world()
     world.lose()
@@ -375,6 +379,9 @@ def play(world: World) -> None:
     # A claim whose sbatch has not run counts, too.
     assert len(world.waiting) == 1
     if world.waiting:
+        world.start()
+        world.pass_time(60)
+        assert world.waiting == []
         world.join()
     world.pass_time(180)
     assert world.waiting == []
@@ -395,7 +402,8 @@ def play(world: World) -> None:
 LIMIT = 2
 
 
-def test_leaders_that_are_killed_at_any_step(make_world: Callable[..., World]) -> None:
+def play_with_kills(make_world: Callable[..., World]) -> None:
+    """Play once for each step at which the leader can be killed."""
     whole = make_world(limit=LIMIT)
     play(whole)
     assert len(whole.submitted) == LIMIT
@@ -413,7 +421,85 @@ def test_leaders_that_are_killed_at_any_step(make_world: Callable[..., World]) -
             assert len(world.waiting) <= 1
             world.leader.close(ExitCode.FINISHED, leads=True)
         assert len(world.submitted) <= LIMIT
+        assert world.most_waiting <= 1
         assert world.waiting == []
+
+
+def play_with_a_silent_controller(make_world: Callable[..., World]) -> None:
+    """sbatch gets no answer, and the job is in the queue 40 s later."""
+    world = make_world()
+
+    def vanish(step: int) -> None:
+        world.answers = not world.submitted
+
+    world.interruption = vanish
+    world.lose()
+    world.pass_time(30)
+    accepted = world.queue.copy()
+    world.queue.clear()
+    world.interruption, world.answers = lambda step: None, True
+    world.pass_time(40)
+    world.queue |= accepted
+    world.pass_time(600)
+    assert len(world.submitted) == 1
+
+
+def play_with_drain(make_world: Callable[..., World]) -> None:
+    """Of three nodes one is drained, and one is lost."""
+    world = make_world()
+    world.happen(formed(3))
+    world.happen(left("drained"))
+    world.lose()
+    world.pass_time(600)
+    assert [job.nodes for job in world.queue.values()] == [1]
+
+
+def play_with_haste(make_world: Callable[..., World]) -> None:
+    """A node is away for a moment."""
+    world = make_world()
+    world.pass_time(60)
+    world.lose()
+    world.pass_time(15)
+    assert world.submitted == []
+
+
+def with_changes(**changes: Any) -> Callable[[Shortage, ReplaceSettings], Submit | Cancel | None]:
+    return lambda shortage, settings: decide(replace(shortage, **changes), settings)
+
+
+def without_cancel(shortage: Shortage, settings: ReplaceSettings) -> Submit | Cancel | None:
+    decision = decide(shortage, settings)
+    return None if isinstance(decision, Cancel) else decision
+
+
+@pytest.mark.parametrize("play", [play_with_kills, play_with_a_silent_controller, play_with_drain, play_with_haste])
+def test_no_node_is_replaced_twice_or_without_need(
+    play: Callable[[Callable[..., World]], None], make_world: Callable[..., World]
+) -> None:
+    play(make_world)
+
+
+@pytest.mark.parametrize(
+    ("mistake", "finds_it"),
+    [
+        pytest.param(with_changes(pending=()), play_with_kills, id="twice"),
+        pytest.param(with_changes(coming=0, short_for=1e9), play_with_kills, id="beside nodes that come"),
+        pytest.param(with_changes(submitted=0), play_with_kills, id="beyond the limit"),
+        pytest.param(without_cancel, play_with_kills, id="never cancelled"),
+        pytest.param(with_changes(unresolved=False), play_with_a_silent_controller, id="twice, by a silent controller"),
+        pytest.param(with_changes(given_back=0), play_with_drain, id="against a wish"),
+        pytest.param(with_changes(short_for=1e9), play_with_haste, id="too soon"),
+    ],
+)
+def test_mistakes_in_the_decision_are_found(
+    mistake: Callable[[Shortage, ReplaceSettings], Submit | Cancel | None],
+    finds_it: Callable[[Callable[..., World]], None],
+    make_world: Callable[..., World],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(replacement, "decide", mistake)
+    with pytest.raises(AssertionError):
+        finds_it(make_world)
 
 
 @pytest.mark.parametrize(("seconds", "most"), [(60, 1), (180, 2)])
