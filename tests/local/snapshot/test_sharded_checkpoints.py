@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import signal
 import subprocess
 import time
@@ -18,9 +19,11 @@ from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from slurm_elastic import snapshot
 from slurm_elastic.snapshot.agent_side import AgentMemory
 from slurm_elastic.snapshot.checkpoint_writer import Order, Outcome
+from slurm_elastic.snapshot.checkpoints import CheckpointError, Stored
 from slurm_elastic.snapshot.memory import Slot
+from slurm_elastic.snapshot.sharding import Planner, Region
 from tests.local.snapshot.memories import Agents, meet, start_worker
-from tests.local.snapshot.test_checkpoints import names
+from tests.local.snapshot.test_checkpoints import flip, names
 from tests.local.snapshot.test_parts import SHAPES, join_group, model, ranks, warm
 from tests.local.waiting import eventually
 
@@ -90,6 +93,7 @@ def test_each_node_writes_its_parts_and_another_world_starts_from_them(agents: A
     name = "start-000001.step-000000000003"
     assert names(directory) == [name]
     by_torch_alone(directory / name)
+    no_flipped_bit_is_loaded(directory / name)
     expected = (3, [0, 1, 2])
     assert together(formed, trains(directory, 4)) == [expected] * 2
 
@@ -100,6 +104,33 @@ def test_each_node_writes_its_parts_and_another_world_starts_from_them(agents: A
     # Without agents, torchrun reads it.
     two_ranks = [{"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"} for rank in range(2)]
     assert together(two_ranks, lambda: start(directory)) == [(4, [0, 1])] * 2
+
+
+def load_shards(path: Path) -> None:
+    """Load what ranks of a single group load together."""
+    stored = Stored(path)
+    assert stored.layout is not None
+    planner = Planner(stored.layout)
+    for index, tensor in enumerate(stored.layout.tensors):
+        for piece in planner.pieces(index, Region((0,) * len(tensor.shape), tensor.shape)):
+            stored.shard(index, piece)
+    for rank in range(planner.parts):
+        stored.own(rank)
+
+
+def no_flipped_bit_is_loaded(path: Path) -> None:
+    load_shards(path)
+    files = sorted(file for file in path.iterdir() if file.stat().st_size)
+    draw = random.Random(7)
+    for number in range(100):
+        file = files[number % len(files)]
+        bit = draw.randrange(8 * file.stat().st_size)
+        flip(file, bit)
+        for load in (load_shards, lambda path: Stored(path, load=False).check()):
+            with pytest.raises(CheckpointError, match="is damaged: "):
+                load(path)
+        flip(file, bit)
+    load_shards(path)
 
 
 def test_a_node_that_leaves_as_soon_as_it_has_come_takes_no_step_with_it(
