@@ -122,28 +122,19 @@ def kept_step(protection: Protection, groups: Iterable[Sequence[SnapshotId | Non
 def partners(reports: Mapping[int, Report]) -> dict[int, int]:
     """Return, by rank of each agent of a round, the rank of the one that holds its copies; empty if there is one node.
 
-    That one is in another failure domain, by the outermost part in which the domains differ, and on another node where
-    there is one domain. Each agent holds the copies of one other agent, so in a domain with more than half of the
-    agents some hold those of their own domain.
+    That one is in another failure domain, at each level of the domains that has two, and on another node where there is
+    one domain. Each agent holds the copies of one other agent, so in a domain with more than half of the agents some
+    hold those of their own domain.
     """
-    groups = _apart({rank: f"{report.domain}/".split("/") for rank, report in reports.items()})
-    groups = groups or {rank: report.node for rank, report in reports.items()}
-    largest = max(Counter(groups.values()).values())
-    if largest == len(reports):
+    agents = len(reports)
+    largest = max(Counter(report.node for report in reports.values()).values())
+    if largest == agents:
         return {}
-    first = {groups[rank]: rank for rank in sorted(reports, reverse=True)}
-    ranks = sorted(reports, key=lambda rank: (first[groups[rank]], rank))
-    # As far away as the largest domain reaches, no agent is in the same one, but for those that have to be.
-    return dict(zip(ranks, ranks[largest:] + ranks[:largest], strict=True))
-
-
-def _apart(paths: Mapping[int, Sequence[str]]) -> dict[int, str] | None:
-    """Return for each agent the first part of its domain in which these differ, with the parts before it; else None."""
-    for depth in range(1, max(map(len, paths.values())) + 1):
-        groups = {number: "/".join(path[:depth]) for number, path in paths.items()}
-        if len(set(groups.values())) > 1:
-            return groups
-    return None
+    first = {reports[rank].node: rank for rank in sorted(reports, reverse=True)}
+    ranks = sorted(reports, key=lambda rank: (reports[rank].domain.split("/"), first[reports[rank].node], rank))
+    # Half of the agents away only those of a domain with more than half of them meet their own, at every level.
+    distance = agents // 2 if len({report.domain for report in reports.values()}) > 1 else largest
+    return dict(zip(ranks, ranks[distance:] + ranks[:distance], strict=True))
 
 
 def link_problem(node: str, seconds: float, size: int, error: str = "") -> str:

@@ -1,13 +1,15 @@
-"""Rounds of nodes whose parts of snapshots are copied to the next node, with the product's decisions.
+"""Rounds of nodes whose parts of snapshots are copied to other nodes, with the product's decisions.
 
-The product's code names the step that becomes safe (`next_goal`), says which one a node keeps (`kept_step`), which slot
-is overwritten by a worker (`slot_to_write`) and by a copy (`slot_for_replica`), and what the next round starts from
-(`choose`). The simulation has the slots, workers that are more or less far, reports and answers that are late or lost,
-copies that break, and nodes that are lost, alone or together. Some nodes are only cut off, and come back rounds later
-with what they held; processes that report are paused; a leader is lost after it has put a round on record that no agent
-starts. Agents write steps to disk that all of them keep, with copies on other nodes or without any; the last of them to
-end gives the checkpoint its name, also when the next round has started. A round starts from disk if a newer step is
-there than memory has as a whole. Nodes have three slots, two, or some have two and some three.
+The product's code names the step that becomes safe (`next_goal`) and the node that holds copies (`partners`), says
+which step a node keeps (`kept_step`), which slot is overwritten by a worker (`slot_to_write`) and by a copy
+(`slot_for_replica`), and what the next round starts from (`choose`). The simulation has the slots, workers that are
+more or less far, reports and answers that are late or lost, copies that break, and nodes that are lost, alone or
+together. In two thirds of the schedules nodes are in failure domains, of which one may be lost at once. Some nodes
+are only cut off, and come back rounds later with what they held; processes that report are paused; a leader is lost
+after it has put a round on record that no agent starts. Agents write steps to disk that all of them keep, with copies
+on other nodes or without any; the last of them to end gives the checkpoint its name, also when the next round has
+started. A round starts from disk if a newer step is there than memory has as a whole. Nodes have three slots, two, or
+some have two and some three.
 
 Some schedules copy and write nothing, so that each node overwrites its oldest step; a worker that is killed there ends
 the round, as in a collective.
@@ -31,6 +33,7 @@ class Node:
     """A node with one worker, whose part has the number of the node's rank."""
 
     rank: int
+    domain: str
     parts: list[Copy | None]
     shared: list[Copy | None]
     replicas: list[Copy | None] = field(default_factory=lambda: [None] * 2)
@@ -76,6 +79,9 @@ class Run:
     def __init__(self, seed: int, kinds: tuple[int, ...] | None = None, ahead: int = 1) -> None:
         self.random = random.Random(seed)
         self.kinds, self.ahead = kinds or KINDS[seed % len(KINDS)], ahead
+        # Schedules without domains stay as they are.
+        self.of_domains = random.Random(f"domains {seed}")
+        self.domains = self.of_domains.choice([[""], ["s0/a", "s0/b"], ["s0/a", "s0/b", "s1/c"]])
         self.world = self.random.randint(2, 5)
         self.nodes = [self._new(rank) for rank in range(self.world)]
         self.replicates = self.random.random() < 0.8
@@ -100,7 +106,7 @@ class Run:
 
     def _new(self, rank: int) -> Node:
         slots = self.random.choice(self.kinds)
-        return Node(rank, [None] * slots, [None] * slots)
+        return Node(rank, self.of_domains.choice(self.domains), [None] * slots, [None] * slots)
 
     def play(self, rounds: int) -> None:
         round_: int | None = 0
@@ -113,6 +119,8 @@ class Run:
 
     def _train(self, round_: int) -> None:
         draw, goal, reports = self.random, Goal(), dict[int, Report]()
+        places = {node.rank: Report(str(node.rank), Holder("", 1), domain=node.domain) for node in self.nodes}
+        self.partners = replication.partners(places)
         for node in self.nodes:
             began = self.began[round_]
             node.goal, node.copied, node.step = Goal(), None, 0 if began is None else began.step
@@ -218,7 +226,7 @@ class Run:
     def _send(self, node: Node, snapshot: SnapshotId) -> bool:
         if not self.replicates:
             return True
-        target = self.nodes[(node.rank + 1) % self.world]
+        target = self.nodes[self.partners[node.rank]]
         copy = Copy.of_part(snapshot, node.rank, self.world)
         if copy not in node.parts:
             return False
@@ -258,6 +266,13 @@ class Run:
         draw = self.random
         self._end_writing(self.nodes, 0.7)
         lost = draw.sample(self.nodes, min(self.world, draw.choice([0, 1, 1, 2])))
+        has_partners_elsewhere = len(lost) < 2
+        if len({node.domain for node in self.nodes}) > 1 and self.of_domains.random() < 0.3:
+            domain = self.of_domains.choice(self.nodes).domain
+            lost = [node for node in self.nodes if node.domain == domain]
+            # Copies of an earlier round went by its nodes.
+            is_of_this_round = self.safe is not None and self.safe.round == round_
+            has_partners_elsewhere = is_of_this_round and 2 * len(lost) <= self.world
         left = [node for node in self.nodes if node not in lost]
         is_seen = True
         last = round_
@@ -269,7 +284,7 @@ class Run:
         back = [node for node in self.away if draw.random() < 0.5]
         self.away = [node for node in (*self.away, *lost) if node not in back and draw.random() < 0.7]
         origin = self._choose(last, [*left, *back])
-        must_be_safe = is_seen and self.replicates and len(lost) < 2
+        must_be_safe = is_seen and self.replicates and has_partners_elsewhere
         safe = self.safe if self.safe is not None and self.safe.round == round_ else self.origin.safe
         safe = safe if must_be_safe else None
         if origin.copy is None:

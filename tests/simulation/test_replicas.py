@@ -182,9 +182,29 @@ def _only_what_is_lost_is_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checkpoint_lineage, "checkpoint_between", between)
 
 
+def _copies_go_to_the_next_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = replication.partners
+
+    def partners(reports: Mapping[int, Report]) -> dict[int, int]:
+        return real({rank: replace(report, domain="") for rank, report in reports.items()})
+
+    monkeypatch.setattr(replication, "partners", partners)
+
+
+def _copies_go_by_the_outermost_domain(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = replication.partners
+
+    def partners(reports: Mapping[int, Report]) -> dict[int, int]:
+        return real({rank: replace(report, domain=report.domain[:2]) for rank, report in reports.items()})
+
+    monkeypatch.setattr(replication, "partners", partners)
+
+
 @pytest.mark.parametrize(
     ("mistake", "promise"),
     [
+        (_copies_go_to_the_next_node, "lost: "),
+        (_copies_go_by_the_outermost_domain, "lost: "),
         (_what_is_lost_is_not_named, "lost on disk"),
         (_what_was_lost_before_is_forgotten, "lost on disk"),
         (_only_what_is_lost_is_looked_for, "lost on disk"),

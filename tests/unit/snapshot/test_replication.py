@@ -143,7 +143,7 @@ def test_copies_go_to_another_node() -> None:
 
 def test_copies_go_to_another_failure_domain() -> None:
     assert holders("s1", "s1", "s2", "s2") == [2, 3, 0, 1]
-    # By the outermost part that differs: elements of an array, whatever their switches.
+    # At each level: elements of an array, and their switches.
     assert holders("7_0/s1", "7_0/s2", "7_1/s1", "7_1/s2") == [2, 3, 0, 1]
     assert holders("s0/s1", "s0/s1", "s0/s2", "s0/s2") == [2, 3, 0, 1]
     assert holders("", "s1", "s1", "s2") == [2, 3, 0, 1]
@@ -153,4 +153,6 @@ def test_copies_go_to_another_failure_domain() -> None:
 def test_in_a_domain_with_more_than_half_of_the_agents_as_few_as_possible_hold_those_of_their_own() -> None:
     domains = ("s1", "s1", "s1", "s1", "s2", "s2")
     inside = [rank for rank, holder in enumerate(holders(*domains)) if domains[rank] == domains[holder]]
-    assert inside == [2, 3]
+    assert inside == [0, 3]
+    # Of the domain within that one none holds its own.
+    assert holders("s0/a", "s0/a", "s0/b", "s1/c") == [2, 3, 0, 1]
