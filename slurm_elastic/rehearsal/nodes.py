@@ -177,7 +177,7 @@ class Nodes:
             # A script that fails when it should stop does so again and again; more than a few times says no more.
             f"--max-restarts={failures + 2}",
             # No other nodes come for a script that fails with those that are left.
-            f"--rdzv-conf=heartbeat_limit={3 if paused else 20},min_round_time=0,join_timeout=60",
+            f"--rdzv-conf=heartbeat_limit={3 if paused else 20},min_round_time=0,join_timeout=10",
             *([f"--hang-timeout={self._hang_timeout:g}"] if hangs else []),
             *([] if grace is None else [f"--grace={grace:g}"]),
             *([] if warning is None else [f"--warning={warning:g}"]),

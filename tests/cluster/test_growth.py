@@ -86,6 +86,7 @@ def test_each_arrival_costs_one_round_and_no_restart(jobs):
     ]
 
 
+@pytest.mark.nightly
 def test_a_node_with_which_the_script_does_not_run_becomes_a_spare(jobs):
     jobs.write("dividing.py", DIVIDING)
     jobs.write("join.sh", JOINING)

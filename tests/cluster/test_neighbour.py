@@ -41,7 +41,7 @@ def reports(request: pytest.FixtureRequest) -> Iterator[Path]:
     remove_shared_directory(directory)
 
 
-@pytest.fixture(params=["files", pytest.param("etcd", marks=pytest.mark.nightly)])
+@pytest.fixture(params=["files", "etcd"])
 def etcd(request: pytest.FixtureRequest, jobs: Jobs) -> Iterator[EtcdConfig | None]:
     """An etcd on the controller's machine that is open to all; None for records in files."""
     if request.param == "files":
@@ -59,6 +59,7 @@ def etcd(request: pytest.FixtureRequest, jobs: Jobs) -> Iterator[EtcdConfig | No
             process.kill()
 
 
+@pytest.mark.nightly
 def test_a_neighbour_changes_nothing(jobs, etcd, reports):
     jobs.place(CHECKOUT / "docs/examples/digits.py")
     jobs.place(CHECKOUT / "docs/examples/count_samples.py")

@@ -123,6 +123,7 @@ def test_a_preemption_by_partition_costs_no_kind_of_job_a_step(jobs, kept_and_op
     kinds.are_preempted(15, jobs.take("n1", None, "--reservation=kept"), jobs.take("", None, "--nodes=3"))
 
 
+@pytest.mark.nightly
 @pytest.mark.accounting
 def test_a_preemption_by_qos_costs_no_kind_of_job_a_step(jobs):
     kinds = Kinds(jobs)

@@ -20,6 +20,7 @@ BLOCK = pytest.param(
 )
 
 
+@pytest.mark.nightly
 @pytest.mark.topology("tree")
 def test_a_switch_that_is_lost_takes_no_shard_with_it(jobs):
     jobs.place(CHECKOUT / "docs/examples/fsdp.py")

@@ -14,6 +14,7 @@ from tests.cluster.test_digits import STEPS_PER_EPOCH, steps_of_rank_0
 EPOCHS = 1
 
 
+@pytest.mark.nightly
 def test_a_killed_node_costs_one_step_at_most_without_any_checkpoint(jobs):
     for path in ("digits.py", "snapshot_digits.py", "count_samples.py"):
         jobs.place(CHECKOUT / "docs/examples" / path)

@@ -140,6 +140,7 @@ def test_the_controller_can_be_lost_and_comes_back(cluster):
     assert cluster.command(["srun", "hostname"]).returncode == 0
 
 
+@pytest.mark.nightly
 def test_preemption_takes_one_of_four_single_node_jobs_and_requeues_it(cluster, workdir):
     (workdir / "signals.py").write_text(SIGNALS)
     job = cluster.submit(

@@ -113,6 +113,7 @@ def test_plain_python_learns_the_digits(start, tmp_path):
     assert saved(tmp_path / "digits-checkpoints" / "checkpoint.pt")["step"] == 450
 
 
+@pytest.mark.nightly
 def test_two_processes_train_as_one_does_although_the_last_batch_is_uneven(start, tmp_path):
     # 1437 = 4 * 359 + 1: two processes get 180 and 179 samples in each step, 1 and 0 in the last of an epoch.
     outputs, checkpoints = [], []
@@ -126,6 +127,7 @@ def test_two_processes_train_as_one_does_although_the_last_batch_is_uneven(start
     torch.testing.assert_close(checkpoints[1]["model"], checkpoints[0]["model"], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.nightly
 def test_every_sample_exactly_once_through_kills_and_other_world_sizes(start, counting, tmp_path):
     checkpoint = tmp_path / "checkpoints" / "checkpoint.pt"
     records = tmp_path / "records" / "digits"

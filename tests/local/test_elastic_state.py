@@ -46,6 +46,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[dict[str
     return lines, epochs(done.stdout)
 
 
+@pytest.mark.nightly
 def test_a_killed_worker_and_a_killed_node_cost_a_step_each(
     allocate: Callable[..., Allocation], undisturbed: tuple[list[dict[str, Any]], list[float]]
 ) -> None:

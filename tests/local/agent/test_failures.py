@@ -196,14 +196,14 @@ def test_a_node_that_does_not_reach_the_leader(allocate: Allocate) -> None:
     first = nodes.start(1, *options)
     first.expect("round 0 formed")
     # A network without any route: its loopback is down.
-    cut = ["--local-addr=127.0.0.2", "--nnodes=1:3", "--rdzv-conf=join_timeout=20", str(WORKER)]
+    cut = ["--local-addr=127.0.0.2", "--nnodes=1:3", "--rdzv-conf=join_timeout=8", str(WORKER)]
     second = nodes.command(2, "/usr/bin/unshare", "--net", *agent_command(*cut))
     second.expect("scontrol show job 7 cannot be started")
     third = nodes.start(3, *options)
     first.expect("round 1 formed")
     assert second.wait() == 75
     assert "127.0.0.2 ends: no leader of run 7 on 127.0.0.1: 127.0.0.1:" in second.err
-    assert "Network is unreachable, tried for 20 s\n" in second.err
+    assert "Network is unreachable, tried for 8 s\n" in second.err
     nodes.touch("finish")
     assert [first.wait(), third.wait()] == [0, 0]
     assert nodes.action() == planted("a node whose network has no route to the leader").action

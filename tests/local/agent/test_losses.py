@@ -78,7 +78,7 @@ def test_a_paused_leader_loses_nobody(allocate: Allocate) -> None:
 
 def test_a_leader_paused_for_long_is_followed_and_joins_its_successor_when_it_goes_on(allocate: Allocate) -> None:
     nodes = allocate(3)
-    agents = nodes.start_all(QUICK)
+    agents = nodes.start_all(f"{QUICK},last_call_timeout=5")
     seen = nodes.seen(0)
     agents[0].signal(signal.SIGSTOP)
     followed = nodes.comes_to(nodes.nodes[1:], after=0)

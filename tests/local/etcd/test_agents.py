@@ -63,7 +63,7 @@ def test_a_run_loses_all_members_of_etcd(long_run: LongRun) -> None:
 
 def test_a_run_over_etcd(lone_etcd: EtcdServer, allocate: Allocate) -> None:
     nodes = allocate(3)
-    agents = nodes.start_all(f"--rdzv-endpoint={lone_etcd.config}", "--rdzv-conf=heartbeat_limit=3")
+    agents = nodes.start_all(f"--rdzv-endpoint={lone_etcd.config}", "--rdzv-conf=heartbeat_limit=3,last_call_timeout=5")
     assert nodes.nodes_of(0) == list(nodes.nodes)
     with EtcdClient(lone_etcd.config) as client:
         prefix = f"{lone_etcd.config.run_prefix('7')}"

@@ -90,7 +90,8 @@ def test_a_right_script_loses_no_step_that_it_need_not_lose(tmp_path: Path, caps
     assert "<td><b>ok</b> samples.once" in (tmp_path / "page.html").read_text()
 
 
-@pytest.mark.parametrize("example", ["digits.py", pytest.param("fsdp.py", marks=pytest.mark.nightly)])
+@pytest.mark.nightly
+@pytest.mark.parametrize("example", ["digits.py", "fsdp.py"])
 def test_the_examples_of_the_documentation_are_right(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], example: str
 ) -> None:
