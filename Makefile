@@ -42,6 +42,7 @@ test-strangers: setup ## scripts in the shape of public ones: as under torchrun,
 test-nightly: setup ## the tests that take long: frameworks, libraries, growth, fuzzed parsers, no numpy, late files, a million schedules, half an hour of mishaps
 	@$(PYTHON) -m pytest tests/local tests/cluster -m nightly $(PYTEST)
 	@.ci/apart-python -m pytest tests/local/agent tests/local/rendezvous tests/local/snapshot --late "$$(date +%j)" $(PYTEST)
+	@SLURM_ELASTIC_CUTS=10 $(PYTHON) -m pytest tests/cluster/test_partition.py $(PYTEST)
 	@SLURM_ELASTIC_FUZZ_SECONDS=10 $(PYTHON) -m pytest tests/unit/test_foreign_bytes.py -q
 	@TORCH=any SLURM=22.05 $(PYTHON) -m tests.matrix
 	@$(PYTHON) -m tests.simulation --schedules 1000000

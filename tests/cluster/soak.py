@@ -3,6 +3,7 @@
     python3 -m tests.cluster.soak --minutes 60 --seed 7
     python3 -m tests.cluster.soak --mishaps preempt --times 20
     python3 -m tests.cluster.soak --snapshots --minutes 10
+    python3 -m tests.cluster.soak --replace --minutes 30
 
 An array of four trains the digits example while its nodes are preempted, killed, cut off and paused, one or more at a
 time. The seed is printed, and names the same mishaps again. With --times each mishap waits until all four train again,
@@ -13,6 +14,8 @@ without errors in Chromium. With --times a preemption may cost no step and no re
 
 With --snapshots the state is in the agents' memory, with copies on another node. Each step, also one that was taken
 again, must have had the loss that it has in a training on one rank that nothing disturbs.
+
+With --replace the run begins as one job on three nodes, and gets lost ones back by --replace-lost.
 """
 
 from __future__ import annotations
@@ -42,7 +45,9 @@ PREEMPTED = {"preempt": 1, "preempt two": 2, "preempt all": 4}
 """How many nodes are taken at once."""
 ACCURACY = 95.0
 """Percent that a training of any length reaches."""
-MISHAPS = (*PREEMPTED, "kill", "cut", "pause")
+LOSSES = ("kill", "cut", "pause")
+"""Mishaps that are not announced."""
+MISHAPS = (*PREEMPTED, *LOSSES)
 
 
 class Soak:
@@ -55,6 +60,7 @@ class Soak:
         minutes: how long they go on.
         times: how many there are, one after the other, instead of `minutes`.
         snapshots: if the training takes a snapshot after every step, instead of checkpoints.
+        replace: if the run is one job on three nodes whose lost ones are replaced, instead of an array.
     """
 
     def __init__(
@@ -66,8 +72,10 @@ class Soak:
         times: int | None,
         *,
         snapshots: bool = False,
+        replace: bool = False,
     ) -> None:
-        self._snapshots = snapshots
+        self._snapshots, self._replace = snapshots, replace
+        self._nodes = 3 if replace else 4
         self._jobs, self._cluster, self._rng = jobs, jobs.cluster, random.Random(seed)
         self._mishaps, self._seconds, self._times = mishaps, 60 * minutes, times
         self._wrong: list[str] = []
@@ -77,7 +85,7 @@ class Soak:
         """Train, let things happen, and return what is wrong at the end."""
         with AgentTime(self._cluster.settings.slurm_conf) as agents:
             job = self._submit()
-            job.wait_until("no training", lambda: _is_whole(job), 120)
+            job.wait_until("no training", lambda: self._is_whole(job), 120)
             if self._times is None:
                 self._happen_at_random(job)
             else:
@@ -100,7 +108,10 @@ class Soak:
             self._jobs.place(Path(__file__).with_name(name))
         for name in ("digits.py", "count_samples.py"):
             self._jobs.place(CHECKOUT / "docs/examples" / name)
-        agent = "--array=0-3 array.sbatch --nnodes=1:4 --preload=sklearn.datasets,sklearn.model_selection"
+        size = "--nodes=3 elastic.sbatch --nnodes=1:3" if self._replace else "--array=0-3 array.sbatch --nnodes=1:4"
+        agent = f"{size} --preload=sklearn.datasets,sklearn.model_selection"
+        if self._replace:
+            agent += " --replace-lost=5 --replace-limit=1000"
         training = "timed_digits.py --checkpoint-every 20"
         if self._snapshots:
             training = "--snapshot-replicas=1 exact_digits.py"
@@ -125,7 +136,7 @@ class Soak:
             mishap, first, begin = self._rng.choice(self._mishaps), len(job.tables()), time.monotonic()
             self._happen(mishap, job)
             self._cluster.wait_until("nothing has happened", lambda first=first: len(job.tables()) > first, 180)
-            self._cluster.wait_until("not all are back", lambda: _is_whole(job), 300)
+            self._cluster.wait_until("not all are back", lambda: self._is_whole(job), 300)
             changes = [change(job, round_) for round_ in range(first, len(job.tables()))]
             print(f"  {number}: goes: {changes[0]}")
             for later in changes[1:]:
@@ -189,6 +200,11 @@ class Soak:
         nodes = ", ".join(job.tables()[-1])
         print(f"{time.strftime('%H:%M:%S')} a step after {time.monotonic() - begin:.1f} s on {nodes}", flush=True)
 
+    def _is_whole(self, job: Job) -> bool:
+        """Whether all have taken a step in the newest round."""
+        tables = job.tables()
+        return bool(tables) and len(tables[-1]) == self._nodes and has_stepped(job, len(tables) - 1)
+
     def _samples(self, job: Job) -> list[str]:
         command = [str(VENV / "bin/python"), "count_samples.py", "records", "checkpoint.pt"]
         counted = subprocess.run(command, cwd=job.directory, capture_output=True, text=True, check=False)
@@ -216,12 +232,6 @@ def _accuracy(job: Job) -> list[str]:
     print(f"test accuracy: {said}")
     right = len(said) == 1 and float(said[0]) >= ACCURACY
     return [] if right else [f"test accuracy {said}, not one of {ACCURACY} % or more"]
-
-
-def _is_whole(job: Job) -> bool:
-    """Whether all four have taken a step in the newest round."""
-    tables = job.tables()
-    return bool(tables) and len(tables[-1]) == 4 and has_stepped(job, len(tables) - 1)
 
 
 def _last(job: Job, what: str) -> int:
@@ -252,8 +262,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=60.0, help="of mishaps at random (default: 60)")
     parser.add_argument("--times", type=int, help="so many mishaps, each after the one before is over")
-    parser.add_argument("--mishaps", type=_mishaps, default=MISHAPS, help="some of: " + ",".join(MISHAPS))
+    parser.add_argument("--mishaps", type=_mishaps, help="some of: " + ",".join(MISHAPS))
     parser.add_argument("--snapshots", action="store_true", help="instead of checkpoints; compare all losses")
+    parser.add_argument("--replace", action="store_true", help="one job whose lost nodes are replaced")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6), help="of the mishaps")
     parser.add_argument("--release", default="22.05", choices=[*ROOTS], help="of Slurm")
     parser.add_argument("--proctrack", default="cgroup", choices=["cgroup", "linuxproc"], help="of Slurm")
@@ -267,8 +278,10 @@ def main() -> int:
     try:
         with own_environment() as programs:
             jobs = Jobs(cluster, directory, programs)
-            what = options.seed, options.mishaps, options.minutes, options.times
-            wrong = Soak(jobs, *what, snapshots=options.snapshots).play()
+            # Who preempts a node of a job takes the whole job.
+            mishaps = options.mishaps or (LOSSES if options.replace else MISHAPS)
+            what = options.seed, mishaps, options.minutes, options.times
+            wrong = Soak(jobs, *what, snapshots=options.snapshots, replace=options.replace).play()
     except BaseException:
         print(f"kept: {directory}")
         raise

@@ -223,6 +223,7 @@ def test_a_slow_network_and_a_job_that_is_cancelled_are_found(jobs: Jobs, cluste
     assert sorted(node for each in broken for node in each["nodes"]) == ["n1", "n2"]
 
 
+@pytest.mark.nightly
 def test_limits_of_slurm_a_small_and_slow_file_system_and_a_controller_that_is_gone_are_found(
     jobs: Jobs, cluster: Cluster
 ) -> None:

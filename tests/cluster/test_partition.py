@@ -15,7 +15,7 @@ from tests.cluster.jobs import SILENCE, Job, on
 from tests.cluster.test_node_loss import assert_one_group_at_a_time
 from tests.planted_faults import planted
 
-CUTS = int(os.environ.get("SLURM_ELASTIC_CUTS", "5"))
+CUTS = int(os.environ.get("SLURM_ELASTIC_CUTS", "3"))
 SEED = int(os.environ.get("SLURM_ELASTIC_SEED", "1"))
 NODES = ("n1", "n2", "n3", "n4")
 PLACES = ("the leader", "two members", "one member", "everybody", "the leader and a member")

@@ -210,6 +210,7 @@ def test_a_job_that_is_cancelled_just_before_its_requeue_stays_so(jobs):
     assert jobs.cluster.job(job.id)["Restarts"] == "0"
 
 
+@pytest.mark.nightly
 def test_a_job_that_loses_its_first_node_comes_back_from_its_time_limit_without_its_batch_script(jobs):
     agent = f"{SRUN} slurm-elastic agent --warning=20 train.py --asks\n"
     jobs.write("own.sh", f"#!/bin/bash\nexport SLURM_ELASTIC_VERDICT=1\n{agent}slurm-elastic verdict $?\n")

@@ -434,6 +434,7 @@ def test_import_that_needs_more_memory_than_there_is_for_all(site: Site) -> None
     assert site.run().stdout == "['plain', 'after'] True\n"
 
 
+@pytest.mark.nightly
 def test_later_run_does_not_wait_long_for_a_list_that_has_become_slow(site: Site) -> None:
     script = asking("plain") + "import plain\nprint(there)\n"
     site.learn(script)

@@ -89,8 +89,8 @@ STRANGERS = {
 }
 
 
-def all_but_by_night(name: str) -> list[Any]:
-    return [name, *(pytest.param(other, marks=pytest.mark.nightly) for other in STRANGERS if other != name)]
+def by_night(*by_day: str) -> list[Any]:
+    return [*by_day, *(pytest.param(name, marks=pytest.mark.nightly) for name in STRANGERS if name not in by_day)]
 
 
 WRAPPER = """\
@@ -153,7 +153,7 @@ def under_torchrun(directory: Path, stranger: Stranger) -> tuple[int, list[str],
     return ended.returncode, sorted(lines), left_by(directory)
 
 
-@pytest.mark.parametrize("name", all_but_by_night("tutorial"))
+@pytest.mark.parametrize("name", by_night("tutorial"))
 def test_a_script_runs_as_under_torchrun_and_so_it_does_a_second_time(tmp_path: Path, name: str) -> None:
     stranger = STRANGERS[name]
     stranger.require()
@@ -196,7 +196,7 @@ SIZES = {"nanogpt": (4, 2, 4, 2)}
 """Of a script that cannot use three nodes."""
 
 
-@pytest.mark.parametrize("name", all_but_by_night("nanogpt"))
+@pytest.mark.parametrize("name", by_night())
 def test_a_script_goes_on_when_a_node_is_killed_and_joins_and_is_preempted(tmp_path: Path, name: str) -> None:
     stranger = STRANGERS[name]
     stranger.require()
