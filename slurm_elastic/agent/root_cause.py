@@ -92,7 +92,7 @@ def elsewhere(round_end: Interrupted | Ended | None, rank: int, text: str) -> st
         case Ended(failure=WorkerFailure(rank=root, summary=error)):
             cause = f"rank {root} has failed"
         case Interrupted(reason=Reason.NODE_LOST, node=node):
-            cause = f"{node} was lost"
+            cause = f"{node or 'a node'} was lost"
         case Interrupted(reason=Reason.WORKER_FAILED, node=node, detail=detail) if not detail.startswith(
             f"rank {rank}:"
         ):

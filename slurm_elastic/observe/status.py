@@ -388,6 +388,10 @@ def _next(view: AgentView | None, event: Event) -> AgentView:
     return view
 
 
+_STATE_AFTER = {"node_lost": "lost", "leader_changed": "lost", "node_left": "ended", "node_spare": "spare"}
+"""The state of a node's agent after what a leader has recorded of it; the next leader records that one was lost."""
+
+
 def _seen_by_leader(view: AgentView, events: Sequence[Event], newest: Round | None) -> AgentView:
     """Return an agent with what the leader has recorded of its node since its own last record."""
     if view.state == "ended":
@@ -398,8 +402,7 @@ def _seen_by_leader(view: AgentView, events: Sequence[Event], newest: Round | No
     for event in reversed(events):
         if event.time < view.since:
             break
-        if view.node in event.nodes and event.kind in ("node_lost", "node_left", "node_spare"):
-            state = {"node_lost": "lost", "node_left": "ended", "node_spare": "spare"}[event.kind]
+        if view.node in event.nodes and (state := _STATE_AFTER.get(event.kind)) is not None:
             return replace(view, state=state, since=event.time)
     return view
 

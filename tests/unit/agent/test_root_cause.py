@@ -124,6 +124,8 @@ FAILED = Ended(Outcome.FAILED, failure(1), "")
     ("round_end", "rank", "text", "why"),
     [
         (Interrupted(0, Reason.NODE_LOST, "n3", "silent"), 1, PEER, "n3 was lost"),
+        # An agent that joins again is told of the rounds that it has missed.
+        (Interrupted(0, Reason.NODE_LOST, "", "this round is over"), 1, PEER, "a node was lost"),
         (Interrupted(0, Reason.WORKER_FAILED, "n2", "rank 5: x"), 1, PEER, "a worker on n2 has failed"),
         (FAILED, 1, PEER, "rank 5 has failed"),
         (FAILED, 5, TRACEBACK, "the root cause is told at the end"),

@@ -199,7 +199,8 @@ def write(run_dir: RunDir, agent: str, event: str, at: int, **fields: object) ->
     run_dir.append_progress(node, job, json.dumps(record))
 
 
-def test_a_run_is_over_for_its_job_when_no_agent_of_it_runs(tmp_path: Path) -> None:
+@pytest.mark.parametrize("loss", ["node_lost", "leader_changed"])
+def test_a_run_is_over_for_its_job_when_no_agent_of_it_runs(tmp_path: Path, loss: str) -> None:
     run_dir = RunDir.for_run(tmp_path, "7").open()
     first, second, lost = "n1/7.0/9", "n2/7.0/9", "n3/7.0/9"
     # A job that Slurm starts again finds its run done before any agent of it has started.
@@ -210,7 +211,7 @@ def test_a_run_is_over_for_its_job_when_no_agent_of_it_runs(tmp_path: Path) -> N
     write(run_dir, first, "agent_ended", 2, exit_code=0)
     write(run_dir, second, "agent_ended", 2, exit_code=0)
     assert code_when_over(["train.py"]) is None
-    text = {"time": "2026-11-25T12:00:03.000+00:00", "event": "node_lost", "node": "n1", "nodes": ["n3"]}
+    text = {"time": "2026-11-25T12:00:03.000+00:00", "event": loss, "node": "n1", "nodes": ["n3"]}
     run_dir.append_event("n1", json.dumps(text))
     assert code_when_over(["train.py"]) == 0
 
