@@ -93,10 +93,9 @@ def _training(cluster: Cluster, programs: Path, *submitted: str) -> Iterator[Job
     jobs.place(CHECKOUT / "sbatch_templates/array.sbatch")
     jobs.place(CHECKOUT / "docs/examples/digits.py")
     jobs.place(CHECKOUT / "tests/cluster/timed_digits.py")
-    agent = ["--preload=sklearn.datasets,sklearn.model_selection"]
     script = ["timed_digits.py", "--step-time", "0.03", "--checkpoint-every", "20", "--checkpoint-dir", "."]
     try:
-        yield jobs.submit(*submitted, *agent, *script)
+        yield jobs.submit(*submitted, *script)
     except BaseException:
         print(f"kept: {directory}")
         raise

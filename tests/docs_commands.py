@@ -16,6 +16,7 @@ _TREES = frozenset({"architecture.md"})
 """Their blocks show which module does what."""
 
 HERE = (
+    "slurm-elastic example digits > digits.py",
     "slurm-elastic template allocation > elastic.sbatch",
     "slurm-elastic template array > array.sbatch",
     "slurm-elastic submit --nodes 4 --dry-run train.py",
@@ -45,7 +46,7 @@ _RESUME = "tests/local/agent/test_resume.py::test_the_wrapper_resumes_what_there
 
 ELSEWHERE = {
     "pip install .": _INSTALL,
-    "pip install '.[top]' scikit-learn": _INSTALL,
+    "pip install '.[top]'": _INSTALL,
     "slurm-elastic agent --notify https://chat.example.org/hooks/1234 --notify-after 1800 train.py": _NOTIFICATION,
     "slurm-elastic doctor": "tests/cluster/test_doctor.py::"
     "test_limits_of_slurm_a_small_and_slow_file_system_and_a_controller_that_is_gone_are_found",

@@ -1,4 +1,4 @@
-"""Train a small convolutional network on scikit-learn's handwritten digits, at any number of processes.
+"""Train a small convolutional network to read digits, which it draws itself, at any number of processes.
 
 It runs unchanged in each of these ways, stops at any moment and goes on where its last checkpoint was
 taken, also with another number of processes:
@@ -29,8 +29,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from sklearn.datasets import load_digits
-from sklearn.model_selection import train_test_split
 from torch import nn
 from torch.distributed.elastic.multiprocessing.errors import record
 from torch.nn.functional import cross_entropy
@@ -39,6 +37,16 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from slurm_elastic import trainer
 from slurm_elastic.data import ElasticSampler
+
+GLYPHS = """
+    .###. ..#.. .###. ##### ...#. ##### ..##. ##### .###. .###.
+    #...# .##.. #...# ...#. ..##. #.... .#... ....# #...# #...#
+    #..## ..#.. ....# ..#.. .#.#. ####. #.... ...#. #...# #...#
+    #.#.# ..#.. ...#. ...#. #..#. ....# ####. ..#.. .###. .####
+    ##..# ..#.. ..#.. ....# ##### ....# #...# .#... #...# ....#
+    #...# ..#.. .#... #...# ...#. #...# #...# .#... #...# ...#.
+    .###. .###. ##### .###. ...#. .###. .###. .#... .###. .##..
+"""
 
 
 class Recorder:
@@ -79,13 +87,17 @@ def join_group() -> torch.device:
 
 
 def load_data() -> tuple[TensorDataset, TensorDataset]:
-    """Training and test set; an item is image, label and the id of the sample in its set."""
-    pixels, labels = load_digits(return_X_y=True)
-    images = torch.tensor(pixels / 16, dtype=torch.float32).reshape(-1, 1, 8, 8)
-    train, test = train_test_split(range(len(labels)), test_size=0.2, random_state=0, stratify=labels)
-    targets = torch.tensor(labels)
-    train_set, test_set = (TensorDataset(images[ids], targets[ids], torch.arange(len(ids))) for ids in (train, test))
-    return train_set, test_set
+    """Training and test set of noisy digits; an item is image, label and the id of the sample in its set."""
+    pixels = torch.tensor([[pixel == "#" for pixel in row] for row in GLYPHS.split()], dtype=torch.float32)
+    glyphs = pixels.reshape(7, 10, 5).transpose(0, 1)
+    draw = torch.Generator().manual_seed(0)
+    labels = torch.randint(10, (1797,), generator=draw)
+    tops, lefts = torch.randint(2, labels.shape, generator=draw), torch.randint(4, labels.shape, generator=draw)
+    images = 0.3 * torch.randn(len(labels), 1, 8, 8, generator=draw)
+    for image, label, top, left in zip(images, labels, tops, lefts, strict=True):
+        image[0, top : top + 7, left : left + 5] += glyphs[label]
+    train, test = TensorDataset(images[:1437], labels[:1437]), TensorDataset(images[1437:], labels[1437:])
+    return tuple(TensorDataset(*part.tensors, torch.arange(len(part))) for part in (train, test))
 
 
 def make_model() -> nn.Module:
@@ -122,18 +134,17 @@ def save_checkpoint(path: Path, state: dict[str, Any]) -> None:
 
 def load_checkpoint(path: Path, device: torch.device) -> dict[str, Any] | None:
     """Read on rank 0 and send to all, so that no rank resumes from an older file that its node has cached."""
-    content = torch.empty(0, dtype=torch.uint8)
-    if dist.get_rank() == 0 and path.exists():
-        content = torch.frombuffer(bytearray(path.read_bytes()), dtype=torch.uint8)
-    size = torch.tensor(content.numel(), device=device)
+    content = bytearray(path.read_bytes() if dist.get_rank() == 0 and path.exists() else b"")
+    size = torch.tensor(len(content), device=device)
     dist.broadcast(size, src=0)
     if size == 0:
         return None
-    received = content.to(device) if dist.get_rank() == 0 else torch.empty(int(size), dtype=torch.uint8, device=device)
+    content = content or bytearray(int(size))
+    octets = torch.frombuffer(content, dtype=torch.uint8)
+    received = octets.to(device)
     dist.broadcast(received, src=0)
-    checkpoint: dict[str, Any] = torch.load(
-        io.BytesIO(received.cpu().numpy().tobytes()), map_location=device, weights_only=True
-    )
+    octets.copy_(received)
+    checkpoint: dict[str, Any] = torch.load(io.BytesIO(content), map_location=device, weights_only=True)
     return checkpoint
 
 

@@ -20,6 +20,7 @@ _COMMANDS = {
     "coordinator": "Coordinator",
     "doctor": "Doctor",
     "drain": "Drain",
+    "example": "Example",
     "grow": "Grow",
     "job-end": "JobEnd",
     "list": "List",
@@ -34,14 +35,16 @@ _COMMANDS = {
     "template": "Template",
     "top": "Top",
 }
-"""The class of each command; its module has the command's name. Only the module of the command that runs is imported:
-until the agent records signals, a signal from Slurm ends the process."""
+_MODULES = {"example": "template"}
+"""The class of each command, and the modules whose name is not that of the command. Only the module of the command that
+runs is imported: until the agent records signals, a signal from Slurm ends the process."""
 
 _OLDER_NAMES = {"store": "coordinator", "verdict": "job-end"}
 """Names that copied batch scripts use; they stay for good."""
 
 _EXAMPLES = """\
 examples:
+  slurm-elastic example digits > digits.py               a training script to begin with
   slurm-elastic template allocation > elastic.sbatch     write a batch script to adapt to your site, once
   sbatch --nodes=2-8 --gpus-per-node=4 elastic.sbatch train.py --lr 1e-3
   slurm-elastic agent train.py --lr 1e-3                 train on one node, with or without Slurm
@@ -121,7 +124,7 @@ def commands() -> list[Command]:
 
 
 def _imported(name: str) -> Command:
-    module = importlib.import_module(f"slurm_elastic.cli.{name.replace('-', '_')}")
+    module = importlib.import_module(f"slurm_elastic.cli.{_MODULES.get(name, name).replace('-', '_')}")
     command: type[Command] = getattr(module, _COMMANDS[name])
     return command()
 

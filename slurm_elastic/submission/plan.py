@@ -14,8 +14,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from slurm_elastic.errors import UsageError
-from slurm_elastic.submission import templates
 from slurm_elastic.submission.batch_script import BatchScript
+from slurm_elastic.submission.shipped_files import TEMPLATES
 
 TEMPLATE_VARIABLE = "SLURM_ELASTIC_TEMPLATE"
 """Names the template for submissions that give none: of a site, or of a user."""
@@ -174,7 +174,7 @@ def read_template(template: str | Path | None, shape: Shape) -> str:
     """
     path = template or os.environ.get(TEMPLATE_VARIABLE)
     if not path:
-        return templates.read(shape.value)
+        return TEMPLATES.read(shape.value)
     try:
         text = Path(path).expanduser().read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

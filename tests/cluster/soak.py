@@ -109,9 +109,7 @@ class Soak:
         for name in ("digits.py", "count_samples.py"):
             self._jobs.place(CHECKOUT / "docs/examples" / name)
         size = "--nodes=3 elastic.sbatch --nnodes=1:3" if self._replace else "--array=0-3 array.sbatch --nnodes=1:4"
-        agent = f"{size} --preload=sklearn.datasets,sklearn.model_selection"
-        if self._replace:
-            agent += " --replace-lost=5 --replace-limit=1000"
+        agent = f"{size} --replace-lost=5 --replace-limit=1000" if self._replace else size
         training = "timed_digits.py --checkpoint-every 20"
         if self._snapshots:
             training = "--snapshot-replicas=1 exact_digits.py"

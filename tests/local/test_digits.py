@@ -18,7 +18,6 @@ import torch
 
 from slurm_elastic.rundir import RunDir
 
-pytestmark = pytest.mark.skipif(not importlib.util.find_spec("sklearn"), reason="needs scikit-learn")
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 TRAIN_SAMPLES = 1437
 HANG_GUARD = 240.0  # seconds

@@ -53,6 +53,7 @@ def test_commands_of_the_documentation_run(login_node: Path) -> None:
         assert done.returncode == 0, f"{command}: {done.stderr}"
         said[command] = done.stdout + done.stderr
         runs = [each["run"] for each in _listed(login_node)]
+    assert (login_node / "digits.py").read_text() == (ROOT / "docs/examples/digits.py").read_text()
     for name in ("elastic.sbatch", "array.sbatch"):
         subprocess.run(["bash", "-n", name], cwd=login_node, check=True)
         assert "#SBATCH" in (login_node / name).read_text()
@@ -67,7 +68,7 @@ def test_commands_of_the_documentation_run(login_node: Path) -> None:
 
 
 def test_what_the_first_run_installs_can_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("hatchling", "sklearn", "textual"):
+    for name in ("hatchling", "textual"):
         pytest.importorskip(name)
     # Without a network, in the environment of the tests, which stays as it is.
     for option in ("NO_INDEX=1", "DRY_RUN=1", "NO_BUILD_ISOLATION=0", "DISABLE_PIP_VERSION_CHECK=1"):

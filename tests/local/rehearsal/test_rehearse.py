@@ -95,8 +95,6 @@ def test_a_right_script_loses_no_step_that_it_need_not_lose(tmp_path: Path, caps
 def test_the_examples_of_the_documentation_are_right(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], example: str
 ) -> None:
-    if example == "digits.py":
-        pytest.importorskip("sklearn")
     words = (str(EXAMPLES / example), "--epochs=1", "--batch-size=32", "--checkpoint-every=5")
     code, told = rehearse(tmp_path, capsys, "at step 7 preempt node 1", *words)
     assert (wrong(told), code, told["steps_lost"]) == ({}, 0, 0), told

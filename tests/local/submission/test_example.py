@@ -8,12 +8,11 @@ from pathlib import Path
 
 import pytest
 
-EXAMPLE = Path(__file__).parents[3] / "docs/examples/submit_digits.py"
+EXAMPLE = Path(__file__).parents[3] / "docs/examples/submit_function.py"
 
 
 @pytest.mark.parametrize(("where", "world_size"), [pytest.param("local", 4, marks=pytest.mark.nightly), ("debug", 1)])
-def test_submit_digits(runs: Path, tmp_path: Path, where: str, world_size: int) -> None:
-    pytest.importorskip("sklearn")
+def test_submit_function(runs: Path, tmp_path: Path, where: str, world_size: int) -> None:
     done = subprocess.run(
         [sys.executable, str(EXAMPLE), "--on", where, "--epochs", "50"],
         cwd=tmp_path,

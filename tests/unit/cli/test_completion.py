@@ -96,6 +96,7 @@ def test_bash_completes_the_options_of_sbatch_after_doctor(script: Path) -> None
         (("submit", "--shape", "a"), ["allocation", "array"]),
         (("requeue", "--run-dir", "s"), ["shared"]),
         (("template", "all"), ["allocation"]),
+        (("example", "dig"), ["digits"]),
     ],
 )
 def test_bash_completes_values_and_files(

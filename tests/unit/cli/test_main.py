@@ -57,7 +57,8 @@ def test_help_names_every_command_and_gives_examples(capsys: pytest.CaptureFixtu
     text = capsys.readouterr().out
     for command in ("agent", "coordinator", "drain", "job-end", "requeue", "submit", "template"):
         assert f"\n  {command} " in text
-    assert "examples:\n  slurm-elastic template allocation > elastic.sbatch" in text
+    assert "examples:\n  slurm-elastic example digits > digits.py" in text
+    assert "\n  slurm-elastic template allocation > elastic.sbatch" in text
 
 
 def test_no_command_shows_the_help(capsys: pytest.CaptureFixture[str]) -> None:
@@ -81,8 +82,8 @@ def test_module_is_the_command() -> None:
         ("verdit", "no command 'verdit'; did you mean verdict?"),
         (
             "x",
-            "no command 'x'; the commands are agent, checkpoints, coordinator, doctor, drain, grow, job-end, list, "
-            "logs, rehearse, report, requeue, resize, shrink, status, submit, template, top",
+            "no command 'x'; the commands are agent, checkpoints, coordinator, doctor, drain, example, grow, job-end, "
+            "list, logs, rehearse, report, requeue, resize, shrink, status, submit, template, top",
         ),
         ("--versoin", "no option --versoin; did you mean --version?"),
         ("--versoin agent train.py", "no option --versoin; did you mean --version?"),
@@ -189,6 +190,18 @@ def test_templates_are_listed_and_printed(capsys: pytest.CaptureFixture[str]) ->
     assert main(["template", "allocation"]) == 0
     shipped = Path(__file__).parents[3] / "sbatch_templates" / "allocation.sbatch"
     assert capsys.readouterr().out == shipped.read_text()
+
+
+def test_examples_are_listed_and_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    examples = Path(__file__).parents[3] / "docs/examples"
+    assert main(["example"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == sorted(path.stem for path in examples.glob("*.py"))
+    for name in (line.split()[0] for line in lines):
+        assert main(["example", name]) == 0
+        assert capsys.readouterr().out == (examples / f"{name}.py").read_text()
+    assert main(["example", "digit"]) == 2
+    assert capsys.readouterr().err == "slurm-elastic: error: no example 'digit'; did you mean digits?\n"
 
 
 @pytest.mark.parametrize(

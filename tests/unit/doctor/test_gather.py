@@ -27,7 +27,7 @@ from slurm_elastic.errors import UsageError
 from slurm_elastic.rundir import RunDir
 from slurm_elastic.slurm import AddressPreference, Controller
 from slurm_elastic.slurm.site_output import parse_partitions
-from slurm_elastic.submission import templates
+from slurm_elastic.submission.shipped_files import TEMPLATES
 
 OUTPUTS = Path(__file__).parents[1] / "slurm" / "outputs"
 
@@ -203,7 +203,7 @@ def test_a_stranger_at_the_port_is_no_peer(tmp_path: Path) -> None:
 
 def test_the_job_has_the_site_block_and_options_of_the_template_but_not_those_of_trainings() -> None:
     options = {"partition": "gpu", "gpus-per-node": "4"}
-    script = batch_script(templates.read("allocation"), 3, options, ["--probe=x", "--run-dir=/a b"], Path("/a b/out"))
+    script = batch_script(TEMPLATES.read("allocation"), 3, options, ["--probe=x", "--run-dir=/a b"], Path("/a b/out"))
     text = script.text()
     assert "#SBATCH --nodes=3\n" in text
     assert "#SBATCH --partition=gpu\n" in text
@@ -221,16 +221,16 @@ def test_the_job_has_the_site_block_and_options_of_the_template_but_not_those_of
 
 def test_the_partition_of_the_template_counts(tmp_path: Path) -> None:
     own = tmp_path / "own.sbatch"
-    own.write_text(templates.read("allocation").replace("#SBATCH --nodes=1-4", "#SBATCH --nodes=1-4 -p gpu"))
+    own.write_text(TEMPLATES.read("allocation").replace("#SBATCH --nodes=1-4", "#SBATCH --nodes=1-4 -p gpu"))
     assert template_options(str(own))["partition"] == "gpu"
 
 
 def test_options_of_sbatch_replace_those_of_the_doctor() -> None:
-    text = batch_script(templates.read("allocation"), 2, {"time": "9", "cpus-per-task": "2"}, [], Path("out")).text()
+    text = batch_script(TEMPLATES.read("allocation"), 2, {"time": "9", "cpus-per-task": "2"}, [], Path("out")).text()
     assert "#SBATCH --time=9\n" in text
     assert "--exclusive" not in text.partition("set --")[0].partition("# ----")[0]
     with pytest.raises(UsageError, match=r"--ntasks is not possible"):
-        batch_script(templates.read("allocation"), 2, {"ntasks": "9"}, [], Path("out"))
+        batch_script(TEMPLATES.read("allocation"), 2, {"ntasks": "9"}, [], Path("out"))
 
 
 def test_a_partition_that_cannot_be_is_refused() -> None:

@@ -14,9 +14,9 @@ from slurm_elastic.rendezvous.leave_requests import LeaveAnswer, LeaveRequest
 from slurm_elastic.rundir import RunDir
 from slurm_elastic.slurm import NodesInQueue
 from slurm_elastic.submission import resize as resizing
-from slurm_elastic.submission import templates
 from slurm_elastic.submission.job import ElasticInfoWatcher, ElasticJob
 from slurm_elastic.submission.resize import ResizePlan, further_job, plan_resize
+from slurm_elastic.submission.shipped_files import TEMPLATES
 from slurm_elastic.submission.started import Started
 
 FIRST = ["n1/7.0/11", "n2/7.0/12"]
@@ -65,7 +65,7 @@ def run_dir(tmp_path: Path) -> RunDir:
 
 def started(template: str = "allocation", **options: str) -> Started:
     arguments = ("--max-restarts=3", "train.py", "--name", "a b")
-    return Started(templates.read(template), options, arguments, "/home/me", {"PET_RDZV_CONF": "heartbeat_limit=5"})
+    return Started(TEMPLATES.read(template), options, arguments, "/home/me", {"PET_RDZV_CONF": "heartbeat_limit=5"})
 
 
 def test_a_further_job_has_the_options_and_the_arguments_of_the_first(run_dir: RunDir) -> None:
@@ -86,7 +86,7 @@ def test_a_further_job_has_the_options_and_the_arguments_of_the_first(run_dir: R
         "export PET_NNODES=1:8",
         "export SLURM_ELASTIC_GROWS=7",
     ]
-    assert text.endswith(templates.read("allocation")[-200:])
+    assert text.endswith(TEMPLATES.read("allocation")[-200:])
 
 
 def test_a_run_on_an_array_grows_by_elements(run_dir: RunDir) -> None:

@@ -13,10 +13,10 @@ import pytest
 
 from slurm_elastic._version import __version__
 from slurm_elastic.errors import UsageError
-from slurm_elastic.submission import templates
 from slurm_elastic.submission.batch_script import BatchScript
 from slurm_elastic.submission.executor import ElasticExecutor
 from slurm_elastic.submission.plan import Shape, read_template
+from slurm_elastic.submission.shipped_files import TEMPLATES
 
 GOLDEN = Path(__file__).with_name("golden")
 FOLDER = Path("/shared/runs")
@@ -67,13 +67,13 @@ def _script(name: str, folder: str | Path = FOLDER) -> str:
     constructor, parameters, entry = SUBMISSIONS[name]
     executor = ElasticExecutor(folder, **constructor)
     executor.update_parameters(**parameters)
-    return executor.plan(entry).script(templates.read(executor.shape.value)).text()
+    return executor.plan(entry).script(TEMPLATES.read(executor.shape.value)).text()
 
 
 @pytest.mark.parametrize("name", SUBMISSIONS)
 @pytest.mark.usefixtures("login_node")
 def test_script_is_as_it_was(name: str) -> None:
-    template = BatchScript.from_template(templates.read(SUBMISSIONS[name][0].get("shape", "allocation")))
+    template = BatchScript.from_template(TEMPLATES.read(SUBMISSIONS[name][0].get("shape", "allocation")))
     known = {
         str(Path(sys.executable).parent): "BIN",
         __version__: "VERSION",
@@ -169,7 +169,7 @@ def test_srun_options_need_a_site_block() -> None:
 
 
 def test_a_template_for_an_array_says_that_its_elements_are_one_run(tmp_path: Path) -> None:
-    (tmp_path / "site.sbatch").write_text(templates.read("allocation"))
+    (tmp_path / "site.sbatch").write_text(TEMPLATES.read("allocation"))
     assert "\nexport SLURM_ELASTIC_VERDICT=1\n" in read_template(tmp_path / "site.sbatch", Shape.ALLOCATION)
     assert "\nexport SLURM_ELASTIC_VERDICT=array\n" in read_template(tmp_path / "site.sbatch", Shape.ARRAY)
     (tmp_path / "site.sbatch").write_text('srun slurm-elastic agent "$@"')

@@ -14,11 +14,11 @@ import pytest
 
 from slurm_elastic.slurm import Reader, foreign_variables
 from slurm_elastic.slurm.own_variables import WORKER_VARIABLES
-from slurm_elastic.submission import templates
+from slurm_elastic.submission.shipped_files import TEMPLATES
 
-TEMPLATES = Path(__file__).parents[3] / "sbatch_templates"
-STORE = TEMPLATES / "store.sbatch"
-BESIDE = (TEMPLATES / "etcd.sbatch", STORE)
+DIRECTORY = Path(__file__).parents[3] / "sbatch_templates"
+STORE = DIRECTORY / "store.sbatch"
+BESIDE = (DIRECTORY / "etcd.sbatch", STORE)
 """Jobs beside the run."""
 
 STAND_IN = """\
@@ -30,7 +30,7 @@ echo "$call" >>'{log}'
 """
 
 
-@pytest.fixture(params=sorted(TEMPLATES.glob("*.sbatch")), ids=lambda path: path.stem)
+@pytest.fixture(params=sorted(DIRECTORY.glob("*.sbatch")), ids=lambda path: path.stem)
 def template(request: pytest.FixtureRequest) -> Path:
     path: Path = request.param
     return path
@@ -63,8 +63,8 @@ def test_no_number_of_tasks_is_asked_for(template: Path) -> None:
 
 
 def test_names_and_texts() -> None:
-    assert {name: templates.read(name) for name in templates.names()} == {
-        path.stem: path.read_text() for path in TEMPLATES.glob("*.sbatch")
+    assert {name: TEMPLATES.read(name) for name in TEMPLATES.names()} == {
+        path.stem: path.read_text() for path in DIRECTORY.glob("*.sbatch")
     }
 
 
@@ -127,7 +127,7 @@ def kill(process: subprocess.Popen[str]) -> None:
         os.killpg(process.pid, signal.SIGKILL)
 
 
-@pytest.fixture(params=sorted(set(TEMPLATES.glob("*.sbatch")) - {*BESIDE}), ids=lambda path: path.stem)
+@pytest.fixture(params=sorted(set(DIRECTORY.glob("*.sbatch")) - {*BESIDE}), ids=lambda path: path.stem)
 def job(tmp_path: Path, request: pytest.FixtureRequest) -> Job:
     """A run; each of its templates."""
     return make_job(tmp_path, request.param)

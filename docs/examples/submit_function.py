@@ -1,8 +1,8 @@
 """Submit elastic trainings from Python: the cells of a notebook, that also run as a script.
 
-python submit_digits.py                on a cluster, from a directory that all nodes share
-python submit_digits.py --on local     two agents on this machine, no Slurm
-python submit_digits.py --on debug     in this process, for a debugger
+python submit_function.py                on a cluster, from a directory that all nodes share
+python submit_function.py --on local     two agents on this machine, no Slurm
+python submit_function.py --on debug     in this process, for a debugger
 """
 
 import argparse
@@ -22,15 +22,14 @@ EXECUTORS = {
 def fit(lr: float, epochs: int) -> dict[str, float]:
     import torch
     import torch.distributed as dist
-    from sklearn.datasets import load_digits
     from torch.nn.parallel import DistributedDataParallel
 
     from slurm_elastic import trainer
 
     dist.init_process_group("gloo")
     rank, world_size = dist.get_rank(), dist.get_world_size()
-    data = load_digits()
-    images, labels = torch.tensor(data.data, dtype=torch.float32) / 16, torch.tensor(data.target)
+    images = torch.randn(2000, 64, generator=torch.Generator().manual_seed(0))
+    labels = images[:, :10].argmax(1)
     model = torch.nn.Linear(64, 10)
     epoch = 0
 
