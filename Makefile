@@ -2,7 +2,7 @@
 
 PYTHON := /opt/slurm-elastic/venv/bin/python
 
-.PHONY: help setup demo check test test-nightly test-all test-matrix test-containers test-gpu test-strangers simulate soak lint lines package bench docs docs-site screenshots shell
+.PHONY: help setup demo check test test-nightly test-all test-matrix test-containers test-gpu test-strangers simulate soak lint lines package bench docs docs-site pictures screenshots shell
 
 help: ## what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -10,7 +10,7 @@ help: ## what can be made
 setup: ## Debian packages, Python environment, ordinary user, this package
 	@.ci/setup
 
-demo: ## train on four nodes of a real cluster, lose one on the way, and say what happened
+demo: ## train on three nodes of a real cluster, lose one on the way, get another one, and say what happened
 	@python3 .ci/demo
 
 lint: setup ## formatting, lint, types, shell scripts
@@ -87,6 +87,9 @@ bench: setup ## the benchmarks behind docs/benchmarks.md
 
 docs: ## put what was measured last into docs/benchmarks.md
 	@$(PYTHON) -m benchmarks.report build/*.json
+
+pictures: setup ## the pictures of README and of the site, from a run of the demo on a cluster of its own
+	@.ci/pictures
 
 docs-site: setup ## the documentation as a site in build/site
 	@.ci/docs

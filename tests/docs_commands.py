@@ -26,6 +26,8 @@ HERE = (
     "slurm-elastic logs 1234 --follow",
     "slurm-elastic agent --notify 'mail -s elastic me@example.org' --notify-after 3600 train.py",
     "slurm-elastic agent --notify 'mail -s \"run $SLURM_JOB_ID\" me@example.org' train.py",
+    "slurm-elastic agent --nproc-per-node=2 digits.py --epochs=3",
+    "slurm-elastic report",
 )
 """What tests/local/test_docs_commands.py runs, in this order."""
 
@@ -99,6 +101,8 @@ ELSEWHERE = {
     "test_rounds_have_a_valid_number_of_nodes_and_the_others_are_spares",
     "sbatch --nodes=2-8 elastic.sbatch train.py": _ETCD,
     "sbatch elastic.sbatch --rdzv-endpoint=etcd://etcd1:2379,etcd2:2379 train.py": _ETCD,
+    "srun --ntasks-per-node=1 torchrun --rdzv-backend=slurm --nnodes=2:4 --nproc-per-node=4 train.py": ""
+    "tests/cluster/test_shared_nodes.py::test_torchrun_needs_neither_endpoint_nor_id",
     "srun --ntasks-per-node=1 torchrun --rdzv-backend=slurm --rdzv-endpoint=etcd://etcd1:2379 --nnodes=2:4 train.py": ""
     "tests/cluster/test_shared_nodes.py::test_torchrun_needs_neither_endpoint_nor_id",
     "sbatch --partition=cpu etcd.sbatch --nodes=2-8 elastic.sbatch --max-restarts=3 train.py": "tests/cluster/"

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from slurm_elastic import errors
+from slurm_elastic._version import __version__
 from slurm_elastic.agent.health._metrics import metrics_page
 from slurm_elastic.agent.health._state import AgentState, Readings, RoundInfo, Stage, WorkerInfo, enter
 from slurm_elastic.cli.main import commands
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from mkdocs.config.defaults import MkDocsConfig
     from mkdocs.structure.files import Files
 
-__all__ = ["on_files", "on_page_markdown", "on_post_build", "pages"]
+__all__ = ["on_config", "on_files", "on_page_markdown", "on_post_build", "pages"]
 
 _ASSETS = {"file_search.js": "assets/javascripts/file_search.js", "site.css": "assets/stylesheets/site.css"}
 """Files beside this one, and their places in the site."""
@@ -34,6 +35,11 @@ _API = {
     "slurm_elastic.launcher": "An agent from a Python program.",
     "slurm_elastic.submission": "Submission with submitit: [how](../tutorial/submitit.md).",
 }
+
+
+def on_config(config: MkDocsConfig) -> None:
+    """Say at the foot of each page which version it is of."""
+    config.copyright = f"slurm_elastic {__version__}"
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:

@@ -53,6 +53,8 @@ def test_commands_of_the_documentation_run(login_node: Path) -> None:
         assert done.returncode == 0, f"{command}: {done.stderr}"
         said[command] = done.stdout + done.stderr
         runs = [each["run"] for each in _listed(login_node)]
+    (page,) = login_node.glob("report-*.html")
+    assert "finished" in page.read_text()
     assert (login_node / "digits.py").read_text() == (ROOT / "docs/examples/digits.py").read_text()
     for name in ("elastic.sbatch", "array.sbatch"):
         subprocess.run(["bash", "-n", name], cwd=login_node, check=True)
