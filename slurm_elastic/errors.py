@@ -33,7 +33,7 @@ class SlurmElasticError(Exception):
 
 
 class UsageError(SlurmElasticError, ValueError):
-    """A mistake of the user. The message is one line: what is wrong; how to mend it.
+    """A mistake of the user. The message is one line: what is wrong; how to fix it.
 
     For a wrong value torch and submitit raise a ValueError.
     """
@@ -42,7 +42,7 @@ class UsageError(SlurmElasticError, ValueError):
 
 
 def did_you_mean(word: str, names: Iterable[str], otherwise: str) -> str:
-    """Return how to mend a misspelt word: the known word that is near to it, else `otherwise`."""
+    """Return how to fix a misspelt word: the known word that is near to it, else `otherwise`."""
     import difflib
 
     near = difflib.get_close_matches(word, list(names), n=1, cutoff=0.7)

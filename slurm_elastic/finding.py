@@ -29,7 +29,7 @@ class Finding:
         level: Its weight.
         found: What was found, with numbers.
         why: What it means for runs.
-        mend: What a person can do; empty for `Level.OK`.
+        fix: What a person can do; empty for `Level.OK`.
         nodes: The nodes that it concerns; empty for the site as a whole.
         place: File and line of the script that it concerns; empty if that is unknown.
     """
@@ -38,7 +38,7 @@ class Finding:
     level: Level
     found: str
     why: str = ""
-    mend: str = ""
+    fix: str = ""
     nodes: tuple[str, ...] = ()
     place: str = ""
 
@@ -65,7 +65,7 @@ def findings_json(findings: Iterable[Finding]) -> list[dict[str, Any]]:
             "level": finding.level.value,
             "found": finding.found,
             "why": finding.why,
-            "mend": finding.mend,
+            "fix": finding.fix,
             "nodes": list(finding.nodes),
         }
         for finding in findings

@@ -31,7 +31,7 @@ def require_own(
     path: Path,
     owners: Collection[int] = (),
     *,
-    mend: str = "remove it, or take another place",
+    fix: str = "remove it, or take another place",
     group: bool = False,
 ) -> None:
     """Make sure that a directory belongs to this user, and that no other user may write to it.
@@ -41,7 +41,7 @@ def require_own(
     Args:
         path: Path of the directory.
         owners: Further user ids that count as this user's, as a file server with root_squash changes ids (exports(5)).
-        mend: The advice at the end of the error.
+        fix: The advice at the end of the error.
         group: True if the group of the directory may write to it.
 
     Raises:
@@ -52,7 +52,7 @@ def require_own(
     try:
         status = os.fstat(descriptor)
         if status.st_uid not in (os.geteuid(), *owners):
-            raise UsageError(f"{path} belongs to another user (uid {status.st_uid}); {mend}")
+            raise UsageError(f"{path} belongs to another user (uid {status.st_uid}); {fix}")
         if status.st_mode & writable:
             try:
                 os.fchmod(descriptor, stat.S_IMODE(status.st_mode) & ~writable)
@@ -66,7 +66,7 @@ def require_own(
         os.close(descriptor)
 
 
-def require_safe_parent(path: Path, owners: Collection[int] = (), *, mend: str, group: bool = False) -> None:
+def require_safe_parent(path: Path, owners: Collection[int] = (), *, fix: str, group: bool = False) -> None:
     """Make sure that no other user can replace what this one makes in a directory.
 
     Others may write to the directory if it has the sticky bit, and it belongs to this user or to root: its owner can
@@ -75,7 +75,7 @@ def require_safe_parent(path: Path, owners: Collection[int] = (), *, mend: str, 
     Args:
         path: Path of the directory.
         owners: See `require_own`.
-        mend: The advice at the end of the error.
+        fix: The advice at the end of the error.
         group: True if the group of the directory counts as this user.
 
     Raises:
@@ -86,15 +86,15 @@ def require_safe_parent(path: Path, owners: Collection[int] = (), *, mend: str, 
     # An own link leads where this user wants; another user can change its own.
     for owner in (path.lstat().st_uid, status.st_uid):
         if owner not in (0, os.geteuid(), *owners) and not is_shared:
-            raise UsageError(f"{path} belongs to another user (uid {owner}), who could replace what is in it; {mend}")
+            raise UsageError(f"{path} belongs to another user (uid {owner}), who could replace what is in it; {fix}")
     if not status.st_mode & _writable(group) or status.st_mode & stat.S_ISVTX:
         return
     if status.st_uid in (os.geteuid(), *owners):
-        require_own(path.resolve(), owners, mend=mend, group=group)
+        require_own(path.resolve(), owners, fix=fix, group=group)
         return
     raise UsageError(
         f"{path} is open to others for writing (mode {stat.S_IMODE(status.st_mode):04o}), who could replace what is in "
-        f"it; have it chmod +t, or {mend}"
+        f"it; have it chmod +t, or {fix}"
     )
 
 

@@ -132,9 +132,7 @@ def _unwritable(directories: Iterable[Path]) -> list[str]:
                 file.write(bytes(4096))
                 file.flush()
         except OSError as error:
-            mend = "mount it writable" if error.errno == errno.EROFS else "make room there"
-            mend = "let this user write there" if error.errno in (errno.EACCES, errno.EPERM) else mend
-            problems.append(
-                f"no file can be written to {directory}: {error.strerror}; {mend}, or give --node-check=off"
-            )
+            fix = "mount it writable" if error.errno == errno.EROFS else "make room there"
+            fix = "let this user write there" if error.errno in (errno.EACCES, errno.EPERM) else fix
+            problems.append(f"no file can be written to {directory}: {error.strerror}; {fix}, or give --node-check=off")
     return problems

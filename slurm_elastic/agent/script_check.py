@@ -36,7 +36,7 @@ def require_entry_point(options: argparse.Namespace, node: str) -> None:
         if not (path / "__main__.py").is_file():
             raise UsageError(f"{path.absolute()} is a directory without __main__.py; name the script in it")
     elif not os.access(path, os.R_OK):
-        raise UsageError(f"{path.absolute()} cannot be read by this user on {node}; mend its permissions")
+        raise UsageError(f"{path.absolute()} cannot be read by this user on {node}; fix its permissions")
 
 
 def _missing(path: Path, node: str) -> str:

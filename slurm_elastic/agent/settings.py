@@ -301,8 +301,8 @@ def _restrict_nodes(config: LaunchConfig, options: argparse.Namespace, job: Slur
         rendezvous.node_range(config.min_nodes, here)
     config.min_nodes, config.max_nodes = least, _ = rendezvous.node_range(config.min_nodes, config.max_nodes)
     if least > here and not shared:
-        there, mend = (f"the job has {here}", f" or submit with --nodes={least}") if job else ("there is one here", "")
-        raise UsageError(f"--nnodes: at least {least} nodes are asked for, and {there}; lower the minimum{mend}")
+        there, fix = (f"the job has {here}", f" or submit with --nodes={least}") if job else ("there is one here", "")
+        raise UsageError(f"--nnodes: at least {least} nodes are asked for, and {there}; lower the minimum{fix}")
 
 
 def _logs_specs(options: argparse.Namespace, run_dir: RunDir) -> RoundLogsSpecs:

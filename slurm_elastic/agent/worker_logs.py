@@ -129,7 +129,7 @@ class RoundLogsSpecs(LogsSpecs):
                 require_own(made, (made.parent.stat().st_uid,))
         except OSError as error:
             raise RunDirError(
-                f"no directory for logs, {directory}: {error.strerror}; mend it or give --log-dir"
+                f"no directory for logs, {directory}: {error.strerror}; fix it or give --log-dir"
             ) from None
         return directory
 

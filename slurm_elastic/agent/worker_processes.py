@@ -73,7 +73,7 @@ def require_numa_binding(workers: int, options: NumaOptions | None) -> None:
         # Without a GPU torch 2.13 raises an AssertionError, 2.14 a RuntimeError.
         raise UsageError(
             f"--numa-binding={options.affinity_mode.value} cannot bind the workers of this node: {error}; "
-            "leave the option out, or mend that"
+            "leave the option out, or fix that"
         ) from None
 
 

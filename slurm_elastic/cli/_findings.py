@@ -27,8 +27,8 @@ def show_findings(findings: Sequence[Finding], terminal: Terminal) -> None:
         terminal.write(f"{finding.level.value:<8}{finding.check}{_where(finding, ' [', ']')}: {_fit(finding.found)}")
         if finding.why:
             terminal.write(f"        why: {_fit(finding.why)}")
-        if finding.mend:
-            terminal.write(f"        mend: {_fit(finding.mend)}")
+        if finding.fix:
+            terminal.write(f"        fix: {_fit(finding.fix)}")
 
 
 def _show_table(findings: Sequence[Finding]) -> None:
@@ -39,12 +39,12 @@ def _show_table(findings: Sequence[Finding]) -> None:
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("check", no_wrap=True)
-    for name in ("found", "why it matters", "mend"):
+    for name in ("found", "why it matters", "fix"):
         table.add_column(name, ratio=1, overflow="fold")
     for finding in findings:
         check = Text(f"{finding.check}{_where(finding, chr(10), '')}", style="")
         title = Text(f"{finding.level.value} ", style=_COLOURS[finding.level.value]) + check
-        table.add_row(title, *(Text(_fit(text)) for text in (finding.found, finding.why, finding.mend)))
+        table.add_row(title, *(Text(_fit(text)) for text in (finding.found, finding.why, finding.fix)))
     Console(highlight=False).print(table)
 
 

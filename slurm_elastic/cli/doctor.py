@@ -173,7 +173,7 @@ def _json(site: SiteFacts, results: Sequence[Finding]) -> dict[str, object]:
     from slurm_elastic.finding import exit_code, findings_json
 
     return {
-        "schema": 1,
+        "schema": 2,
         "exit_code": exit_code(results),
         "job": site.job or None,
         "nodes": list(site.expected),

@@ -133,5 +133,5 @@ def _command(name: str) -> Command:
     name = _OLDER_NAMES.get(name, name)
     if name in _COMMANDS:
         return _imported(name)
-    mend = did_you_mean(name, (*_COMMANDS, *_OLDER_NAMES), otherwise=f"the commands are {', '.join(_COMMANDS)}")
-    raise UsageError(f"no command {name!r}; {mend}")
+    fix = did_you_mean(name, (*_COMMANDS, *_OLDER_NAMES), otherwise=f"the commands are {', '.join(_COMMANDS)}")
+    raise UsageError(f"no command {name!r}; {fix}")

@@ -24,15 +24,15 @@ _EXAMPLES = """\
   slurm-elastic rehearse --nodes 4 --mishaps kill,leader train.py
   slurm-elastic rehearse --scenario mishaps.txt train.py         with lines such as: at step 30 preempt node 2 with 20 s
 
-exit codes: 0 nothing to mend, 1 findings, 2 the script cannot be rehearsed, or wrong usage
+exit codes: 0 nothing to fix, 1 findings, 2 the script cannot be rehearsed, or wrong usage
 """
 
 
 class Rehearse(ViewCommand):
-    """Runs a script without and with mishaps, and shows what has to be mended in it."""
+    """Runs a script without and with mishaps, and shows what has to be fixed in it."""
 
     name = "rehearse"
-    summary = "run a script on this machine through preemptions, losses and joins, and say what to mend in it"
+    summary = "run a script on this machine through preemptions, losses and joins, and say what to fix in it"
     examples = _EXAMPLES
 
     def add_options(self, parser: Parser) -> None:
@@ -151,7 +151,7 @@ def _json(rehearsal: Rehearsal) -> dict[str, object]:
     from slurm_elastic.finding import findings_json
 
     return {
-        "schema": 1,
+        "schema": 2,
         "ok": rehearsal.ok,
         "nodes": rehearsal.plan.nodes,
         "mishaps": [str(mishap) for mishap in rehearsal.plan.mishaps],
@@ -171,7 +171,7 @@ def _show(rehearsal: Rehearsal, terminal: Terminal) -> None:
     show_findings(rehearsal.findings, terminal)
     wrong = sum(finding.level.value in ("limit", "broken") for finding in rehearsal.findings)
     terminal.write(
-        "nothing to mend"
+        "nothing to fix"
         if rehearsal.ok
         else f"{wrong} finding{'s' if wrong > 1 else ''} in {rehearsal.undisturbed.last_step} steps"
     )

@@ -101,7 +101,7 @@ def _send(url: str, records: RunRecords) -> None:
     import urllib.request
 
     headers = {"Content-Type": "application/json", **_headers(os.environ.get("OTEL_EXPORTER_OTLP_HEADERS", ""))}
-    mend = "--otlp takes the base URL of an OTLP/HTTP receiver that takes JSON, such as http://collector:4318"
+    fix = "--otlp takes the base URL of an OTLP/HTTP receiver that takes JSON, such as http://collector:4318"
     count = 0
     for content in log_requests(records):
         try:
@@ -110,7 +110,7 @@ def _send(url: str, records: RunRecords) -> None:
             with urllib.request.urlopen(request, timeout=_RECEIVER) as answer:
                 said = answer.read(4096)
         except (OSError, ValueError, http.client.HTTPException) as error:
-            raise UsageError(f"{url} has not taken the events: {error}; {mend}") from None
+            raise UsageError(f"{url} has not taken the events: {error}; {fix}") from None
         refused = _refused(said)
         if refused:
             raise UsageError(f"{url} has refused some of the events: {refused}; see the log of the receiver")

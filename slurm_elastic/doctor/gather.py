@@ -85,8 +85,8 @@ def require_possible(facts: SlurmFacts, partition: str, nodes: int | None) -> No
     names = [name for name in partition.split(",") if name]
     for name in names:
         if partitions and name not in partitions:
-            mend = did_you_mean(name, partitions, otherwise=f"there are {', '.join(partitions)}")
-            raise UsageError(f"--partition {name}: Slurm knows no such partition; {mend}")
+            fix = did_you_mean(name, partitions, otherwise=f"there are {', '.join(partitions)}")
+            raise UsageError(f"--partition {name}: Slurm knows no such partition; {fix}")
     chosen = [
         partition for partition in partitions.values() if (partition.name in names if names else partition.is_default)
     ]

@@ -132,8 +132,8 @@ def etcd_findings(site: SiteFacts) -> Iterator[Finding]:
     if etcd is None:
         return
     if etcd.error:
-        what, _, mend = etcd.error.partition("; ")
-        yield Finding("etcd", Level.BROKEN, what, "records of a run cannot be kept there", mend)
+        what, _, fix = etcd.error.partition("; ")
+        yield Finding("etcd", Level.BROKEN, what, "records of a run cannot be kept there", fix)
     else:
         took = f", {etcd.seconds * 1000:.0f} ms for a transaction" if etcd.seconds is not None else ""
         yield Finding("etcd", Level.OK, f"{etcd.endpoint}{took}", "it lets this user in, to read and to write")

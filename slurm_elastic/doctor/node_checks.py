@@ -128,8 +128,8 @@ def _failure_domains(site: SiteFacts) -> Iterator[Finding]:
 def _torch(node: NodeFacts) -> Finding:
     check, torch = "node.torch", node.torch
     if torch.error:
-        what, _, mend = torch.error.partition("; ")
-        return Finding(check, Level.BROKEN, what, "no agent starts", mend)
+        what, _, fix = torch.error.partition("; ")
+        return Finding(check, Level.BROKEN, what, "no agent starts", fix)
     if torch.missing_hooks:
         return Finding(
             check,
@@ -309,8 +309,8 @@ def _submission(node: NodeFacts) -> Finding:
 def _address(node: NodeFacts) -> Finding:
     check = "network.address"
     if node.address_error:
-        what, _, mend = node.address_error.partition("; ")
-        return Finding(check, Level.BROKEN, what, "other nodes could not reach this one", mend)
+        what, _, fix = node.address_error.partition("; ")
+        return Finding(check, Level.BROKEN, what, "other nodes could not reach this one", fix)
     interface = next((name for name, address in node.interfaces.items() if address == node.address), "")
     # The addresses differ from node to node; the way in which they were found does not.
     fact = f"on {interface}" if interface else "by name"
@@ -339,8 +339,8 @@ def run_dir_findings(site: SiteFacts) -> Iterator[Finding]:
     if facts is None:
         return
     if facts.error:
-        what, _, mend = facts.error.partition("; ")
-        yield Finding("run_dir.usable", Level.BROKEN, what, "agents refuse it", mend)
+        what, _, fix = facts.error.partition("; ")
+        yield Finding("run_dir.usable", Level.BROKEN, what, "agents refuse it", fix)
         return
     if not facts.is_exclusive:
         yield Finding(

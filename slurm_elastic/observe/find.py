@@ -57,13 +57,13 @@ def find_run(
     submitted = queued(name)
     if submitted is not None:
         return RunDir.for_run(submitted, name)
-    mend = "change to the directory in which sbatch was called, or give --run-dir"
+    fix = "change to the directory in which sbatch was called, or give --run-dir"
     runs = base.absolute() / RUNS
     if not os.access(base, os.R_OK | os.X_OK) or (runs.is_dir() and not os.access(runs, os.R_OK | os.X_OK)):
         raise UsageError(f"no permission to look for run {printable(name)} in {runs}; is it the run of another user?")
     if names:
-        mend = did_you_mean(name, names, otherwise=f"slurm-elastic list shows those that are there; or {mend}")
-    raise UsageError(f"no run {printable(name)} in {runs}; {mend}")
+        fix = did_you_mean(name, names, otherwise=f"slurm-elastic list shows those that are there; or {fix}")
+    raise UsageError(f"no run {printable(name)} in {runs}; {fix}")
 
 
 def base_and_id(base: Path, name: str) -> tuple[Path, str]:

@@ -142,12 +142,12 @@ def _facts(report: Report) -> Iterator[tuple[str, str]]:
 def _findings(findings: Sequence[Finding]) -> Iterator[str]:
     if findings:
         yield '<h2>Findings</h2><div class="wide"><table><tr><th>check</th><th>found</th><th>why it matters</th>'
-        yield "<th>mend</th></tr>"
+        yield "<th>fix</th></tr>"
         for finding in findings:
             place = f"<br>{escape(printable(finding.place))}" if finding.place else ""
             yield f'<tr><td><b>{finding.level.value}</b> {finding.check}<span class="dim">{place}</span></td>'
             yield "".join(
-                f'<td class="cause">{escape(text)}</td>' for text in (finding.found, finding.why, finding.mend)
+                f'<td class="cause">{escape(text)}</td>' for text in (finding.found, finding.why, finding.fix)
             )
             yield "</tr>"
         yield "</table></div>"

@@ -90,12 +90,12 @@ def require_comparable(facts: RunFacts, mishaps: Sequence[Mishap] | None) -> int
     """
     why = facts.failures[-1].rstrip(".") if facts.failures else ""
     if facts.gave_up:
-        raise UsageError(f"without any mishap {facts.gave_up}{_quoted(why)}; mend the script, or raise --timeout")
+        raise UsageError(f"without any mishap {facts.gave_up}{_quoted(why)}; fix the script, or raise --timeout")
     if not facts.finished:
-        mend = "mend it; it runs in an empty directory, and --link makes files visible there"
+        fix = "fix it; it runs in an empty directory, and --link makes files visible there"
         if _GPU.search(why):
-            mend = "rehearse it where there are GPUs, one for each worker at least, or let it train on a CPU, too"
-        raise UsageError(f"the script fails without any mishap{_quoted(why)}; {mend}")
+            fix = "rehearse it where there are GPUs, one for each worker at least, or let it train on a CPU, too"
+        raise UsageError(f"the script fails without any mishap{_quoted(why)}; {fix}")
     if not facts.rounds:
         raise UsageError(
             "the script never calls slurm_elastic.trainer.should_stop, so no mishap can come at a step; call it after "
@@ -176,18 +176,18 @@ def _ends(planned: Plan, undisturbed: RunFacts, facts: RunFacts) -> Finding:
     codes = sorted({end.exit_code for end in facts.agents if not end.killed} - {0, 75})
     missed = len(planned.mishaps) - len(facts.happened)
     if facts.gave_up:
-        text, mend = facts.gave_up, "look at the output, with --keep; slurm_elastic's --hang-timeout ends such a worker"
+        text, fix = facts.gave_up, "look at the output, with --keep; slurm_elastic's --hang-timeout ends such a worker"
     elif not facts.finished:
         last = _quoted(facts.failures[-1]) if facts.failures else ""
         codes_ = f" with exit code {', '.join(map(str, codes))}" if codes else ""
-        text, mend = f"the run failed{codes_}{last}", "see the rows below; --keep leaves the output and the logs"
+        text, fix = f"the run failed{codes_}{last}", "see the rows below; --keep leaves the output and the logs"
     elif missed:
         text = f"the run ended before '{planned.mishaps[-missed]}'"
-        mend = "a later round took fewer steps than the run without mishaps: see the rows below"
+        fix = "a later round took fewer steps than the run without mishaps: see the rows below"
         began = min(_first_steps(facts.rounds[0]), default=0) if facts.rounds else 0
         if began > 1:
             text = f"the run with mishaps began at step {began}: it found the checkpoints of the run without them"
-            mend = "let it keep its checkpoints in SLURM_ELASTIC_RUN_DIR, in its current directory, or below {run}"
+            fix = "let it keep its checkpoints in SLURM_ELASTIC_RUN_DIR, in its current directory, or below {run}"
     elif (facts.last_step or 0) < (undisturbed.last_step or 0):
         return Finding(
             "run.ends",
@@ -198,7 +198,7 @@ def _ends(planned: Plan, undisturbed: RunFacts, facts: RunFacts) -> Finding:
         )
     else:
         return Finding("run.ends", Level.OK, "the run ended with 0 after all mishaps")
-    return Finding("run.ends", Level.BROKEN, text, "the run does not survive what happens on a cluster", mend)
+    return Finding("run.ends", Level.BROKEN, text, "the run does not survive what happens on a cluster", fix)
 
 
 def _failed_workers(planned: Plan, facts: RunFacts) -> Iterator[Finding]:
@@ -231,7 +231,7 @@ def _failed_workers(planned: Plan, facts: RunFacts) -> Iterator[Finding]:
             Level.BROKEN,
             "a worker failed by itself" + (_quoted(facts.failures[-1]) if facts.failures else ""),
             "such a failure uses up --max-restarts",
-            "mend what the line says; --keep leaves the logs",
+            "fix what the line says; --keep leaves the logs",
         )
     else:
         yield Finding("worker.exit", Level.OK, f"{len(stopped)} workers were told to stop, and ended with 0")
@@ -294,26 +294,26 @@ def _snapshots(facts: RunFacts) -> Iterator[Finding]:
     """Take over what agents and workers have warned of: it has causes that steps do not show."""
     named: set[str] = set()
     for warning in sorted(facts.warnings, key=lambda text: _VALUE.match(text) is None):
-        fact, _, mend = warning.partition("; ")
+        fact, _, fix = warning.partition("; ")
         if _UNEQUAL.search(warning):
             # The agents see that a value differs, and the workers which one.
             if named:
                 continue
-            mend = "give all ranks the same plain values, or pass what each rank has of its own as per_rank={...}"
+            fix = "give all ranks the same plain values, or pass what each rank has of its own as per_rank={...}"
         elif _PARTS.search(warning):
-            mend = "keep copies on another node (--snapshot-replicas 1), and checkpoints on disk (snapshot.to_disk)"
+            fix = "keep copies on another node (--snapshot-replicas 1), and checkpoints on disk (snapshot.to_disk)"
         elif (value := _VALUE.match(warning)) is None or value[1] in named:
             continue
         else:
             named.add(value[1])
-        yield Finding("snapshot.usable", Level.LIMIT, fact, "a later round does not start from this snapshot", mend)
+        yield Finding("snapshot.usable", Level.LIMIT, fact, "a later round does not start from this snapshot", fix)
 
 
 def _because_of(warned: Sequence[Finding], finding: Finding) -> Finding:
     """Return a finding about steps with the fix of the snapshot that the script could not start from."""
     if not warned or finding.level not in (Level.LIMIT, Level.BROKEN):
         return finding
-    return replace(finding, mend=f"mend the snapshot first (snapshot.usable): {warned[0].mend}")
+    return replace(finding, fix=f"fix the snapshot first (snapshot.usable): {warned[0].fix}")
 
 
 def _lost(facts: RunFacts) -> Iterator[Finding]:
@@ -428,9 +428,9 @@ def _saving(facts: RunFacts) -> Iterator[Finding]:
                 return
             text = f"saving and ending took {seconds:.1f} s of {notice:g} s of notice"
             if seconds > notice / 2:
-                mend = "save faster, or ask the site for a longer grace"
+                fix = "save faster, or ask the site for a longer grace"
                 why = "a busy file system makes that too long"
-                worst = Finding("save.grace", Level.LIMIT, text, why, mend, place=place)
+                worst = Finding("save.grace", Level.LIMIT, text, why, fix, place=place)
             elif worst is None:
                 worst = Finding("save.grace", Level.OK, text)
     if worst is not None:

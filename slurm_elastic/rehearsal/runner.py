@@ -98,7 +98,7 @@ class Rehearsal:
 
     @property
     def ok(self) -> bool:
-        """True if nothing has to be mended."""
+        """True if nothing has to be fixed."""
         return not any(finding.level in (Level.LIMIT, Level.BROKEN) for finding in self.findings)
 
 

@@ -190,7 +190,7 @@ def plan(mishaps: Sequence[Mishap], nodes: int) -> Plan:
         nodes: Number of nodes at the start.
 
     Raises:
-        UsageError: The scenario cannot be: the message says which mishap, and how to mend it.
+        UsageError: The scenario cannot be: the message says which mishap, and how to fix it.
     """
     ordered = tuple(sorted((_with_notice(mishap) for mishap in mishaps), key=lambda mishap: mishap.step))
     for before, after in itertools.pairwise(ordered):
@@ -224,8 +224,8 @@ def _kind(word: str) -> Kind:
         return Kind(word)
     except ValueError:
         names = [kind.value for kind in Kind]
-        mend = did_you_mean(word, names, otherwise=f"there are {', '.join(names)}")
-        raise UsageError(f"no mishap {word!r}; {mend}") from None
+        fix = did_you_mean(word, names, otherwise=f"there are {', '.join(names)}")
+        raise UsageError(f"no mishap {word!r}; {fix}") from None
 
 
 def _with_notice(mishap: Mishap) -> Mishap:

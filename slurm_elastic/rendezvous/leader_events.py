@@ -26,7 +26,7 @@ class LeaderLost:
 
 @dataclass(frozen=True, slots=True)
 class Unreachable:
-    """No leader of this run was found, or it cannot be spoken with. `usage` if a person has to mend something."""
+    """No leader of this run was found, or it cannot be spoken with. `usage` if a person has to fix something."""
 
     why: str
     usage: bool = False

@@ -11,7 +11,7 @@ from slurm_elastic.errors import SlurmElasticError
 class RunDirError(SlurmElasticError):
     """The run directory has worked before and fails now: it is full, read-only or gone.
 
-    The message names the file and says how to mend it.
+    The message names the file and says how to fix it.
     """
 
 
@@ -20,8 +20,8 @@ class RecordError(RunDirError):
 
 
 _CAUSES = {
-    errno.EACCES: "no permission for this user; mend its permissions",
-    errno.EPERM: "no permission for this user; mend its permissions",
+    errno.EACCES: "no permission for this user; fix its permissions",
+    errno.EPERM: "no permission for this user; fix its permissions",
     errno.EROFS: "the file system is mounted read-only",
     errno.ENOSPC: "the file system is full; free some space",
     errno.EDQUOT: "the disk quota is used up; free some space",
@@ -31,5 +31,5 @@ _CAUSES = {
 
 
 def explain(path: Path, error: OSError) -> str:
-    """Return a line that says what is wrong with a path and how to mend it."""
+    """Return a line that says what is wrong with a path and how to fix it."""
     return f"{path}: {_CAUSES.get(error.errno or 0) or error.strerror or error}"

@@ -14,7 +14,7 @@ from slurm_elastic.rundir import _atomic_files
 from slurm_elastic.rundir._errors import explain
 
 _PROBE_BYTES = 65536
-_MEND = "give a run directory of your own by --run-dir"
+_FIX = "give a run directory of your own by --run-dir"
 _NO_HARD_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS)  # link(2)
 
 
@@ -44,10 +44,10 @@ def make_fit(base: Path, path: Path, subdirectories: Iterable[str]) -> None:
     group = group_may_write()
     with _unfit(path):
         owner = _probe(path)
-        require_safe_parent(path.parent, (owner,), mend=_MEND, group=group)
+        require_safe_parent(path.parent, (owner,), fix=_FIX, group=group)
         for directory in (path, *(path / name for name in subdirectories)):
             # Never the logs: they are written by names, of which a group could make links to other places.
-            require_own(directory, (owner,), mend=_MEND, group=group and directory.name != "logs")
+            require_own(directory, (owner,), fix=_FIX, group=group and directory.name != "logs")
 
 
 def _probe(path: Path) -> int:

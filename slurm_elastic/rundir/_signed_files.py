@@ -110,9 +110,9 @@ class SignedFiles:
                 return verified_content
         if not _is_json_object(content):
             if secret is not None and not is_writable_by_others(path.parent):
-                mend = "end the run, remove the file, and submit again"
+                fix = "end the run, remove the file, and submit again"
                 raise RecordError(
-                    f"{path} is not one complete JSON object: truncated, or written by another program; {mend}"
+                    f"{path} is not one complete JSON object: truncated, or written by another program; {fix}"
                 )
             raise _ForeignError("no JSON object")
         if secret is None:

@@ -178,7 +178,7 @@ def _of_pattern(pattern: str, facts: AddressFacts) -> str:
     name = pattern.replace("{node}", facts.node)
     if name not in facts.resolved:
         raise UsageError(
-            f"host name {name} (from {pattern!r}) does not resolve on {facts.node}; mend the pattern, or give "
+            f"host name {name} (from {pattern!r}) does not resolve on {facts.node}; fix the pattern, or give "
             f"--interface ({_listed(facts.interfaces)})"
         )
     if _is_loopback(facts.resolved[name]):

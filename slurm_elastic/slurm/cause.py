@@ -127,8 +127,8 @@ def save_time(limit: float, newest: float | None, option: float | None) -> tuple
         seconds, source = option, "--warning wants"
     if seconds <= limit / 2:
         return seconds, ""
-    mend = "a longer sbatch --time" if option is None else "a longer sbatch --time, or a shorter --warning and --signal"
-    return limit / 2, f"{source} {seconds:.0f} s, and the job has {limit:.0f} s: it trains for half of them; set {mend}"
+    fix = "a longer sbatch --time" if option is None else "a longer sbatch --time, or a shorter --warning and --signal"
+    return limit / 2, f"{source} {seconds:.0f} s, and the job has {limit:.0f} s: it trains for half of them; set {fix}"
 
 
 def classify(

@@ -97,8 +97,8 @@ def requeue_decision(
         reason = "the job got no signal" if cause is Cause.UNKNOWN else f"the job was {cause.value} by hand"
         return RequeueDecision(Requeue.NONE, f"not requeued: {reason}; submit it again to go on")
     if not view.requeue:
-        mend = "submit it with --requeue"
-        return RequeueDecision(Requeue.NONE, f"not requeued ({name}): the job does not allow it; {mend}")
+        fix = "submit it with --requeue"
+        return RequeueDecision(Requeue.NONE, f"not requeued ({name}): the job does not allow it; {fix}")
     if history.idle >= MOST_IDLE:
         idle = f"{history.idle} starts in a row made no progress"
         return RequeueDecision(Requeue.NONE, f"not requeued ({name}): {idle}; find out why, and submit it again")

@@ -53,8 +53,8 @@ class AgentOptions:
         for argument in self.arguments:
             name = argument.partition("=")[0].replace("_", "-")
             if name in _SET_OTHERWISE:
-                mend = _SET_OTHERWISE[name]
-                raise UsageError(f"{argument}: {f'give {mend}' if mend else 'the executor sets it; leave it out'}")
+                fix = _SET_OTHERWISE[name]
+                raise UsageError(f"{argument}: {f'give {fix}' if fix else 'the executor sets it; leave it out'}")
             if not argument.startswith("-") or argument == "--":
                 raise UsageError(f"{argument!r} is no option of the agents; write options as --name=value")
 
@@ -138,8 +138,8 @@ class ElasticExecutor(slurm.SlurmExecutor):
         names = self._valid_parameters()
         for name in named:
             if name not in names:
-                mend = did_you_mean(name, names, otherwise="others go into slurm_additional_parameters")
-                raise UnknownParameterError(f"no parameter {name!r}; {mend}")
+                fix = did_you_mean(name, names, otherwise="others go into slurm_additional_parameters")
+                raise UnknownParameterError(f"no parameter {name!r}; {fix}")
         merged = {**self.parameters, **named}
         self._planned((), slurm_parameters(merged))
         self.parameters = merged

@@ -1,4 +1,4 @@
-"""What a user gets wrong ends the job at once, with one line that says what to mend."""
+"""What a user gets wrong ends the job at once, with one line that says what to fix."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_a_wrong_command_line_ends_the_job_with_one_line(jobs):
     closed = jobs.directory.parent
     wrong = {
         ("tran.py",): f"no script {jobs.directory}/tran.py on NODE; did you mean train.py?",
-        ("unreadable.py",): "unreadable.py cannot be read by this user on NODE; mend its permissions",
+        ("unreadable.py",): "unreadable.py cannot be read by this user on NODE; fix its permissions",
         ("--nnodes=4:2", "train.py"): "--nnodes 4:2: the minimum is above the maximum; write it as in 2:4",
         ("--nnodes=3", "train.py"): "and the job has 1; lower the minimum or submit with --nodes=3",
         (f"--run-dir={closed}", "train.py"): "or give another run directory by --run-dir",

@@ -58,7 +58,7 @@ def test_a_parent_that_others_may_change_needs_the_sticky_bit(tmp_path: Path) ->
     run_dir = RunDir.for_run(tmp_path, "7").open()
     run_dir.path.parent.chmod(0o1777)
     run_dir.open()
-    require_safe_parent(Path("/tmp"), mend="")
+    require_safe_parent(Path("/tmp"), fix="")
     run_dir.path.parent.chmod(0o777)
     run_dir.open()
     assert mode(run_dir.path.parent) == 0o755

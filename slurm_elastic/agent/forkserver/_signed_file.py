@@ -19,7 +19,7 @@ _KEY_SIZE = 32
 
 
 class UntrustedFileError(Exception):
-    """A file exists and cannot be trusted. The message is one line: what is wrong; how to mend it."""
+    """A file exists and cannot be trusted. The message is one line: what is wrong; how to fix it."""
 
 
 def read_signed(path: str, largest: int) -> bytes | None:

@@ -76,13 +76,13 @@ def make_pipe(environ: Mapping[str, str], memory: Path = SHARED_MEMORY) -> Pipe 
     try:
         directory = NodeDirectory("watchdog", memory)
     except OSError as error:
-        logger.warning("no watchdog: no directory for its pipe (%s); mend TMPDIR or give --no-watchdog", error)
+        logger.warning("no watchdog: no directory for its pipe (%s); fix TMPDIR or give --no-watchdog", error)
         return None
     try:
         return _open(directory.path / "timer", directory)
     except OSError as error:
         directory.close()
-        logger.warning("no watchdog: no pipe in %s (%s); mend it or give --no-watchdog", directory.path, error.strerror)
+        logger.warning("no watchdog: no pipe in %s (%s); fix it or give --no-watchdog", directory.path, error.strerror)
         return None
 
 

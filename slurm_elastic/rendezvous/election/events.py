@@ -110,7 +110,7 @@ class LeaderEnded:
 
     Attributes:
         number: of the campaign.
-        problem: one line, if a person has to mend something; empty if another agent leads or this one has resigned.
+        problem: one line, if a person has to fix something; empty if another agent leads or this one has resigned.
     """
 
     number: int

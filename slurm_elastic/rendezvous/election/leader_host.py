@@ -123,7 +123,7 @@ class LeaderHost:
         except FencedError as error:
             logger.info("this agent leads no more: %s", error)
         except SlurmElasticError as error:
-            # Such as a full disk: something for a person to mend, and no fault in here.
+            # Such as a full disk: something for a person to fix, and no fault in here.
             problem = str(error)
         except Exception as error:
             logger.exception("the leader failed")

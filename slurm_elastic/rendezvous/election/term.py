@@ -153,7 +153,7 @@ class StepDown:
 
     Attributes:
         why: one line; empty after a resignation.
-        failed: whether a person has to mend something.
+        failed: whether a person has to fix something.
     """
 
     why: str = ""

@@ -104,7 +104,7 @@ def newer_endpoint(published: Record | None, leading: Record | None) -> Record |
 class FencedRecords:
     """The durable decisions of one leader. Methods may block; the leader calls them outside of its event loop.
 
-    Only success makes the run DONE: after a failure a person may mend the script and submit the run again.
+    Only success makes the run DONE: after a failure a person may fix the script and submit the run again.
 
     Every method may raise RecordsError if the records do not answer or cannot be written.
 

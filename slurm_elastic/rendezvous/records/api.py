@@ -24,7 +24,7 @@ _T = TypeVar("_T")
 class RecordsError(SlurmElasticError):
     """The records cannot be read or written: run directory or etcd is full, gone, or holds something else.
 
-    A person has to mend it; the message is one line that says what and how. A write may have been carried out or not.
+    A person has to fix it; the message is one line that says what and how. A write may have been carried out or not.
     """
 
 

@@ -12,7 +12,7 @@ greeting once. The second frame proves identity, and the proofs of the listening
 so that no process can pass them on from another port.
 
 The agent's greeting, and the leader's answer to one of another protocol, keep their fields in every protocol, so that
-agents of different versions can tell a person what to mend.
+agents of different versions can tell a person what to fix.
 
 Frame: 4 bytes length, big endian, then the content; after the handshake the content starts with a 32-byte code.
 """

@@ -17,7 +17,7 @@ _BOOT_SCRIPT = Path(__file__).with_name("boot.sh")
 
 
 def check_prerequisites(settings: Settings) -> None:
-    """Raise TestbedError, naming the mend, where this machine cannot run such a cluster."""
+    """Raise TestbedError, naming the fix, where this machine cannot run such a cluster."""
     if os.geteuid() != 0:
         raise TestbedError("the test cluster needs root: its nodes are namespaces")
     programs = ["usr/sbin/slurmctld", "usr/sbin/slurmd", "usr/bin/sbatch", "usr/sbin/munged", "usr/bin/tini"]

@@ -49,7 +49,7 @@ def test_whoever_takes_all_ports_of_a_run_keeps_its_leader_out_of_none(
     form([party, run.party(1)])
 
 
-def test_a_chosen_port_that_is_in_use_is_said_with_the_mend(start_run: StartRun, taken: Callable[..., int]) -> None:
+def test_a_chosen_port_that_is_in_use_is_said_with_the_fix(start_run: StartRun, taken: Callable[..., int]) -> None:
     port = taken()
     run = start_run(ports=(port,))
     with pytest.raises(UsageError) as error:

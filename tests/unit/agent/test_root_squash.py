@@ -113,4 +113,4 @@ def test_root_may_not_write_where_nobody_may_not(exported: Path) -> None:
     exported.chmod(0o755)
     error = squashed(lambda: RunDir.for_run(exported, "7").open())
     assert isinstance(error, UsageError)
-    assert "no permission for this user; mend its permissions, or give another run directory by --run-dir" in str(error)
+    assert "no permission for this user; fix its permissions, or give another run directory by --run-dir" in str(error)

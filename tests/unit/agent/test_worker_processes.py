@@ -60,7 +60,7 @@ def test_workers_that_cannot_be_bound_are_a_mistake(
         require_numa_binding(1, NODE)
     assert str(caught.value) == (
         "--numa-binding=node cannot bind the workers of this node: numactl CLI is required for NUMA binding; "
-        "leave the option out, or mend that"
+        "leave the option out, or fix that"
     )
     # torch logs a traceback of it otherwise.
     assert "Traceback" not in "".join(capfd.readouterr())

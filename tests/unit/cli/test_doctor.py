@@ -12,7 +12,7 @@ from slurm_elastic.finding import Finding, Level
 
 FINE = Finding("slurm.release", Level.OK, "26.05.5")
 LIMIT = Finding("slurm.grace", Level.LIMIT, "0 s", "too short", "ask for more")
-BROKEN = Finding("node.gpus", Level.BROKEN, "GPU 0: \x1b[31mwrong", "it is", "mend it", ("n1", "n2"))
+BROKEN = Finding("node.gpus", Level.BROKEN, "GPU 0: \x1b[31mwrong", "it is", "fix it", ("n1", "n2"))
 
 
 def test_plain_lines_for_programs_and_files(capsys: pytest.CaptureFixture[str]) -> None:
@@ -23,10 +23,10 @@ def test_plain_lines_for_programs_and_files(capsys: pytest.CaptureFixture[str]) 
     assert told == [
         "limit   slurm.grace: 0 s",
         "        why: too short",
-        "        mend: ask for more",
+        "        fix: ask for more",
         "broken  node.gpus [n[1-2]]: GPU 0: ?[31mwrong",
         "        why: it is",
-        "        mend: mend it",
+        "        fix: fix it",
         "1 check ok (--all)",
         "runs do not work here: 1 check failed",
     ]

@@ -131,7 +131,7 @@ def test_nothing_is_wrong_with_the_test_cluster(release: str) -> None:
     assert [each for each in found if each.level is not Level.OK] == []
     assert exit_code(found) == 0
     assert all(each.found for each in found)
-    assert {each.mend for each in found if each.level is Level.OK} == {""}
+    assert {each.fix for each in found if each.level is Level.OK} == {""}
     assert of("slurm.release", found)[0].found.startswith(release)
     proctrack = "proctrack/linuxproc" if release == "22.05" else "proctrack/cgroup"
     assert of("slurm.proctrack", found)[0].found == proctrack
@@ -153,7 +153,7 @@ def test_a_checkpoint_is_held_against_the_grace() -> None:
     assert found.level is Level.LIMIT
     assert found.found == "partition low: 30 s; a checkpoint takes 41 s"
     assert "workers 25 s of it to save: too little for a checkpoint of 41 s" in found.why
-    assert "GraceTime of 46 s" in found.mend
+    assert "GraceTime of 46 s" in found.fix
     assert save_seconds(46) == 41
     (found,) = of("slurm.grace", findings(replace(slow, checkpoint=None, last_stop=StopFacts("77", 41))))
     assert found.level is Level.LIMIT
@@ -263,7 +263,7 @@ def test_a_fault_is_found_and_is_the_only_one(
     (one,) = [each for each in of(check, found) if words in each.found]
     assert (one.level, one.nodes) == (level, nodes)
     assert one.why
-    assert bool(one.mend) == (level in (Level.LIMIT, Level.BROKEN)) or level is Level.UNKNOWN
+    assert bool(one.fix) == (level in (Level.LIMIT, Level.BROKEN)) or level is Level.UNKNOWN
     others = {each.check for each in found if each.level in (Level.LIMIT, Level.BROKEN)} - {check}
     # A torch that no agent takes is another release, too; a partition that starts nothing has no grace to tell of.
     assert others <= {"node.torch_release"}
@@ -339,7 +339,7 @@ def test_without_a_job_this_machine_is_looked_at_and_no_node_is_missing() -> Non
     assert all(each.nodes == () for each in found)
     (shared,) = of("run_dir.shared", found)
     assert shared.level is Level.UNKNOWN
-    assert "--nodes 2" in shared.mend
+    assert "--nodes 2" in shared.fix
     remote = replace(alone, run_dir=RunDirFacts("/home/me", filesystem="nfs4"))
     assert [each.level for each in of("run_dir.shared", findings(remote))] == [Level.OK]
 
@@ -369,7 +369,7 @@ def test_results_travel_as_json() -> None:
 
 def test_json_has_every_field_of_a_finding() -> None:
     (row,) = findings_json([Finding("node.gpus", Level.BROKEN, "a", "b", "c", ("n1",))])
-    assert row == {"check": "node.gpus", "level": "broken", "found": "a", "why": "b", "mend": "c", "nodes": ["n1"]}
+    assert row == {"check": "node.gpus", "level": "broken", "found": "a", "why": "b", "fix": "c", "nodes": ["n1"]}
 
 
 def test_every_check_is_in_the_documentation() -> None:

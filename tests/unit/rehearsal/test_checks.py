@@ -82,7 +82,7 @@ def test_a_run_that_finds_the_checkpoints_of_the_one_before_it_is_told_so() -> N
     rest = RunFacts(workers=(worker(0, 0, 8, 8), worker(0, 1, 8, 8)), finished=True)
     ends = rows(rest)["run.ends"]
     assert ends.found == "the run with mishaps began at step 8: it found the checkpoints of the run without them"
-    assert "SLURM_ELASTIC_RUN_DIR" in ends.mend
+    assert "SLURM_ELASTIC_RUN_DIR" in ends.fix
 
 
 def test_a_kill_costs_the_steps_since_the_last_checkpoint() -> None:
@@ -110,7 +110,7 @@ PARTS = (
 
 
 @pytest.mark.parametrize(
-    ("warnings", "found", "mend"),
+    ("warnings", "found", "fix"),
     [
         ((UNEQUAL, f"{VALUE}; give all ranks the same value"), VALUE, "give all ranks the same value"),
         ((f"{VALUE}; give this", f"{VALUE.replace('16', '8')}; give that"), VALUE, "give this"),
@@ -118,12 +118,12 @@ PARTS = (
         ((PARTS,), PARTS.partition(";")[0], "--snapshot-replicas 1"),
     ],
 )
-def test_a_warning_about_a_snapshot_is_why_steps_are_lost(warnings: tuple[str, ...], found: str, mend: str) -> None:
+def test_a_warning_about_a_snapshot_is_why_steps_are_lost(warnings: tuple[str, ...], found: str, fix: str) -> None:
     rows_ = rows(begins_again(warnings=warnings))
     assert (rows_["snapshot.usable"].level, rows_["snapshot.usable"].found) == (Level.LIMIT, found)
-    assert mend in rows_["snapshot.usable"].mend
-    assert mend in rows_["resume.step"].mend
-    assert "load the newest checkpoint" in rows(begins_again())["resume.step"].mend
+    assert fix in rows_["snapshot.usable"].fix
+    assert fix in rows_["resume.step"].fix
+    assert "load the newest checkpoint" in rows(begins_again())["resume.step"].fix
 
 
 def test_a_warning_that_follows_from_a_mishap_is_no_finding() -> None:
@@ -201,12 +201,12 @@ MISTAKES: list[tuple[Callable[[], RunFacts], dict[str, str]]] = [
 
 
 @pytest.mark.parametrize(("facts", "expected"), MISTAKES)
-def test_a_mistake_is_named_with_its_mend(facts: Callable[[], RunFacts], expected: dict[str, str]) -> None:
+def test_a_mistake_is_named_with_its_fix(facts: Callable[[], RunFacts], expected: dict[str, str]) -> None:
     found = rows(facts())
     assert wrong(found) == set(expected)
     for name, text in expected.items():
         assert re.search(text, found[name].found), found[name].found
-        assert found[name].mend
+        assert found[name].fix
 
 
 def paused(**fields: object) -> RunFacts:
@@ -248,7 +248,7 @@ def test_losses_are_those_of_the_steps_that_counted_and_the_mean_of_all_ranks() 
     [
         (RunFacts(finished=True), "never calls slurm_elastic.trainer.should_stop"),
         (RunFacts(failures=("RuntimeError: No CUDA GPUs are available",)), "rehearse it where there are GPUs"),
-        (RunFacts(failures=("FileNotFoundError: data",)), r"\(FileNotFoundError: data\); mend it; .* --link"),
+        (RunFacts(failures=("FileNotFoundError: data",)), r"\(FileNotFoundError: data\); fix it; .* --link"),
         (RunFacts(gave_up="no worker has taken a step for 9 s"), "no worker has taken a step for 9 s; .*--timeout"),
         (RunFacts(workers=(worker(0, 0, 5, 8),), finished=True), "begins with step 5: it has found a checkpoint"),
         (

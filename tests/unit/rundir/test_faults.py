@@ -65,7 +65,7 @@ def test_a_file_with_the_name_of_a_directory(tmp_path: Path) -> None:
 def test_a_directory_of_somebody_else(open_base: Path) -> None:
     run = RunDir.for_run(open_base, "1")
     message = str(as_user(OTHER_USER, run.open))
-    assert f"{run.path.parent}: no permission for this user; mend" in message
+    assert f"{run.path.parent}: no permission for this user; fix" in message
     assert "--run-dir" in message
     run.open()
     error = as_user(OTHER_USER, run.open)

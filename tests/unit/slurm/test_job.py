@@ -178,7 +178,7 @@ def test_counts_gpus(environ: dict[str, str], count: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "named", "mend"),
+    ("change", "named", "fix"),
     [
         ({"SLURM_JOB_NODELIST": None}, "SLURM_JOB_NODELIST is not", "pass all SLURM_ variables on"),
         ({"SLURM_JOB_ID": None}, "SLURM_JOB_NODELIST is set but SLURM_JOB_ID is not", "unset"),
@@ -203,13 +203,13 @@ def test_counts_gpus(environ: dict[str, str], count: int) -> None:
         ({"SLURM_GPUS_ON_NODE": "gpu:many"}, "SLURM_GPUS_ON_NODE='gpu:many'", "--nproc-per-node"),
     ],
 )
-def test_half_present_or_contradictory_variables(change: dict[str, str | None], named: str, mend: str) -> None:
+def test_half_present_or_contradictory_variables(change: dict[str, str | None], named: str, fix: str) -> None:
     environ = {key: value for key, value in {**STEP, **change}.items() if value is not None}
     with pytest.raises(UsageError) as caught:
         SlurmJob.from_environment(environ)
     message = str(caught.value)
     assert named in message
-    assert mend in message
+    assert fix in message
     assert "\n" not in message
 
 

@@ -56,7 +56,7 @@ def test_reads_the_kernels_range(tmp_path: Path) -> None:
     assert 1024 <= ephemeral_low() <= 65535
 
 
-def test_exhaustion_names_ports_and_mend() -> None:
+def test_exhaustion_names_ports_and_fix() -> None:
     error = ports_exhausted("n3", (21000, 21001))
     assert isinstance(error, UsageError)
     assert "n3 (21000, 21001)" in str(error)

@@ -130,7 +130,7 @@ def probe_endpoints(config: EtcdConfig, check: Callable[[], None]) -> dict[Endpo
         check: Called every 0.1 s while the probes take their time; may raise.
 
     Returns:
-        For each endpoint where something is wrong: what, and how to mend it. One that is down or slow is not
+        For each endpoint where something is wrong: what, and how to fix it. One that is down or slow is not
         in it.
     """
     findings: dict[Endpoint, str] = {}

@@ -165,7 +165,7 @@ class EtcdServer:
     def launch(self, stderr: int | IO[bytes] | None = None) -> None:
         """Start it without waiting, as the members of a cluster, which wait for each other, need it."""
         self.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-        require_own(self.data_dir, mend="give a directory of your own")
+        require_own(self.data_dir, fix="give a directory of your own")
         environment = {name: value for name, value in os.environ.items() if not name.startswith("ETCD_")}
         with os.fdopen(write_own(self.log), "wb") as output:
             # In a session of its own, so that a Ctrl-C for this process does not end it before its clients.
