@@ -19,7 +19,7 @@ from benchmarks.agents import Crowd
 from benchmarks.leading import RUN, SECRET, LeaderProcess
 from benchmarks.tables import Bar, Results, Table, median, seconds
 from benchmarks.usage import cpu_seconds
-from slurm_elastic.agent.health import AgentState, RoundInfo, Stage, WorkerInfo
+from slurm_elastic.agent.health import AgentState, Readings, RoundInfo, Stage, WorkerInfo
 from slurm_elastic.agent.live_report import live_report
 from slurm_elastic.control import WorkerProgress
 from slurm_elastic.observe.live import live_run
@@ -102,7 +102,7 @@ def _report(index: int) -> str:
         "benchmark", f"n{index}", "1", f"n{index}/1.0/1", now - 60, stage=Stage.TRAINING, round_info=round_info
     )
     progress = [WorkerProgress(local, True, 1200, 51200, 51000, 0.04, False, 59.0, 50001) for local in range(_WORKERS)]
-    return live_report(state, progress, {4000 + local: "R" for local in range(_WORKERS)}, now)
+    return live_report(state, Readings(now, progress=progress), {4000 + local: "R" for local in range(_WORKERS)})
 
 
 if __name__ == "__main__":

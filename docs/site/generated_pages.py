@@ -16,6 +16,7 @@ from slurm_elastic._version import __version__
 from slurm_elastic.agent.health._metrics import metrics_page
 from slurm_elastic.agent.health._state import AgentState, Readings, RoundInfo, Stage, WorkerInfo, enter
 from slurm_elastic.cli.main import commands
+from slurm_elastic.control import WorkerProgress
 from slurm_elastic.observe.status import StatusExit
 
 if TYPE_CHECKING:
@@ -120,7 +121,8 @@ def _metrics() -> Iterable[str]:
     start = AgentState(
         "run", "node", "job", "node/job.0/1", 0.0, round_info=info, notices=("preempted",), changing_since=0.0
     )
-    readings = Readings(1.0, watchdog_age=0.0, steps=((0, 1),), step_ages=((0, 1.0),), losses=((0, 1.0),))
+    progress = WorkerProgress(0, True, 1, 1, None, 1.0, False, loss=1.0)
+    readings = Readings(1.0, watchdog_age=0.0, progress=(progress,))
     text = metrics_page(enter(start, Stage.TRAINING, 1.0), readings).decode()
     kinds = dict(re.findall(r"^# TYPE (\S+) (\S+)$", text, re.MULTILINE))
     for name, help_ in re.findall(r"^# HELP (\S+) (.*)$", text, re.MULTILINE):

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from slurm_elastic.agent.forkserver import ForkServer
-from slurm_elastic.agent.health import Reporter, RoundInfo, Stage, WorkerInfo
+from slurm_elastic.agent.health import Readings, Reporter, RoundInfo, Stage, WorkerInfo
 from slurm_elastic.agent.lifecycle import (
     AnnounceLeave,
     Joining,
@@ -110,6 +110,10 @@ class Feature:
     def run_ended(self) -> None:
         """The agent ends, whatever happened."""
 
+    def status(self, readings: Readings) -> Readings:
+        """Return the readings with what the feature knows; from any thread."""
+        return readings
+
 
 class HealthFeature(Feature):
     """Reports the state of the agent to its health port.
@@ -120,6 +124,7 @@ class HealthFeature(Feature):
 
     def __init__(self, reporter: Reporter) -> None:
         self._reporter = reporter
+        self._progress: Callable[[], Sequence[WorkerProgress]] = tuple
         self._stage: Stage | None = None
         self.fd = reporter.fd
 
@@ -140,7 +145,7 @@ class HealthFeature(Feature):
 
     def workers_started(self, running: RunningRound) -> None:
         """See base class."""
-        self._stage = Stage.TRAINING
+        self._stage, self._progress = Stage.TRAINING, running.progress
         self._reporter.train(_round_info(running), running.assignment.restarts)
 
     def round_ended(self, progress: Sequence[WorkerProgress]) -> None:
@@ -150,6 +155,10 @@ class HealthFeature(Feature):
     def leave_announced(self, leave: AnnounceLeave) -> None:
         """See base class."""
         self._reporter.notice(leave.reason.value, leave.detail, leave.seconds)
+
+    def status(self, readings: Readings) -> Readings:
+        """See base class."""
+        return replace(readings, progress=self._progress())
 
 
 def _stage(state: State) -> Stage | None:
@@ -214,6 +223,10 @@ class WatchdogFeature(Feature):
     def run_ended(self) -> None:
         """See base class."""
         self._watchdog.stop()
+
+    def status(self, readings: Readings) -> Readings:
+        """See base class."""
+        return replace(readings, watchdog_age=self._watchdog.age(), ignored=self._watchdog.dropped)
 
 
 class SnapshotFeature(Feature):
@@ -292,10 +305,6 @@ class SnapshotFeature(Feature):
         if unplanned:
             self._members_leave, self._members_stay = False, True
 
-    def held(self) -> tuple[int, int | None]:
-        """Return the bytes held for snapshots, and the newest step that is safe; from any thread."""
-        return self._memory.held()
-
     def leave_announced(self, leave: AnnounceLeave) -> None:
         """See base class."""
         # The other half of the margin is for the end of the agent and of its job.
@@ -305,6 +314,11 @@ class SnapshotFeature(Feature):
         """See base class."""
         self.missing = self._memory.close(self._until, self._is_leaving)
         self._directory.close()
+
+    def status(self, readings: Readings) -> Readings:
+        """See base class."""
+        size, safe = self._memory.held()
+        return replace(readings, snapshot_bytes=size, safe_step=safe)
 
 
 class LearnedImportsFeature(Feature):

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from slurm_elastic._version import __version__
 from slurm_elastic.agent.event_log import json_number
-from slurm_elastic.agent.health import AgentState
+from slurm_elastic.agent.health import AgentState, Readings
 from slurm_elastic.agent.watchdog import process_state
 from slurm_elastic.control import WorkerProgress
 from slurm_elastic.rendezvous.status_requests import REPORT_LIMIT
@@ -19,49 +19,38 @@ _TEXT_LIMIT = 200
 """Characters of the text of a leave."""
 
 
-def live_report(
-    state: AgentState,
-    progress: Sequence[WorkerProgress],
-    letters: Mapping[int, str],
-    now: float,
-    paces: Mapping[int, Pace] | None = None,
-    snapshots: tuple[int, int | None] = (0, None),
-) -> str:
+def live_report(state: AgentState, readings: Readings, letters: Mapping[int, str]) -> str:
     """Return the report as JSON of at most `REPORT_LIMIT` characters; docs/events.md has the schema.
 
     Args:
         state: The present state of the agent.
-        progress: Of its workers, by local rank.
+        readings: What its features know.
         letters: State of each worker's process, as one letter, by process id.
-        now: Monotonic time.
-        paces: Of its workers, by local rank.
-        snapshots: Bytes that the agent holds for snapshots, and the newest step that is safe; None if there is none.
     """
     report: dict[str, Any] = {
         "schema": _SCHEMA,
         "version": __version__,
         "state": state.stage.value,
-        "seconds": _rounded(now - state.since),
+        "seconds": _rounded(readings.now - state.since),
     }
     round_info = state.round_info
     if round_info is not None:
         report["round"] = round_info.round
     leave = state.leave
     if leave is not None:
-        seconds = None if leave.by is None else _rounded(max(0.0, leave.by - now))
+        seconds = None if leave.by is None else _rounded(max(0.0, leave.by - readings.now))
         report["leave"] = {"reason": leave.reason, "text": leave.detail[:_TEXT_LIMIT], "seconds": seconds}
     if state.hangs:
         report["hangs"] = state.hangs
-    size, safe = snapshots
-    if size:
-        report["snapshot_bytes"] = size
-    if safe is not None:
-        report["safe_step"] = safe
-    by_local_rank = {worker.local_rank: worker for worker in progress}
+    if readings.snapshot_bytes:
+        report["snapshot_bytes"] = readings.snapshot_bytes
+    if readings.safe_step is not None:
+        report["safe_step"] = readings.safe_step
+    by_local_rank = {worker.local_rank: worker for worker in readings.progress}
     workers = [
         {"rank": worker.rank, "pid": worker.pid, **_worker(by_local_rank.get(worker.local_rank))}
         | ({"process": letters[worker.pid]} if worker.pid in letters else {})
-        | _pace((paces or {}).get(worker.local_rank))
+        | _pace(readings.paces.get(worker.local_rank))
         for worker in (round_info.workers if round_info is not None else ())
     ]
     return _fitted(report, workers)

@@ -5,20 +5,17 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import signal
-import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import msgspec
-from torch.distributed.elastic.agent.server.api import WorkerSpec
 
 from slurm_elastic.agent.agent import Agent
 from slurm_elastic.agent.attribution import AttributionFeature
 from slurm_elastic.agent.console_log import NOTICE, notice
-from slurm_elastic.agent.event_log import EventLog, utc_now
+from slurm_elastic.agent.event_log import EventLog
 from slurm_elastic.agent.fact_lines import FactLines
-from slurm_elastic.agent.failure_domain import failure_domain
 from slurm_elastic.agent.features import (
     Feature,
     HealthFeature,
@@ -28,25 +25,32 @@ from slurm_elastic.agent.features import (
     hang_event,
 )
 from slurm_elastic.agent.forkserver import ForkServer, StartInterruptedError
-from slurm_elastic.agent.health import AgentState, Health, health_port, withdraw_lost
-from slurm_elastic.agent.job_end import AgentEnd, notice_record, represents_job
-from slurm_elastic.agent.job_end_effects import JobAtEnd, is_known_done
+from slurm_elastic.agent.health import Health, Readings, health_port, withdraw_lost
+from slurm_elastic.agent.job_end import AgentEnd, represents_job
+from slurm_elastic.agent.job_end_effects import is_known_done
 from slurm_elastic.agent.lifecycle import AgentOutcome
 from slurm_elastic.agent.live_report import live_report, process_letters
-from slurm_elastic.agent.notification import Delivery, NotifyFeature
-from slurm_elastic.agent.option_values import GROWS_VARIABLE, require_known
-from slurm_elastic.agent.preemption import SignalDiagnosis, asks_slurm
+from slurm_elastic.agent.notification import NotifyFeature
+from slurm_elastic.agent.option_values import GROWS_VARIABLE
+from slurm_elastic.agent.preemption import SignalDiagnosis
 from slurm_elastic.agent.process_end import at_process_end
-from slurm_elastic.agent.progress_log import ProgressLog
 from slurm_elastic.agent.root_cause import end_on_record, root_cause
-from slurm_elastic.agent.run_history import read_history
+from slurm_elastic.agent.run_parts import (
+    first_state,
+    job_at_end,
+    notify_feature,
+    progress_log,
+    rendezvous_config,
+    replacer,
+    signal_diagnosis,
+    worker_spec,
+)
 from slurm_elastic.agent.settings import AgentSettings
 from slurm_elastic.agent.signals import record_signals
 from slurm_elastic.agent.step_timing import StepTimingFeature, leader_reports
 from slurm_elastic.agent.watchdog import Hang, Watchdog, make_pipe
 from slurm_elastic.agent.worker_processes import require_numa_binding, worker_starter
 from slurm_elastic.errors import ExitCode, SlurmElasticError, UsageError
-from slurm_elastic.failures import Loop, find_loops
 from slurm_elastic.rendezvous.connect import RendezvousConfig, connect
 from slurm_elastic.rendezvous.membership import Decision, Drop, Publish
 from slurm_elastic.rendezvous.options import RendezvousOptions
@@ -54,32 +58,20 @@ from slurm_elastic.rendezvous.records.api import Records, RecordsInterruptedErro
 from slurm_elastic.rendezvous.records.open import open_records
 from slurm_elastic.rendezvous.run_events import Entry, describe
 from slurm_elastic.rendezvous.store_process import prepare_stores
-from slurm_elastic.rendezvous.thread import Coordination
 from slurm_elastic.rendezvous.torch_handler import SlurmRendezvousHandler
 from slurm_elastic.rundir import (
-    JobRecords,
     RunContents,
     RunDir,
-    RunDirError,
     incarnation_of,
     join_named,
     join_own,
     remember_directory,
 )
 from slurm_elastic.slow_ranks import LOOK
-from slurm_elastic.slurm import (
-    Controller,
-    Diagnosis,
-    SlurmJob,
-    choose_address,
-    data_interface,
-    gather_facts,
-    gloo_interface,
-)
-from slurm_elastic.snapshot.lineage import choose, read_origin
+from slurm_elastic.snapshot.lineage import read_origin
 
 if TYPE_CHECKING:
-    from slurm_elastic.agent.replacement import Replacer, Submission
+    from slurm_elastic.agent.replacement import Submission
 
 logger = logging.getLogger("slurm_elastic")
 
@@ -137,383 +129,225 @@ def launch(
             settings.run_dir, own, settings.etcd, limit=limit, interrupted=lambda: first_signal() is not None
         )
         with contextlib.closing(records):
-            return _join_run(settings, fork_server, records, own, summarize, submission)
+            if (code := _end_before_the_start(settings, records)) is not None:
+                return code
+            with health_port(settings.health, settings.run_dir, first_state(settings)) as health:
+                run = _Run(settings, rendezvous_config(settings, records, own), fork_server, health)
+                return run.take_part(summarize, submission)
     except RecordsInterruptedError:
         notice(f"{settings.node} got {first_signal()} while it waited for etcd")
         return ExitCode.LEFT
 
 
-def _join_run(
-    settings: AgentSettings,
-    fork_server: ForkServer | None,
-    records: Records,
-    own: str,
-    summarize: Callable[[RunDir], str],
-    submission: Callable[[], Submission],
-) -> ExitCode:
+def _end_before_the_start(settings: AgentSettings, records: Records) -> ExitCode | None:
+    """Return the exit code of an agent of a run that is over; None if there is something to train."""
     if os.environ.get(GROWS_VARIABLE) == settings.run_id and (code := end_on_record(records)) is not None:
         notice(f"run {settings.run_id} is over: it needs no more nodes")
         return code
-    if records.is_done():
-        job = settings.job
-        took_part = job is not None and RunContents(settings.run_dir).has_job(job.job_id)
-        # An element of an array belongs to its run, also where Slurm starts it late.
-        if settings.shared and settings.expected_nodes and not took_part:
-            raise UsageError(
-                f"run {settings.run_id} is finished, and this agent has no part in it: nothing is trained; give "
-                "another --run-id for a new run"
+    if not records.is_done():
+        return None
+    job = settings.job
+    took_part = job is not None and RunContents(settings.run_dir).has_job(job.job_id)
+    # An element of an array belongs to its run, also where Slurm starts it late.
+    if settings.shared and settings.expected_nodes and not took_part:
+        raise UsageError(
+            f"run {settings.run_id} is finished, and this agent has no part in it: nothing is trained; give "
+            "another --run-id for a new run"
+        )
+    notice(f"run {settings.run_id} is finished already: nothing to do")
+    if not settings.shared:
+        # The next agent of this step on this node is another run.
+        progress_log(settings).ended(ExitCode.FINISHED)
+    return ExitCode.FINISHED
+
+
+class _Run:
+    """One agent's part in its run.
+
+    Args:
+        settings: The settings.
+        rendezvous: The same for the rendezvous.
+        fork_server: See `launch`.
+        health: The health port.
+    """
+
+    def __init__(
+        self, settings: AgentSettings, rendezvous: RendezvousConfig, fork_server: ForkServer | None, health: Health
+    ) -> None:
+        config = settings.launch_config
+        self._settings, self._rendezvous, self._fork_server, self._health = settings, rendezvous, fork_server, health
+        self._facts = FactLines(settings.run_id, config.max_restarts) if settings.brief else None
+        self._events = EventLog(settings.run_dir, settings.node, config.event_log_handler, self._facts)
+        self._notify: NotifyFeature | None = None
+        self._coordination = connect(rendezvous, self._record, can_hold=True)
+        health.pages.sources = (self._status,)
+        self._notify = notify_feature(settings, rendezvous, self._coordination)
+        self._progress = progress_log(settings, rendezvous.domain)
+
+    def take_part(self, summarize: Callable[[RunDir], str], submission: Callable[[], Submission]) -> ExitCode:
+        """Train until the run ends or this agent has to leave, and return the exit code; see `launch`."""
+        settings, coordination = self._settings, self._coordination
+        # The leader knows of this agent from now on, and collects agents that join at about the same time.
+        self._import_before_join()
+        watchdog, snapshots = self._watchdog(), self._snapshots()
+        replacing = replacer(settings, self._rendezvous, coordination, submission)
+        # Learned imports come after the watchdog, which marks the workers that hung.
+        features = [
+            WatchdogFeature(watchdog) if watchdog is not None else None,
+            HealthFeature(self._health.reporter),
+            self._progress,
+            AttributionFeature(compare=settings.stop_on_same_failure),
+            self._notify,
+            LearnedImportsFeature(self._fork_server) if self._fork_server is not None else None,
+            snapshots,
+            StepTimingFeature(leader_reports(settings.run_dir), self._events.add, LOOK),
+            replacing,
+        ]
+        there = [feature for feature in features if feature is not None]
+        diagnosis = signal_diagnosis(settings, lambda: agent.last_checkpoint(), lambda: agent.newest_save())
+        agent = self._agent(there, diagnosis)
+        self._health.pages.sources = (self._status, *(feature.status for feature in there))
+        coordination.report = self._report
+        if self._facts is not None:
+            self._facts.reached = agent.reached
+        try:
+            if watchdog is not None:
+                watchdog.start(agent.torch.record_watchdog)
+            outcome = agent.supervise()
+        finally:
+            if replacing is not None:
+                replacing.halt()
+            self._health.reporter.over()
+            diagnosis.close()
+            coordination.stop()
+        if outcome.exit_code is ExitCode.LEFT and is_known_done(self._rendezvous.records):
+            # The leader recorded the end, and went before it could tell this agent.
+            outcome = AgentOutcome(ExitCode.FINISHED)
+        while outcome.exit_code is ExitCode.LEFT and (finding := diagnosis.next_finding()) is not None:
+            # The workers had ended before Slurm said why it wants the node.
+            logger.info("%s leaves: %s", settings.node, finding)
+        self._record_end(outcome)
+        if self._notify is not None:
+            self._notify.close()
+        if replacing is not None:
+            replacing.close(outcome.exit_code, leads=coordination.leads)
+        self._events.close()
+        finished = outcome.exit_code is ExitCode.FINISHED
+        missing = snapshots.missing if snapshots is not None and finished else ""
+        exit_code = ExitCode.FAILED if missing else outcome.exit_code
+        self._progress.ended(exit_code)
+        at_process_end(self._progress.close)
+        if finished and coordination.leads:
+            with contextlib.suppress(SlurmElasticError):
+                notice(f"finished: {summarize(settings.run_dir)}")
+        if settings.job is not None:
+            job_at_end(settings, settings.job, self._rendezvous, coordination).carry_out(
+                AgentEnd(
+                    outcome.exit_code,
+                    gave_up=outcome.gave_up,
+                    diagnoses=diagnosis.asks,
+                    leads=coordination.leads,
+                    shares_run=settings.shared,
+                    represents_job=represents_job(settings.job, settings.agent, agent.last_assignment),
+                )
             )
-        notice(f"run {settings.run_id} is finished already: nothing to do")
-        if not settings.shared:
-            # The next agent of this step on this node is another run.
-            _progress(settings).ended(ExitCode.FINISHED)
-        return ExitCode.FINISHED
-    with health_port(settings.health, settings.run_dir, _first_state(settings)) as health:
-        return _supervise(settings, _rendezvous(settings, records, own), fork_server, health, summarize, submission)
+        if missing:
+            # The last line: who reads no more has to know it.
+            logger.error("the run is finished, and its last checkpoint is not on disk: %s", missing)
+        return exit_code
 
+    def _agent(self, features: Sequence[Feature], diagnosis: SignalDiagnosis) -> Agent:
+        settings, config = self._settings, self._settings.launch_config
+        assert config.logs_specs is not None
+        prefix = config.log_line_prefix_template
+        return Agent(
+            worker_spec(settings, SlurmRendezvousHandler(self._rendezvous, self._coordination)),
+            config.logs_specs,
+            self._rendezvous,
+            self._coordination,
+            record_signals(),
+            diagnosis,
+            worker_starter(self._fork_server, config.logs_specs, prefix, brief=settings.brief),
+            features,
+            shutdown_timeout=settings.shutdown_timeout,
+            worker_signal=settings.worker_signal,
+        )
 
-def _supervise(
-    settings: AgentSettings,
-    rendezvous: RendezvousConfig,
-    fork_server: ForkServer | None,
-    health: Health,
-    summarize: Callable[[RunDir], str],
-    submission: Callable[[], Submission],
-) -> ExitCode:
-    config = settings.launch_config
-    facts = FactLines(settings.run_id, config.max_restarts) if settings.brief else None
-    events = EventLog(settings.run_dir, settings.node, config.event_log_handler, facts)
+    def _import_before_join(self) -> None:
+        """Import before this node joins a run that trains: the workers of the other nodes wait for the new round."""
+        if self._fork_server is None or not self._settings.shared or self._settings.run_dir.last_round() is None:
+            return
+        with contextlib.suppress(StartInterruptedError):
+            self._fork_server.wait_ready(_IMPORT_TIMEOUT, lambda: _is_leaving() or self._coordination.has_event)
 
-    notify: NotifyFeature | None = None
+    def _watchdog(self) -> Watchdog | None:
+        settings = self._settings
 
-    def journal(decision: Decision) -> None:
+        def report(hang: Hang) -> None:
+            self._health.reporter.hung(killed=hang.killed is not None)
+            self._events.add(hang_event(settings.node, hang), logging.WARNING)
+
+        pipe = make_pipe(os.environ) if settings.watchdog else None
+        if pipe is None:
+            return None
+        return Watchdog(pipe, report, settings.hang_timeout, stacks_after=settings.stacks_after)
+
+    def _snapshots(self) -> SnapshotFeature | None:
+        settings = self._settings
+        try:
+            return SnapshotFeature(
+                self._rendezvous, _is_leaving, settings.snapshot_replicas, self._fork_server, settings.snapshot_slots
+            )
+        except OSError as error:
+            logger.warning("%s holds no snapshots: %s", settings.node, error)
+            return None
+
+    def _record(self, decision: Decision) -> None:
+        """Record what the leader in this agent has decided."""
         entry = describe(decision)
         if entry is not None:
-            events.add(entry, origin=_origin(decision))
-            if notify is not None:
-                notify.happened(entry)
+            self._events.add(entry, origin=_origin(decision))
+            if self._notify is not None:
+                self._notify.happened(entry)
         if isinstance(decision, Drop):
-            withdraw_lost(settings.run_dir, decision.agent)
+            withdraw_lost(self._settings.run_dir, decision.agent)
 
-    coordination = connect(rendezvous, journal, can_hold=True)
-    health.pages.leadership = lambda: (
-        settings.node if coordination.leads else coordination.leader_address(),
-        coordination.leads,
-    )
-    health.pages.rejected = coordination.rejected
-    notify = _notify(settings, rendezvous, coordination)
-    progress = _progress(settings, rendezvous.domain)
-    # The leader knows of this agent from now on, and collects agents that join at about the same time.
-    _import_before_join(settings, fork_server, coordination)
-    features: list[Feature] = [HealthFeature(health.reporter), progress]
-    features.append(AttributionFeature(compare=settings.stop_on_same_failure))
-    if notify is not None:
-        features.append(notify)
-    watchdog = _watchdog(settings, events, health)
-    if watchdog is not None:
-        features.insert(0, WatchdogFeature(watchdog))
-    if fork_server is not None:
-        # After the watchdog's feature, which marks the workers that hung.
-        features.append(LearnedImportsFeature(fork_server))
+    def _record_end(self, outcome: AgentOutcome) -> None:
+        rendezvous = self._rendezvous
+        # Of an agent that leaves with notice the leader tells.
+        level = NOTICE if outcome.gave_up else logging.INFO
+        level = logging.ERROR if outcome.exit_code in (ExitCode.FAILED, ExitCode.FENCED) else level
+        if outcome.failure is None:
+            if outcome.detail:
+                fields: dict[str, object] = {"exit_code": int(outcome.exit_code)}
+                if outcome.no_leader:
+                    fields["no_leader_for"] = rendezvous.options.join_timeout
+                self._events.add(Entry("agent_ended", f"{rendezvous.node} ends: {outcome.detail}", fields), level)
+        elif self._coordination.leads:
+            # The leader ends last, so no agent logs after this; batch scripts of other jobs print it from the records.
+            why = f"{outcome.detail}: " if outcome.detail else ""
+            try:
+                rendezvous.records.publish_failure(msgspec.to_builtins(outcome.failure))
+            finally:
+                logger.error("the run failed: %s%s", why, root_cause(outcome.failure))
 
-    def is_leaving() -> bool:
-        return record_signals().first() is not None
+    def _status(self, readings: Readings) -> Readings:
+        coordination = self._coordination
+        leads = coordination.leads
+        leader = self._settings.node if leads else coordination.leader_address()
+        return replace(readings, leader=leader, leads=leads, rejected=coordination.rejected())
 
-    snapshots = None
-    try:
-        snapshots = SnapshotFeature(
-            rendezvous, is_leaving, settings.snapshot_replicas, fork_server, settings.snapshot_slots
-        )
-        features.append(snapshots)
-        health.pages.snapshots = snapshots.held
-    except OSError as error:
-        logger.warning("%s holds no snapshots: %s", settings.node, error)
-    timing = StepTimingFeature(leader_reports(settings.run_dir), events.add, LOOK)
-    features.append(timing)
-    health.pages.paces, health.pages.slow = timing.paces, timing.slow
-    replacer = _replacer(settings, rendezvous, coordination, submission)
-    if replacer is not None:
-        features.append(replacer)
-    diagnosis = _signal_diagnosis(settings, lambda: agent.last_checkpoint(), lambda: agent.newest_save())
-    assert config.logs_specs is not None
-    agent = Agent(
-        _worker_spec(settings, SlurmRendezvousHandler(rendezvous, coordination)),
-        config.logs_specs,
-        rendezvous,
-        coordination,
-        record_signals(),
-        diagnosis,
-        worker_starter(fork_server, config.logs_specs, config.log_line_prefix_template, brief=settings.brief),
-        features,
-        shutdown_timeout=settings.shutdown_timeout,
-        worker_signal=settings.worker_signal,
-    )
-    health.pages.progress = agent.progress
-    if facts is not None:
-        facts.reached = agent.reached
-
-    def report() -> str:
-        state = health.reporter.state
+    def _report(self) -> str:
+        state = self._health.reporter.state
         pids = [worker.pid for worker in state.round_info.workers] if state.round_info is not None else []
-        letters, now = process_letters(pids), time.monotonic()
-        return live_report(state, agent.progress(), letters, now, timing.paces(), health.pages.snapshots())
+        return live_report(state, self._health.pages.readings(), process_letters(pids))
 
-    coordination.report = report
-    try:
-        if watchdog is not None:
-            watchdog.start(agent.torch.record_watchdog)
-        outcome = agent.supervise()
-    finally:
-        if replacer is not None:
-            replacer.halt()
-        health.reporter.over()
-        diagnosis.close()
-        coordination.stop()
-    if outcome.exit_code is ExitCode.LEFT and is_known_done(rendezvous.records):
-        # The leader recorded the end, and went before it could tell this agent.
-        outcome = AgentOutcome(ExitCode.FINISHED)
-    while outcome.exit_code is ExitCode.LEFT and (finding := diagnosis.next_finding()) is not None:
-        # The workers had ended before Slurm said why it wants the node.
-        logger.info("%s leaves: %s", settings.node, finding)
-    _record_end(outcome, rendezvous, coordination.leads, events)
-    if notify is not None:
-        notify.close()
-    if replacer is not None:
-        replacer.close(outcome.exit_code, leads=coordination.leads)
-    events.close()
-    missing = snapshots.missing if snapshots is not None and outcome.exit_code is ExitCode.FINISHED else ""
-    exit_code = ExitCode.FAILED if missing else outcome.exit_code
-    progress.ended(exit_code)
-    at_process_end(progress.close)
-    if outcome.exit_code is ExitCode.FINISHED and coordination.leads:
-        with contextlib.suppress(SlurmElasticError):
-            notice(f"finished: {summarize(settings.run_dir)}")
-    if settings.job is not None:
-        _job_at_end(settings, settings.job, rendezvous, coordination).carry_out(
-            AgentEnd(
-                outcome.exit_code,
-                gave_up=outcome.gave_up,
-                diagnoses=diagnosis.asks,
-                leads=coordination.leads,
-                shares_run=settings.shared,
-                represents_job=represents_job(settings.job, settings.agent, agent.last_assignment),
-            )
-        )
-    if missing:
-        # The last line: who reads no more has to know it.
-        logger.error("the run is finished, and its last checkpoint is not on disk: %s", missing)
-    return exit_code
+
+def _is_leaving() -> bool:
+    return record_signals().first() is not None
 
 
 def _origin(decision: Decision) -> int | None:
     """Return the step of the snapshot that the workers of a new round start from."""
     copy = read_origin(decision.table.origin).copy if isinstance(decision, Publish) and decision.table.origin else None
     return None if copy is None else copy.id.step
-
-
-def _progress(settings: AgentSettings, domain: str = "") -> ProgressLog:
-    config = settings.launch_config
-    whose = (settings.run_dir, settings.node, settings.agent)
-    return ProgressLog(*whose, config.nproc_per_node, config.max_restarts, domain)
-
-
-def _worker_spec(settings: AgentSettings, handler: SlurmRendezvousHandler) -> WorkerSpec:
-    config = settings.launch_config
-    return WorkerSpec(
-        role=config.role,
-        local_world_size=config.nproc_per_node,
-        entrypoint=settings.entrypoint,
-        args=settings.args,
-        rdzv_handler=handler,
-        max_restarts=config.max_restarts,
-        monitor_interval=config.monitor_interval,
-        local_addr=config.local_addr,
-        event_log_handler=config.event_log_handler,
-        numa_options=config.numa_options,
-        duplicate_stdout_filters=config.duplicate_stdout_filters,
-        duplicate_stderr_filters=config.duplicate_stderr_filters,
-        virtual_local_rank=config.virtual_local_rank,
-    )
-
-
-def _watchdog(settings: AgentSettings, events: EventLog, health: Health) -> Watchdog | None:
-    def report(hang: Hang) -> None:
-        health.reporter.hung(killed=hang.killed is not None)
-        events.add(hang_event(settings.node, hang), logging.WARNING)
-
-    pipe = make_pipe(os.environ) if settings.watchdog else None
-    if pipe is not None:
-        health.pages.watchdog = Watchdog(pipe, report, settings.hang_timeout, stacks_after=settings.stacks_after)
-    return health.pages.watchdog
-
-
-def _notify(settings: AgentSettings, rendezvous: RendezvousConfig, coordination: Coordination) -> NotifyFeature | None:
-    if settings.notify is None:
-        return None
-    delivery = Delivery(settings.notify, settings.run_dir, settings.node)
-
-    def loops() -> tuple[Loop, ...]:
-        return find_loops(read_history(settings.run_dir), time.time())
-
-    return NotifyFeature(settings.notify, delivery, rendezvous.incarnation, lambda: coordination.leads, loops)
-
-
-def _replacer(
-    settings: AgentSettings,
-    rendezvous: RendezvousConfig,
-    coordination: Coordination,
-    submission: Callable[[], Submission],
-) -> Replacer | None:
-    if settings.replace is None or settings.job is None:
-        return None
-    from slurm_elastic.agent.replacement import Replacer, Run
-
-    run = Run(
-        settings.run_dir,
-        len(settings.expected_nodes),
-        rendezvous.min_nodes,
-        rendezvous.max_nodes,
-        settings.requeue_policy.max_excluded,
-    )
-    records = rendezvous.records
-    replacer = Replacer(settings.replace, run, coordination.led, records.newest_epoch, submission())
-    replacer.start()
-    return replacer
-
-
-def _job_at_end(
-    settings: AgentSettings, job: SlurmJob, rendezvous: RendezvousConfig, coordination: Coordination
-) -> JobAtEnd:
-    return JobAtEnd(
-        job,
-        settings.agent,
-        settings.run_dir,
-        rendezvous.records,
-        rendezvous.incarnation,
-        settings.requeue_policy,
-        coordination.known_members(),
-        record_signals().fd,
-    )
-
-
-def _import_before_join(settings: AgentSettings, fork_server: ForkServer | None, coordination: Coordination) -> None:
-    """Import before this node joins a run that trains: the workers of the other nodes wait for the new round."""
-    if fork_server is not None and settings.shared and settings.run_dir.last_round() is not None:
-        with contextlib.suppress(StartInterruptedError):
-            fork_server.wait_ready(
-                _IMPORT_TIMEOUT, lambda: record_signals().first() is not None or coordination.has_event
-            )
-
-
-def _signal_diagnosis(
-    settings: AgentSettings, checkpoint: Callable[[], int | None], newest_save: Callable[[], float | None]
-) -> SignalDiagnosis:
-    job, meaning = settings.job, settings.requeue_policy.meaning
-    if job is None:
-        return SignalDiagnosis(record_signals(), None, meaning)
-    records = JobRecords(settings.run_dir, job.job_id)
-
-    def write(signals: Sequence[signal.Signals], finding: Diagnosis) -> None:
-        try:
-            record = {**notice_record(signals, finding, checkpoint()), "time": utc_now()}
-            records.publish_notice(job.restart_count, record)
-        except RunDirError as error:
-            logger.warning("the notice is not written down: %s", error)
-
-    def asks() -> bool:
-        return asks_slurm(settings.run_dir, job, settings.agent)
-
-    def grace(seconds: float | None) -> float | None:
-        try:
-            if seconds is not None:
-                records.publish_grace(job.restart_count, seconds)
-            return records.grace(job.restart_count) if seconds is None else seconds
-        except RunDirError as error:
-            logger.warning("the grace of the job is not on record: %s", error)
-            return seconds
-
-    def warned() -> bool:
-        try:
-            signals = (records.notice(job.restart_count) or {}).get("signals")
-        except RunDirError:
-            return False
-        return isinstance(signals, list) and not {"SIGUSR1", "SIGUSR2"}.isdisjoint(map(str, signals))
-
-    return SignalDiagnosis(
-        *(record_signals(), job, meaning, Controller(), write, asks),
-        grace=grace,
-        newest_save=newest_save,
-        warned_on_record=warned,
-    )
-
-
-def _record_end(outcome: AgentOutcome, rendezvous: RendezvousConfig, leads: bool, events: EventLog) -> None:
-    # Of an agent that leaves with notice the leader tells.
-    level = NOTICE if outcome.gave_up else logging.INFO
-    level = logging.ERROR if outcome.exit_code in (ExitCode.FAILED, ExitCode.FENCED) else level
-    if outcome.failure is None:
-        if outcome.detail:
-            fields: dict[str, object] = {"exit_code": int(outcome.exit_code)}
-            if outcome.no_leader:
-                fields["no_leader_for"] = rendezvous.options.join_timeout
-            events.add(Entry("agent_ended", f"{rendezvous.node} ends: {outcome.detail}", fields), level)
-    elif leads:
-        # The leader ends last, so no agent logs after this; batch scripts of other jobs print it from the records.
-        why = f"{outcome.detail}: " if outcome.detail else ""
-        try:
-            rendezvous.records.publish_failure(msgspec.to_builtins(outcome.failure))
-        finally:
-            logger.error("the run failed: %s%s", why, root_cause(outcome.failure))
-
-
-def _first_state(settings: AgentSettings) -> AgentState:
-    now = time.monotonic()
-    return AgentState(
-        run=settings.run_id,
-        node=settings.node,
-        job=settings.job.job_id if settings.job else "0",
-        agent=settings.agent,
-        since=now,
-        changing_since=now,
-        max_restarts=settings.launch_config.max_restarts,
-    )
-
-
-def _rendezvous(settings: AgentSettings, records: Records, own: str) -> RendezvousConfig:
-    config = settings.launch_config
-    options = RendezvousOptions.from_config(config.rdzv_configs)
-    may_lead = settings.job is None or settings.node == settings.leader_node
-    leader_host = settings.endpoint_host or ("127.0.0.1" if settings.job is None else settings.leader_node)
-    address, interface, for_gloo = "127.0.0.1", "", ""
-    if settings.job is not None and settings.leader_node not in settings.job.nodes:
-        require_known(settings.leader_node, Controller())
-    if settings.job is not None:
-        facts = gather_facts(settings.address, settings.node, toward=leader_host, controller=Controller())
-        address, interface = choose_address(settings.address, facts), data_interface(settings.address, facts)
-        for_gloo = interface or gloo_interface(settings.address, facts)
-    return RendezvousConfig(
-        run_id=settings.run_id,
-        run_dir=settings.run_dir,
-        records=records,
-        restart_count=settings.restart_count,
-        incarnation=own,
-        agent=settings.agent,
-        node=settings.node,
-        position=settings.position,
-        address=address,
-        local_world_size=config.nproc_per_node,
-        role=config.role,
-        expected_nodes=settings.expected_nodes,
-        min_nodes=config.min_nodes,
-        max_nodes=config.max_nodes,
-        max_restarts=config.max_restarts,
-        may_lead=may_lead,
-        leader_host=leader_host,
-        ports=settings.ports,
-        options=options,
-        interface=interface,
-        gloo_interface=for_gloo,
-        cohort=settings.job.cohort if settings.job is not None else ("", 1),
-        choose_origin=choose,
-        domain=failure_domain(settings.failure_domain, settings.job, record_signals().fd),
-    )

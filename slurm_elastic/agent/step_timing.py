@@ -10,9 +10,11 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from slurm_elastic import typed_json
 from slurm_elastic.agent.features import Feature, RunningRound
+from slurm_elastic.agent.health import Readings
 from slurm_elastic.control import WorkerProgress
 from slurm_elastic.errors import SlurmElasticError
 from slurm_elastic.rendezvous.leader_client import LeaderEndpoint, ask_status, find_leader
@@ -65,16 +67,6 @@ class StepTimingFeature(Feature):
         self._over = threading.Event()
         self._thread: threading.Thread | None = None
 
-    def paces(self) -> Mapping[int, Pace]:
-        """Return the pace of each worker here of which it is known, by local rank; from any thread."""
-        running, paces = self._measured
-        # Until the thread wakes, they are those of the last round.
-        return paces if running is self._running else {}
-
-    def slow(self) -> Sequence[SlowRank]:
-        """Return the ranks that stay slow, on the agent of rank 0; from any thread."""
-        return tuple(self._slow.named.values()) if self._measured[0] is self._running else ()
-
     def workers_started(self, running: RunningRound) -> None:
         """See base class."""
         self._running = running
@@ -91,6 +83,14 @@ class StepTimingFeature(Feature):
         self._over.set()
         if self._thread is not None:
             self._thread.join(_END)
+
+    def status(self, readings: Readings) -> Readings:
+        """See base class."""
+        running, paces = self._measured
+        # Until the thread wakes, they are those of the last round.
+        if running is not self._running:
+            return readings
+        return replace(readings, paces=paces, slow=tuple(self._slow.named.values()))
 
     def _live(self) -> None:
         before: RunningRound | None = None

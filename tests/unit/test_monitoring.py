@@ -15,6 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from slurm_elastic.agent.health import AgentState, RoundInfo, Stage, WorkerInfo
 from slurm_elastic.agent.health._metrics import metrics_page
 from slurm_elastic.agent.health._state import Readings, enter
+from slurm_elastic.control import WorkerProgress
 from slurm_elastic.slow_ranks import Pace, Score, SlowRank
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -29,7 +30,8 @@ def labels() -> dict[str, set[str]]:
     round_info = RoundInfo(0, "start", 1, "n1", 0, 1, (WorkerInfo(0, 0, 1),))
     state = AgentState("7", "n1", "7", "n1/7.0/1", 0.0, round_info=round_info, notices=("SIGTERM",))
     slow = (SlowRank(0, Pace(1.0, 1.0, 0.0, 0.0, 1.0, 1), Score(0.5, 1.0)),)
-    readings = Readings(1.0, watchdog_age=0.0, steps=((0, 1),), step_ages=((0, 1.0),), slow=slow)
+    progress = WorkerProgress(0, True, 1, 1, None, 1.0, False)
+    readings = Readings(1.0, watchdog_age=0.0, progress=(progress,), slow=slow)
     page = metrics_page(enter(replace(state, changing_since=0.0), Stage.TRAINING, 0.5), readings).decode()
     found: dict[str, set[str]] = {}
     for family in text_string_to_metric_families(page):

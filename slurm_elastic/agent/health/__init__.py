@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from slurm_elastic.agent.health._config import HealthSettings, health_settings
     from slurm_elastic.agent.health._server import HealthServer, create_healthcheck_server
     from slurm_elastic.agent.health._service import Health, health_port, withdraw_lost
-    from slurm_elastic.agent.health._state import AgentState, RoundInfo, Stage, WorkerInfo
+    from slurm_elastic.agent.health._state import AgentState, Readings, RoundInfo, Stage, WorkerInfo
     from slurm_elastic.agent.health._status_reporter import Reporter
 else:
     # Most parts need no torch, and are imported while its libraries are loaded.
@@ -26,6 +26,7 @@ else:
             "Health": "_service",
             "HealthServer": "_server",
             "HealthSettings": "_config",
+            "Readings": "_state",
             "Reporter": "_status_reporter",
             "RoundInfo": "_state",
             "Stage": "_state",
@@ -42,6 +43,7 @@ __all__ = [
     "Health",
     "HealthServer",
     "HealthSettings",
+    "Readings",
     "Reporter",
     "RoundInfo",
     "Stage",

@@ -7,15 +7,14 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from slurm_elastic.agent.health._state import AgentState, Readings, Stage
 from slurm_elastic.agent.health._status_page import status_page
 from slurm_elastic.agent.health._status_reporter import Reporter
-from slurm_elastic.agent.watchdog import Watchdog, collect_stacks
-from slurm_elastic.control import WorkerProgress
-from slurm_elastic.slow_ranks import Pace, SlowRank
+from slurm_elastic.agent.watchdog import collect_stacks
 
 _STACKS_TIMEOUT = 5.0
 _TRAINS = (Stage.TRAINING, Stage.DONE)
@@ -28,25 +27,12 @@ class NodePages:
         reporter: The agent's reporter.
 
     Attributes:
-        watchdog: The watchdog of this node; None for none.
-        leadership: Returns the leader's node, and True if this agent is the leader.
-        rejected: Returns the number of records without the run's secret that the leader here has dropped.
-        progress: Returns the progress of the workers here.
-        paces: Returns their paces by local rank.
-        slow: Returns the ranks of the run that stay slow.
-        snapshots: Returns the bytes that the agent holds for snapshots, and the step of the newest one of which other
-            nodes have copies; None if there is none.
+        sources: The functions that add what they know to readings; called in this order, from any thread.
     """
 
     def __init__(self, reporter: Reporter) -> None:
         self._reporter = reporter
-        self.watchdog: Watchdog | None = None
-        self.leadership: Callable[[], tuple[str, bool]] = lambda: ("", False)
-        self.rejected: Callable[[], int] = int
-        self.progress: Callable[[], Sequence[WorkerProgress]] = tuple
-        self.paces: Callable[[], Mapping[int, Pace]] = dict
-        self.slow: Callable[[], Sequence[SlowRank]] = tuple
-        self.snapshots: Callable[[], tuple[int, int | None]] = lambda: (0, None)
+        self.sources: Sequence[Callable[[Readings], Readings]] = ()
         self._closing = False
 
     def last_progress(self) -> int:
@@ -54,10 +40,7 @@ class NodePages:
 
         The main loop and the watchdog both have to be active.
         """
-        silence = self._reporter.silence()
-        if self.watchdog is not None:
-            silence = max(silence, self.watchdog.age())
-        return int(time.time() - silence)
+        return int(time.time() - max(self._reporter.silence(), self.readings().watchdog_age or 0.0))
 
     def ready(self) -> tuple[bool, str]:
         """Return whether workers train on this node, and the state as text."""
@@ -69,16 +52,14 @@ class NodePages:
 
     def status(self) -> bytes:
         """Return the status as JSON."""
-        state = self._reporter.state
-        return status_page(state, self._readings(state))
+        return status_page(*self._contents())
 
     def metrics(self) -> tuple[bytes, str]:
         """Return the metrics in Prometheus' format, and their content type."""
         # The import of prometheus_client takes a tenth of a second, and most agents never serve this page.
         from slurm_elastic.agent.health._metrics import CONTENT_TYPE, metrics_page
 
-        state = self._reporter.state
-        return metrics_page(state, self._readings(state)), CONTENT_TYPE
+        return metrics_page(*self._contents()), CONTENT_TYPE
 
     def stacks(self) -> bytes:
         """Return the stacks of all threads of the workers and of the agent."""
@@ -94,34 +75,18 @@ class NodePages:
         """Stop collecting stacks."""
         self._closing = True
 
-    def _readings(self, state: AgentState) -> Readings:
-        watchdog = self.watchdog
+    def readings(self) -> Readings:
+        """Return the facts of now; from any thread."""
         times = os.times()
-        leader, leads = self.leadership()
-        progress = () if state.counted else self.progress()
-        snapshot_bytes, safe_step = self.snapshots()
-        return Readings(
-            now=time.monotonic(),
-            cpu_seconds=times.user + times.system,
-            resident_bytes=_resident(),
-            leader=leader,
-            leads=leads,
-            watchdog_age=None if watchdog is None else watchdog.age(),
-            ignored=0 if watchdog is None else watchdog.dropped,
-            rejected=self.rejected(),
-            snapshot_bytes=snapshot_bytes,
-            safe_step=safe_step,
-            steps=tuple((worker.local_rank, worker.step) for worker in progress if worker.step is not None),
-            step_ages=tuple(
-                (worker.local_rank, worker.seconds_since_boundary)
-                for worker in progress
-                if worker.seconds_since_boundary is not None
-            ),
-            losses=tuple((worker.local_rank, worker.loss) for worker in progress if worker.loss is not None),
-            steps_here=sum(worker.boundary for worker in progress),
-            paces=tuple(self.paces().items()),
-            slow=tuple(self.slow()),
-        )
+        readings = Readings(time.monotonic(), times.user + times.system, _resident())
+        for source in self.sources:
+            readings = source(readings)
+        return readings
+
+    def _contents(self) -> tuple[AgentState, Readings]:
+        state, readings = self._reporter.state, self.readings()
+        # The steps of a round that is over are part of the state.
+        return state, replace(readings, progress=()) if state.counted else readings
 
 
 def _resident() -> int:

@@ -103,17 +103,22 @@ class _Collected(Collector):
         state, readings = self._state, self._readings
         here = state.round_info.workers if state.round_info is not None and state.stage is Stage.TRAINING else ()
         yield self._plain_gauge("workers", "Workers that run on this node.", len(here))
-        yield self._plain_counter(
-            "steps", "Steps taken by the workers of this node together.", state.steps + readings.steps_here
-        )
+        total = state.steps + sum(worker.boundary for worker in readings.progress)
+        yield self._plain_counter("steps", "Steps taken by the workers of this node together.", total)
         ranks = {worker.local_rank: (str(worker.rank),) for worker in here}
-        steps = {ranks[local]: float(step) for local, step in readings.steps if local in ranks}
-        yield self._gauge("worker_step", "The step that a worker reached last.", ("rank",), steps)
-        ages = {ranks[local]: age for local, age in readings.step_ages if local in ranks}
-        yield self._gauge("worker_step_age_seconds", "Seconds since it reached that.", ("rank",), ages)
-        losses = {ranks[local]: loss for local, loss in readings.losses if local in ranks}
-        yield self._gauge("worker_loss", "The loss that a worker reported last.", ("rank",), losses)
-        paces = {ranks[local]: pace for local, pace in readings.paces if local in ranks}
+        progress = {ranks[worker.local_rank]: worker for worker in readings.progress if worker.local_rank in ranks}
+        for name, text, values in (
+            ("step", "The step that a worker reached last.", {rank: w.step for rank, w in progress.items()}),
+            (
+                "step_age_seconds",
+                "Seconds since it reached that.",
+                {rank: w.seconds_since_boundary for rank, w in progress.items()},
+            ),
+            ("loss", "The loss that a worker reported last.", {rank: w.loss for rank, w in progress.items()}),
+        ):
+            known = {rank: float(value) for rank, value in values.items() if value is not None}
+            yield self._gauge(f"worker_{name}", text, ("rank",), known)
+        paces = {ranks[local]: pace for local, pace in readings.paces.items() if local in ranks}
         for name, text, seconds in (
             ("busy", "outside of collectives", {rank: pace.busy for rank, pace in paces.items()}),
             ("loading", "waiting for input", {rank: pace.loading for rank, pace in paces.items()}),

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import bisect
 import enum
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from slurm_elastic.slow_ranks import Pace, SlowRank
+
+if TYPE_CHECKING:
+    from slurm_elastic.control import WorkerProgress
 
 CHANGE_BUCKETS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 """Upper bounds, in seconds, of the histogram of round changes."""
@@ -143,11 +148,8 @@ class Readings:
         rejected: Records without the run's secret that the leader dropped; 0 on other agents.
         snapshot_bytes: Memory that the agent holds for snapshots.
         safe_step: Step of the newest snapshot of which other nodes have copies; None if there is none.
-        steps: Last reported step by local rank.
-        step_ages: Seconds since that step by local rank.
-        losses: Last reported loss by local rank.
-        steps_here: Steps of all workers of this node in this round.
-        paces: Pace by local rank.
+        progress: Progress of the workers here; empty between rounds.
+        paces: Their paces by local rank.
         slow: Ranks of the run that stay slow; only the agent of rank 0 knows them.
     """
 
@@ -161,11 +163,8 @@ class Readings:
     rejected: int = 0
     snapshot_bytes: int = 0
     safe_step: int | None = None
-    steps: tuple[tuple[int, int], ...] = ()
-    step_ages: tuple[tuple[int, float], ...] = ()
-    losses: tuple[tuple[int, float], ...] = ()
-    steps_here: int = 0
-    paces: tuple[tuple[int, Pace], ...] = ()
+    progress: Sequence[WorkerProgress] = ()
+    paces: Mapping[int, Pace] = field(default_factory=dict)
     slow: tuple[SlowRank, ...] = ()
 
 

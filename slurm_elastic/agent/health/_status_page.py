@@ -54,19 +54,19 @@ def _round(round_info: RoundInfo) -> dict[str, Any]:
 
 
 def _workers(round_info: RoundInfo, readings: Readings) -> list[dict[str, Any]]:
-    steps, ages, losses = dict(readings.steps), dict(readings.step_ages), dict(readings.losses)
-    paces = dict(readings.paces)
+    by_local_rank = {progress.local_rank: progress for progress in readings.progress}
     return [
         {
             "rank": worker.rank,
             "local_rank": worker.local_rank,
             "pid": worker.pid,
-            "step": steps.get(worker.local_rank),
-            "step_age_seconds": _rounded(ages.get(worker.local_rank)),
-            "loss": json_number(losses.get(worker.local_rank)),
-            **_pace(paces.get(worker.local_rank)),
+            "step": progress.step if progress else None,
+            "step_age_seconds": _rounded(progress.seconds_since_boundary if progress else None),
+            "loss": json_number(progress.loss if progress else None),
+            **_pace(readings.paces.get(worker.local_rank)),
         }
         for worker in round_info.workers
+        for progress in [by_local_rank.get(worker.local_rank)]
     ]
 
 

@@ -4,7 +4,7 @@ import json
 import math
 from dataclasses import replace
 
-from slurm_elastic.agent.health import AgentState, RoundInfo, Stage, WorkerInfo
+from slurm_elastic.agent.health import AgentState, Readings, RoundInfo, Stage, WorkerInfo
 from slurm_elastic.agent.health._state import Leave
 from slurm_elastic.agent.live_report import live_report
 from slurm_elastic.control import WorkerProgress
@@ -35,7 +35,11 @@ def test_what_an_agent_reports_is_read_as_it_was() -> None:
         WorkerProgress(2, True, 21, 120, 120, 0.0, True, 10.0, 100),
         WorkerProgress(3, False, 0, None, None, None, False),
     ]
-    agent = read(live_report(state, progress, {100: "R", 101: "D"}, 30.0, None, (3 << 30, 118)))
+    agent = read(
+        live_report(
+            state, Readings(30.0, snapshot_bytes=3 << 30, safe_step=118, progress=progress), {100: "R", 101: "D"}
+        )
+    )
     assert (agent.state, agent.seconds, agent.round, agent.hangs) == ("training", 20.0, 3, 1)
     assert (agent.snapshot_bytes, agent.safe_step) == (3 << 30, 118)
     assert agent.leave == LiveLeave("preempted", "caf\u00e9", 2.5)
@@ -48,7 +52,7 @@ def test_what_an_agent_reports_is_read_as_it_was() -> None:
 
 
 def test_before_the_first_round_there_are_no_workers() -> None:
-    agent = read(live_report(START, (), {}, 11.0))
+    agent = read(live_report(START, Readings(11.0), {}))
     assert (agent.state, agent.seconds, agent.round, agent.workers) == ("starting", 1.0, None, ())
     assert (agent.snapshot_bytes, agent.safe_step) == (0, None)
 
@@ -56,7 +60,7 @@ def test_before_the_first_round_there_are_no_workers() -> None:
 def test_a_report_is_never_longer_than_the_leader_passes_on() -> None:
     state = replace(START, stage=Stage.TRAINING, round_info=info(200), leave=Leave("drained", "\u00e9" * 5000, None))
     progress = [WorkerProgress(local, True, 10**9, 10**9, 10**9, 0.1, False, 10.0, 0) for local in range(200)]
-    text = live_report(state, progress, {}, 30.0)
+    text = live_report(state, Readings(30.0, progress=progress), {})
     assert is_report(text)
     agent = read(text)
     assert len(agent.workers) > 15

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from slurm_elastic.agent.features import RunningRound
-from slurm_elastic.agent.health import AgentState, RoundInfo, Stage, WorkerInfo
+from slurm_elastic.agent.health import AgentState, Readings, RoundInfo, Stage, WorkerInfo
 from slurm_elastic.agent.live_report import live_report
 from slurm_elastic.agent.step_timing import StepTimingFeature, paces_of, slow_event
 from slurm_elastic.control import TimeUse, WorkerProgress
@@ -33,7 +33,7 @@ def report(rank: int, pace: Pace | None, round_: int = 3) -> str:
     round_info = RoundInfo(round_, "start", 2, "n[1-2]", rank, 2, (WorkerInfo(rank, 0, 100),))
     state = AgentState("7", "n", "7", "n", since=0.0, stage=Stage.TRAINING, round_info=round_info)
     progress = [WorkerProgress(0, True, 9, 9, None, 0.1, False, 9.0, 1)]
-    return live_report(state, progress, {}, 10.0, {} if pace is None else {0: pace})
+    return live_report(state, Readings(10.0, progress=progress, paces={} if pace is None else {0: pace}), {})
 
 
 def test_paces_travel_in_reports() -> None:
@@ -98,6 +98,9 @@ class Run:
         self.running = RunningRound(placed, {0: 100}, {}, self.progress)
         self.feature = StepTimingFeature(self.reports, lambda entry, level: self.recorded.append(entry), 0.02)
 
+    def paces(self) -> Mapping[int, Pace]:
+        return self.feature.status(Readings(0.0)).paces
+
     def progress(self) -> list[WorkerProgress]:
         seconds = time.monotonic() - self._began
         use = TimeUse(0.5 * seconds, 0.0, 0.0, 0.0)
@@ -107,7 +110,7 @@ class Run:
         self.asked += 1
         if self.fails.is_set():
             raise SlurmElasticError("the leader changes")
-        pace = self.feature.paces()[0]
+        pace = self.paces()[0]
         return {A: report(0, pace), B: report(1, replace(pace, busy=2 * pace.busy))}
 
 
@@ -121,9 +124,9 @@ def test_the_agent_of_rank_0_names_a_slow_rank_once() -> None:
     asked = run.asked
     eventually(lambda: run.asked >= asked + 2 * LOOKS)
     assert [(each.event, each.fields["nodes"]) for each in run.recorded] == [("rank_slow", ["n2"])]
-    assert [each.rank for each in run.feature.slow()] == [1]
+    assert [each.rank for each in run.feature.status(Readings(0.0)).slow] == [1]
     run.feature.round_ended(())
-    eventually(lambda: not run.feature.paces() and not run.feature.slow())
+    eventually(lambda: run.feature.status(Readings(0.0)) == Readings(0.0))
     run.feature.run_ended()
     asked = run.asked
     time.sleep(0.1)
@@ -133,9 +136,9 @@ def test_the_agent_of_rank_0_names_a_slow_rank_once() -> None:
 def test_other_agents_measure_and_ask_nobody() -> None:
     run = Run(base_rank=1)
     run.feature.workers_started(run.running)
-    pace = eventually(run.feature.paces)[0]
+    pace = eventually(run.paces)[0]
     assert 0.3 < pace.busy / pace.step < 0.7
     run.feature.workers_started(Run(base_rank=1).running)
-    assert run.feature.paces() == {}, "of workers of another round"
+    assert run.paces() == {}, "of workers of another round"
     run.feature.run_ended()
     assert run.asked == 0

@@ -11,6 +11,7 @@ from slurm_elastic.agent.health import AgentState, RoundInfo, Stage, WorkerInfo
 from slurm_elastic.agent.health._metrics import metrics_page
 from slurm_elastic.agent.health._state import CHANGE_BUCKETS, Readings, enter, lost_seconds
 from slurm_elastic.agent.health._status_page import status_page
+from slurm_elastic.control import WorkerProgress
 from slurm_elastic.slow_ranks import Pace, Score, SlowRank
 
 PLACE = RoundInfo(3, "node_lost", 4, "n[1-4]", 1, 8, (WorkerInfo(2, 0, 100), WorkerInfo(3, 1, 101)))
@@ -52,10 +53,8 @@ def test_the_status_page() -> None:
         20.0,
         leader="n1",
         watchdog_age=0.25,
-        steps=((0, 118),),
-        step_ages=((0, 1.5),),
-        losses=((0, math.inf),),
-        paces=((0, pace),),
+        progress=(WorkerProgress(0, True, 9, 118, None, 1.5, False, loss=math.inf),),
+        paces={0: pace},
         slow=(SlowRank(7, pace, Score(0.625, 0.5, 0.25)),),
     )
     page = json.loads(status_page(state, readings))
@@ -106,10 +105,7 @@ def test_the_metrics_page_says_the_same() -> None:
         watchdog_age=0.25,
         ignored=5,
         rejected=6,
-        steps=((1, 118),),
-        step_ages=((1, 1.5),),
-        losses=((1, 0.5),),
-        steps_here=7,
+        progress=(WorkerProgress(1, True, 7, 118, None, 1.5, False, loss=0.5),),
     )
     found = {}
     for family in text_string_to_metric_families(metrics_page(state, readings).decode()):
