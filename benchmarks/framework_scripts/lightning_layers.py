@@ -52,13 +52,14 @@ def main():
     parser.add_argument("--num-nodes", type=int, default=int(os.environ["GROUP_WORLD_SIZE"]))
     options = parser.parse_args()
     data = TensorDataset(torch.randn(6000, 16, generator=torch.Generator().manual_seed(0)), torch.zeros(6000, 1))
-    loader, callbacks = DataLoader(data, batch_size=4, shuffle=True), [Marks()]
+    loader, callbacks, newest = DataLoader(data, batch_size=4, shuffle=True), [Marks()], "last"
     if options.elastic:
         from slurm_elastic.data import ElasticSampler
-        from slurm_elastic.integrations.lightning import ElasticCallback
+        from slurm_elastic.integrations.lightning import ElasticCallback, last_checkpoint
 
         sampler = ElasticSampler(len(data), batch_size=12)
         loader, callbacks = DataLoader(data, batch_sampler=sampler), [Marks(), ElasticCallback(sampler)]
+        newest = last_checkpoint("out")
     model = Layers()
     marks.mark(reached="model", at=time.time())
     trainer = Trainer(
@@ -67,7 +68,7 @@ def main():
         enable_progress_bar=False, enable_model_summary=False,
         callbacks=[*callbacks, ModelCheckpoint("out", every_n_train_steps=20, save_last=True)],
     )  # fmt: skip
-    trainer.fit(model, loader, ckpt_path="last")
+    trainer.fit(model, loader, ckpt_path=newest)
 
 
 if __name__ == "__main__":

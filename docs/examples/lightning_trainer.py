@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from slurm_elastic import trainer
 from slurm_elastic.data import ElasticSampler
-from slurm_elastic.integrations.lightning import ElasticCallback, elastic_world
+from slurm_elastic.integrations.lightning import ElasticCallback, elastic_world, last_checkpoint
 
 SAMPLES, WIDTH = 240, 16
 
@@ -63,7 +63,8 @@ def main() -> None:
         **elastic_world(), accelerator="auto", max_epochs=args.epochs, use_distributed_sampler=False, logger=False,
         enable_progress_bar=False, enable_model_summary=False, callbacks=[ElasticCallback(sampler), checkpoints],
     )  # fmt: skip
-    training.fit(Layers(sampler), DataLoader(data, batch_sampler=sampler), ckpt_path="last")
+    newest = last_checkpoint(args.checkpoint_dir)
+    training.fit(Layers(sampler), DataLoader(data, batch_sampler=sampler), ckpt_path=newest)
 
 
 if __name__ == "__main__":

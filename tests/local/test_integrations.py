@@ -213,11 +213,9 @@ def test_transformers_goes_on_in_the_middle_of_an_epoch_with_another_division_of
     assert Counter(trained) == Counter([*range(40)] * 2)
 
 
-KILLED = """
+MEMORY = """
 import hashlib, pathlib, torch
 from slurm_elastic import snapshot
-from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments
-from slurm_elastic.integrations.transformers import ElasticCallback, last_checkpoint
 
 def save(step, **state):
     torch.save(state, "new")
@@ -228,6 +226,11 @@ def load(**state):
     return tuple(found[name] for name in state)
 
 snapshot.save, snapshot.load, trainer.is_managed = save, load, lambda: True
+"""
+
+KILLED_TRANSFORMERS = """
+from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments
+from slurm_elastic.integrations.transformers import ElasticCallback, last_checkpoint
 
 class Texts(torch.utils.data.Dataset):
     def __len__(self):
@@ -254,20 +257,69 @@ logged = [{name: each[name] for name in ("step", "learning_rate") if name in eac
 print(json.dumps({"weights": hashlib.sha256(weights).hexdigest(), "logged": logged}))
 """
 
+KILLED_LIGHTNING = """
+from lightning.pytorch import Callback, LightningModule, Trainer, seed_everything
+from lightning.pytorch.callbacks import ModelCheckpoint
+from torch.utils.data import DataLoader, TensorDataset
+from slurm_elastic.data import ElasticSampler
+from slurm_elastic.integrations.lightning import ElasticCallback, elastic_world, last_checkpoint
+
+class Model(LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.Sequential(torch.nn.Linear(1, 8), torch.nn.Dropout(0.5), torch.nn.Linear(8, 1))
+    def training_step(self, batch, batch_idx):
+        return self.layers(batch[0] / 40).square().mean()
+    def configure_optimizers(self):
+        optimizer = torch.optim.Adam(self.parameters(), lr=0.01)
+        return [optimizer], [{"scheduler": torch.optim.lr_scheduler.StepLR(optimizer, 3), "interval": "step"}]
+
+class Kill(Callback):
+    def on_train_batch_end(self, fit, model, outputs, batch, batch_idx):
+        print(json.dumps({"step": fit.global_step}), flush=True)
+        if fit.global_step == int(sys.argv[1]):
+            os._exit(9)
+
+seed_everything(7)
+sampler = ElasticSampler(40, batch_size=8)
+data = TensorDataset(torch.arange(40.0).reshape(-1, 1))
+fit = Trainer(
+    **elastic_world(), accelerator="cpu", max_epochs=2, logger=False, enable_progress_bar=False,
+    enable_model_summary=False, callbacks=[Kill(), ElasticCallback(sampler)], enable_checkpointing=False,
+    default_root_dir="out",
+)
+model = Model()
+fit.fit(model, DataLoader(data, batch_sampler=sampler), ckpt_path=last_checkpoint("out"))
+weights = b"".join(each.detach().numpy().tobytes() for each in model.parameters())
+print(json.dumps({"weights": hashlib.sha256(weights).hexdigest(), "logged": fit.optimizers[0].param_groups[0]["lr"]}))
+"""
+
 
 @pytest.mark.nightly
-def test_transformers_loses_one_step_of_a_killed_worker_and_no_bit_without_any_checkpoint(tmp_path: Path) -> None:
+@pytest.mark.parametrize("script", [KILLED_TRANSFORMERS, KILLED_LIGHTNING], ids=["transformers", "lightning"])
+def test_a_killed_worker_costs_one_step_and_no_bit_without_any_checkpoint(tmp_path: Path, script: str) -> None:
     (tmp_path / "undisturbed").mkdir()
-    undisturbed, stderr = run(KILLED, tmp_path / "undisturbed", stop=-1)
+    undisturbed, stderr = run(MEMORY + script, tmp_path / "undisturbed", stop=-1)
     assert values(undisturbed, "exit") == [0], stderr
-    first, stderr = run(KILLED, tmp_path, stop=7)
+    first, stderr = run(MEMORY + script, tmp_path, stop=7)
     assert values(first, "exit") == [9], stderr
-    second, stderr = run(KILLED, tmp_path, stop=-1)
+    second, stderr = run(MEMORY + script, tmp_path, stop=-1)
     assert values(second, "step") == [7, 8, 9, 10], stderr
     assert [values(second, key) for key in ("weights", "logged")] == [
         values(undisturbed, key) for key in ("weights", "logged")
     ]
     assert [*tmp_path.glob("out/*")] == []
+
+
+@pytest.mark.nightly
+def test_lightning_says_what_keeps_its_checkpoints_out_of_memory(tmp_path: Path) -> None:
+    keeps = "fit.lightning_module.on_save_checkpoint = lambda checkpoint: checkpoint.update(mine=pathlib.Path('here'))"
+    in_the_way = f"def on_train_start(self, fit, model):\n        {keeps}\n    def on_train_batch_end("
+    script = KILLED_LIGHTNING.replace("def on_train_batch_end(", in_the_way)
+    said, stderr = run(MEMORY + script, tmp_path, stop=-1)
+    assert values(said, "step") == [*range(1, 11)], stderr
+    assert stderr.count("no snapshots are taken, a lost node costs the steps since the last checkpoint: ") == 1, stderr
+    assert not (tmp_path / "memory").exists()
 
 
 ENDS = """
