@@ -10,6 +10,7 @@ It runs under torchrun too, whose restarts it takes for rounds.
     group      an all-reduce of the whole group, by NCCL, or gloo without CUDA
     hang       in round 0 rank 0 hangs inside a kernel, under a timer of torch's
     restart    in the first rounds rank 0 fails after its first step; times of what a start consists of
+    lightning  in round 0 the training fails after step 5; the next round goes on from the memory of the agent
     cost       times of snapshots of half a GiB, and of copies of as much into pinned memory
 
 It ends when there is a file ``finish``; until then its device stays open. The CPU is for the tests of this script.
@@ -27,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 BEGUN = time.time()
+MODES = ("devices", "pinned", "snapshot", "group", "hang", "restart", "lightning", "cost")
 RESTARTS = 5
 """How often a worker of mode restart fails."""
 LONG = 1 << 62
@@ -35,7 +37,7 @@ LONG = 1 << 62
 
 def main() -> int:
     parser = argparse.ArgumentParser()
-    parser.add_argument("mode", choices=("devices", "pinned", "snapshot", "group", "hang", "restart", "cost"))
+    parser.add_argument("mode", choices=MODES)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     options = parser.parse_args()
     import torch
@@ -63,6 +65,8 @@ def main() -> int:
         record["pinned"] = pinned(device)
     if options.mode == "snapshot":
         record |= trained(device, 3 if first else 0)
+    if options.mode == "lightning":
+        record |= fitted(options.device, 5 if first else 10)
     if options.mode in ("group", "restart"):
         record["sum"] = group(device)
         record["grouped"] = time.time()
@@ -75,7 +79,7 @@ def main() -> int:
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
     write(record, rank)
-    if rank == 0 and round_number < {"restart": RESTARTS, "snapshot": 1}.get(options.mode, 0):
+    if rank == 0 and round_number < {"restart": RESTARTS, "snapshot": 1, "lightning": 1}.get(options.mode, 0):
         write({"failed": time.time()}, rank, "failed")
         return 1
     if options.mode == "hang" and first and rank == 0:
@@ -135,6 +139,60 @@ def trained(device: Any, steps: int) -> dict[str, Any]:
     moments = [value["exp_avg"] for value in optimizer.state.values()]
     kinds = sorted({tensor.device.type for tensor in (*model.parameters(), *moments)})
     return {**found, "weights": float(model.weight.detach().double().sum()), "kinds": kinds}
+
+
+def fitted(device: str, steps: int) -> dict[str, Any]:
+    """Have Lightning train up to a step, by half precision on a GPU; return where it went on, and its state then."""
+    import torch
+    from lightning.pytorch import Callback, LightningModule, Trainer, seed_everything
+
+    from slurm_elastic.data import ElasticSampler
+    from slurm_elastic.integrations.lightning import ElasticCallback, elastic_world, last_checkpoint
+
+    record: dict[str, Any] = {}
+
+    def state(trainer: Any) -> dict[str, Any]:
+        tensors = [*trainer.lightning_module.parameters()]
+        tensors += [each["exp_avg"] for each in trainer.optimizers[0].state.values()]
+        scaler = getattr(trainer.precision_plugin, "scaler", None)
+        return {
+            "sums": [float(tensor.detach().double().sum()) for tensor in tensors],
+            "kinds": sorted({tensor.device.type for tensor in tensors}),
+            "scale": scaler and scaler.get_scale(),
+        }
+
+    class Layer(LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(64, 64)
+
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            return self.layer(batch).square().mean()
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.Adam(self.parameters(), lr=0.1)
+
+    class Stop(Callback):
+        def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+            record["loaded"], record["after loading"] = trainer.global_step, state(trainer)
+
+        def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+            # Behind ElasticCallback, which has copied the step before.
+            if trainer.global_step == steps:
+                record["at the end"] = state(trainer)
+                trainer.should_stop = True
+
+    seed_everything(0)
+    sampler = ElasticSampler(12 * 8, batch_size=8)
+    data = torch.utils.data.DataLoader(torch.rand(12 * 8, 64), batch_sampler=sampler)
+    precision = "16-mixed" if device == "cuda" else "32-true"
+    trainer = Trainer(
+        **elastic_world(), accelerator="gpu" if device == "cuda" else "cpu", precision=precision, max_epochs=1,
+        logger=False, enable_progress_bar=False, enable_model_summary=False, enable_checkpointing=False,
+        default_root_dir="out", callbacks=[ElasticCallback(sampler), Stop()],
+    )  # fmt: skip
+    trainer.fit(Layer(), data, ckpt_path=last_checkpoint("out"))
+    return {**record, "files": [str(path) for path in Path().glob("out/**/*.ckpt")]}
 
 
 def group(device: Any) -> float:
