@@ -3,7 +3,7 @@
     python3 -m tests.cluster.soak --minutes 60 --seed 7
     python3 -m tests.cluster.soak --mishaps preempt --times 20
     python3 -m tests.cluster.soak --snapshots --minutes 10
-    python3 -m tests.cluster.soak --replace --minutes 30
+    python3 -m tests.cluster.soak --replace --neighbour --minutes 30
 
 An array of four trains the digits example while its nodes are preempted, killed, cut off and paused, one or more at a
 time. The seed is printed, and names the same mishaps again. With --times each mishap waits until all four train again,
@@ -16,6 +16,8 @@ With --snapshots the state is in the agents' memory, with copies on another node
 again, must have had the loss that it has in a training on one rank that nothing disturbs.
 
 With --replace the run begins as one job on three nodes, and gets lost ones back by --replace-lost.
+
+With --neighbour another ordinary user does on each node, all the time, what tests/local/neighbour.py can.
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 
 from tests.cluster.conftest import CHECKOUT, VENV, own_environment, remove_shared_directory, shared_directory
@@ -37,6 +40,7 @@ from tests.cluster.gaps import change, formed, has_stepped, summary
 from tests.cluster.jobs import Job, Jobs
 from tests.cluster.leaks import Leaks
 from tests.cluster.losses import wrong_losses
+from tests.cluster.neighbours import Neighbours
 from tests.cluster.reports import AgentTime, wrong_report
 from tests.cluster.testbed import Cluster, Settings
 from tests.cluster.testbed.settings import ROOTS
@@ -45,6 +49,8 @@ PREEMPTED = {"preempt": 1, "preempt two": 2, "preempt all": 4}
 """How many nodes are taken at once."""
 ACCURACY = 95.0
 """Percent that a training of any length reaches."""
+DROPPED = 200
+"""Lines on what an agent dropped: one a minute for each of the kinds, at most."""
 LOSSES = ("kill", "cut", "pause")
 """Mishaps that are not announced."""
 MISHAPS = (*PREEMPTED, *LOSSES)
@@ -61,6 +67,7 @@ class Soak:
         times: how many there are, one after the other, instead of `minutes`.
         snapshots: if the training takes a snapshot after every step, instead of checkpoints.
         replace: if the run is one job on three nodes whose lost ones are replaced, instead of an array.
+        reports: of another user on each node, who tries to harm the run; None for nobody.
     """
 
     def __init__(
@@ -73,7 +80,9 @@ class Soak:
         *,
         snapshots: bool = False,
         replace: bool = False,
+        reports: Path | None = None,
     ) -> None:
+        self._reports, self._neighbours = reports, None
         self._snapshots, self._replace = snapshots, replace
         self._nodes = 3 if replace else 4
         self._jobs, self._cluster, self._rng = jobs, jobs.cluster, random.Random(seed)
@@ -86,6 +95,10 @@ class Soak:
         with AgentTime(self._cluster.settings.slurm_conf) as agents:
             job = self._submit()
             job.wait_until("no training", lambda: self._is_whole(job), 120)
+            if self._reports is not None:
+                self._neighbours = Neighbours(self._jobs, job, self._reports)
+                for node in self._cluster.settings.node_names:
+                    self._neighbours.start(node)
             if self._times is None:
                 self._happen_at_random(job)
             else:
@@ -99,6 +112,10 @@ class Soak:
         self._wrong += [f"named without a cause: {event['text']}" for event in job.events("rank_slow")]
         left = [f"left on {node}: {processes}" for node, processes in self._jobs.processes().items()]
         report = wrong_report(self._jobs, job, agents.lives)
+        if self._neighbours is not None:
+            did, changed = self._neighbours.end()
+            print(f"the neighbour: {dict(did)}")
+            self._wrong += [*changed, *_too_much_said(job)]
         losses = wrong_losses(job.directory, _undisturbed(self._jobs, job)) if self._snapshots else []
         return [*self._wrong, *_accuracy(job), *self._samples(job), *losses, *left, *self._leaks.found(), *report]
 
@@ -165,6 +182,8 @@ class Soak:
                 self._cluster.kill(nodes[0])
                 time.sleep(seconds)
                 self._cluster.start(nodes[0])
+                if self._neighbours is not None:
+                    self._neighbours.start(nodes[0])
             case "cut":
                 self._cluster.cut(nodes[0])
                 time.sleep(seconds)
@@ -223,6 +242,15 @@ def _undisturbed(jobs: Jobs, job: Job) -> Path:
     return alone
 
 
+def _too_much_said(job: Job) -> list[str]:
+    """What each agent says of strangers in its whole life is bounded."""
+    said: Counter[str] = Counter()
+    for path in job.run_dir.glob("agents/*.log"):
+        said[path.name] = sum("dropped" in line for line in path.read_text(errors="replace").splitlines())
+    print(f"lines on what was dropped, by agent: {dict(said)}")
+    return [f"{name} has {lines} lines on what was dropped" for name, lines in said.items() if lines > DROPPED]
+
+
 def _accuracy(job: Job) -> list[str]:
     """What is wrong with the result that the last round's rank 0 has printed."""
     *_, newest = sorted(job.run_dir.glob("logs/round_*/*/rank_00/stdout.log"))
@@ -263,6 +291,7 @@ def main() -> int:
     parser.add_argument("--mishaps", type=_mishaps, help="some of: " + ",".join(MISHAPS))
     parser.add_argument("--snapshots", action="store_true", help="instead of checkpoints; compare all losses")
     parser.add_argument("--replace", action="store_true", help="one job whose lost nodes are replaced")
+    parser.add_argument("--neighbour", action="store_true", help="another user tries to harm the run")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6), help="of the mishaps")
     parser.add_argument("--release", default="22.05", choices=[*ROOTS], help="of Slurm")
     parser.add_argument("--proctrack", default="cgroup", choices=["cgroup", "linuxproc"], help="of Slurm")
@@ -273,13 +302,16 @@ def main() -> int:
     print(f"seed {options.seed}", flush=True)
     cluster = Cluster.up(Settings(options.name, 4, options.proctrack, False, options.release))
     directory = shared_directory("soak")
+    reports = shared_directory("soak-reports") if options.neighbour else None
+    if reports is not None:
+        reports.chmod(0o777)
     try:
         with own_environment() as programs:
             jobs = Jobs(cluster, directory, programs)
             # Who preempts a node of a job takes the whole job.
             mishaps = options.mishaps or (LOSSES if options.replace else MISHAPS)
             what = options.seed, mishaps, options.minutes, options.times
-            wrong = Soak(jobs, *what, snapshots=options.snapshots, replace=options.replace).play()
+            wrong = Soak(jobs, *what, snapshots=options.snapshots, replace=options.replace, reports=reports).play()
     except BaseException:
         print(f"kept: {directory}")
         raise
@@ -291,6 +323,8 @@ def main() -> int:
         print(f"seed {options.seed} went wrong; kept: {directory}")
         return 1
     remove_shared_directory(directory)
+    if reports is not None:
+        remove_shared_directory(reports)
     print("as it should be")
     return 0
 

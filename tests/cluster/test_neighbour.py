@@ -5,11 +5,9 @@ What it tries, in docs/security.md. The run's records are in its directory, or i
 
 from __future__ import annotations
 
-import json
 import re
 import subprocess
 import sys
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,17 +15,14 @@ import pytest
 
 from slurm_elastic.rendezvous.records.etcd.config import EtcdConfig, load_config
 from slurm_elastic.rendezvous.records.etcd.server import find_binary
-from slurm_elastic.rendezvous.transport.session import Role, Session
-from slurm_elastic.slurm.ports import ephemeral_low, port_sequence
 from tests.cluster.conftest import remove_shared_directory, shared_directory
 from tests.cluster.jobs import CHECKOUT, Job, Jobs
+from tests.cluster.neighbours import Neighbours
 from tests.cluster.testbed import network
-from tests.cluster.testbed.settings import CONTROLLER, NEIGHBOUR
+from tests.cluster.testbed.settings import CONTROLLER
 
 NODES = ("n1", "n2", "n3", "n4")
 EPOCHS = 2
-PYTHON = "/usr/bin/python3.11"
-"""Of all machines, whatever their Slurm's Debian (testbed/boot.sh); the environment of jobs is the other user's."""
 LINES = 50
 """Fewer than so many lines may tell what was dropped."""
 
@@ -63,39 +58,24 @@ def etcd(request: pytest.FixtureRequest, jobs: Jobs) -> Iterator[EtcdConfig | No
 def test_a_neighbour_changes_nothing(jobs, etcd, reports):
     jobs.place(CHECKOUT / "docs/examples/digits.py")
     jobs.place(CHECKOUT / "docs/examples/count_samples.py")
-    program = jobs.place(CHECKOUT / "tests/local/neighbour.py")
     training = f"digits.py --epochs {EPOCHS} --step-time 0.05 --checkpoint-dir . --record records"
     held = ["--hold", "--nodes=4", "elastic.sbatch", "--health-port=0"]
     job = jobs.submit(*held, *([f"--rdzv-endpoint={etcd}"] if etcd else []), *training.split())
-    ports = port_sequence(str(job.id), 0, ephemeral_low())
+    neighbours = Neighbours(jobs, job, reports, etcd)
     for node in NODES:
-        greeting = Session(Role.AGENT, bytes(32), f"{job.id}.0", agent=f"{node}/1.0/1").start().hex()
-        keys = f"http://{etcd.endpoints[0]}{etcd.run_prefix(str(job.id))}" if etcd else ""
-        words = [job.run_dir, node, reports / "over", reports / f"{node}.json", keys, greeting, *ports]
-        jobs.cluster.popen(
-            [PYTHON, str(program), *map(str, words)],
-            user=NEIGHBOUR,
-            machine=node,
-            stdout=(reports / f"{node}.log").open("w"),
-        )
-    job.wait_until("the neighbour does not begin", lambda: all((reports / f"{n}.json").exists() for n in NODES))
+        neighbours.start(node)
+    job.wait_until("the neighbour does not begin", neighbours.begun)
     jobs.cluster.command(["scontrol", "release", str(job.id)])
 
     job.wait_for("COMPLETED", timeout=120.0)
-    (reports / "over").touch()
-    job.cluster.wait_until("the neighbour does not end", lambda: all(_report(reports, n) for n in NODES))
-
-    did: Counter[str] = Counter()
-    for node in NODES:
-        report = _report(reports, node)
-        assert report["changed"] == []
-        did.update(report["did"])
+    did, changed = neighbours.end()
     print(dict(did))
+    assert changed == []
     assert (did["etcd 200"] > 100) == (etcd is not None)
     assert_every_sample_came_once(job)
     assert job.tables() == [list(NODES)]
     assert [job.events(kind) for kind in ("node_lost", "worker_failed")] == [[], []]
-    assert job.rounds()[0]["endpoint"]["port"] not in ports
+    assert job.rounds()[0]["endpoint"]["port"] not in neighbours.ports
     dropped = [line for line in job.lines if "dropped" in line]
     assert 0 < len(dropped) < LINES
     assert any("dropped the etcd key" in line for line in dropped) == (etcd is not None)
@@ -109,7 +89,3 @@ def assert_every_sample_came_once(job: Job) -> None:
     assert counted.stdout.splitlines() == [
         f"epoch {epoch}: 1437 of 1437 samples once, exactly once" for epoch in range(EPOCHS)
     ], counted.stderr
-
-
-def _report(reports: Path, node: str) -> dict[str, object]:
-    return json.loads((reports / f"{node}.json").read_text())

@@ -4,8 +4,8 @@
 
 ETCD is where the run's records are, as http://HOST:PORT/PREFIX; empty if they are in no etcd. GREETING is one of an
 agent of another run, in hex: the program needs Python alone, as others may not read a checkout.
-It takes the ports before it says so in REPORT, goes on until the file OVER is there, and then writes down in REPORT how
-often it did what, and how often that changed anything.
+It takes the ports before it says so in REPORT, and goes on until the file OVER is there. REPORT has how often it did
+what, what of that changed anything, and if it is over.
 """
 
 from __future__ import annotations
@@ -24,9 +24,8 @@ import threading
 import time
 import urllib.parse
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 Endpoint = tuple[str, int]
 
@@ -53,9 +52,11 @@ class Neighbour:
         """Listen where the leader is expected, answer with nonsense, and keep what agents of the run say."""
         waiting = selectors.DefaultSelector()
         for port in ports:
-            listener = socket.create_server(("", port))
-            listener.setblocking(False)
-            waiting.register(listener, selectors.EVENT_READ)
+            # The run may have it.
+            with contextlib.suppress(OSError):
+                listener = socket.create_server(("", port))
+                listener.setblocking(False)
+                waiting.register(listener, selectors.EVENT_READ)
 
         def serve() -> None:
             while True:
@@ -115,6 +116,9 @@ class Neighbour:
             "control": SHOWN,
             "forged": self.forged,
             "large": b"\xff" * 5000,
+            "no text": frame(b'{"hello":"\xff"}'),
+            "deep": frame(b"[" * 10_000),
+            "digits": frame(b'{"epoch":' + b"9" * 10_000 + b"}"),
             "replay": self.greetings[number % len(self.greetings)] if self.greetings else self.forged,
         }
         kind = [*kinds][number % len(kinds)]
@@ -222,6 +226,10 @@ class Neighbour:
             self.did[f"rebinding {status(host, int(port), '/status', Host='evil.example')}"] += 1
 
 
+def frame(content: bytes) -> bytes:
+    return len(content).to_bytes(4, "big") + content
+
+
 def status(host: str, port: int, page: str, **headers: str) -> object:
     with contextlib.closing(http.client.HTTPConnection(host, port, timeout=3.0)) as client:
         try:
@@ -253,33 +261,26 @@ def replace(path: Path, content: bytes) -> None:
     mine.replace(path)
 
 
-@contextlib.contextmanager
-def reported(path: Path, neighbour: Neighbour) -> Iterator[None]:
-    def say(**fields: Any) -> None:
-        part = path.with_suffix(".part")
-        part.write_text(json.dumps(fields))
-        part.replace(path)
-
-    say()
-    try:
-        yield
-    finally:
-        say(did=neighbour.did, changed=neighbour.changed)
+def report(path: Path, neighbour: Neighbour, *, over: bool) -> None:
+    part = path.with_suffix(".part")
+    part.write_text(json.dumps({"did": neighbour.did, "changed": neighbour.changed, "over": over}))
+    part.replace(path)
 
 
 def main() -> None:
-    run_dir, node, over, report, etcd, greeting, *ports = sys.argv[1:]
+    run_dir, node, over, reported, etcd, greeting, *ports = sys.argv[1:]
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
     neighbour = Neighbour(Path(run_dir), node, etcd, bytes.fromhex(greeting))
     neighbour.squat([int(port) for port in ports])
-    with reported(Path(report), neighbour):
-        while not Path(over).exists():
-            neighbour.go_on()
-            time.sleep(PAUSE)
-        for path in SHARED_MEMORY.glob("slurm-elastic-*"):
-            if path.lstat().st_uid == os.getuid():
-                path.unlink()
+    while not Path(over).exists():
+        report(Path(reported), neighbour, over=False)
+        neighbour.go_on()
+        time.sleep(PAUSE)
+    for path in SHARED_MEMORY.glob("slurm-elastic-*"):
+        if path.lstat().st_uid == os.getuid():
+            path.unlink()
+    report(Path(reported), neighbour, over=True)
 
 
 if __name__ == "__main__":
