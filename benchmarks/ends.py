@@ -1,0 +1,141 @@
+"""How long workers need to end, and whether one hangs, for ten shapes of scripts, beside torchrun.
+
+    python -m benchmarks.ends [--ends 200] [--torchrun-ends 40] [--load 0] [--json FILE] [--only SHAPE,...]
+
+Each shape is one run of two workers on this machine, which end in each round by themselves, with exit code 1, so that
+the agent starts them again. Workers of slurm_elastic are forked with torch alone (`warm`), and with all that the script
+imports (`learned`). An end is the time from the last statement of the script until the process is gone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from benchmarks import sandbox
+from benchmarks.launchers import PYTHON
+from benchmarks.options import add_parts
+from benchmarks.tables import Bar, Results, Table, seconds
+
+SCRIPT = Path(__file__).with_name("end_scripts") / "shapes.py"
+SHAPES = (
+    "in-a-local",
+    "in-an-object",
+    "in-a-global",
+    "never-destroyed",
+    "destroyed-at-exit",
+    "with-dynamo",
+    "with-spawned-loaders",
+    "with-threads",
+    "with-work-outstanding",
+    "fully-sharded",
+)
+CONTROL = "hangs"
+HANG = 10.0
+"""Seconds after which an end is one of a worker that hangs."""
+WORKERS = 2
+LAUNCHERS = {
+    "warm": ["slurm_elastic", "agent", "--learn-imports=off", "--shutdown-timeout=30", "--stop-on-same-failure=off"],
+    "learned": ["slurm_elastic", "agent", "--learn-imports=on", "--shutdown-timeout=30", "--stop-on-same-failure=off"],
+    "torchrun": ["torch.distributed.run", "--standalone"],
+}
+
+
+def main() -> int:
+    """Measure."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ends", type=int, default=200, help="of each shape, for each kind of start (default: 200)")
+    parser.add_argument("--torchrun-ends", type=int, default=40, help="the same under torchrun (default: 40)")
+    parser.add_argument("--load", type=int, default=0, help="processes that compute meanwhile (default: 0)")
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    add_parts(parser, *SHAPES)
+    options = parser.parse_args()
+    sandbox.enter("benchmarks.ends")
+    results = Results.of("ends")
+    columns = ["shape", *(f"{name}: {what}" for name in LAUNCHERS for what in ("ends", "longest", "hung"))]
+    note = f"Seconds. The row of {CONTROL} is a script that needs 20 s for its end: such a one is seen."
+    table = Table(f"Ends of workers, load {options.load}", columns, note=note)
+    hung = 0
+    with loaded(options.load):
+        for shape in (*options.only, CONTROL):
+            row: list[str | int | None] = [shape]
+            for name in LAUNCHERS:
+                wanted = WORKERS if shape == CONTROL else options.torchrun_ends if name == "torchrun" else options.ends
+                found = ends(name, shape, wanted)
+                late = sum(each > HANG for each in found)
+                row += [len(found), seconds(max(found, default=None)), late]
+                hung += late if name != "torchrun" and shape != CONTROL else 0
+            table.rows.append(row)
+            print(row, flush=True)
+    results.add(table)
+    results.bars.append(Bar.at_most("no worker of slurm_elastic hangs at its end", hung, 0, "of them"))
+    return results.finish(options.json)
+
+
+def ends(name: str, shape: str, wanted: int) -> list[float]:
+    """Return the seconds of so many ends of workers."""
+    with tempfile.TemporaryDirectory(prefix="ends-") as made:
+        directory = Path(made)
+        (directory / "ends").mkdir()
+        environ = {**os.environ, "XDG_STATE_HOME": str(directory / "state"), "OMP_NUM_THREADS": "1"}
+        environ["PYTHONPATH"] = str(Path(__file__).parents[1])
+        restarts = f"--max-restarts={wanted // WORKERS - 1}"
+        command = [str(PYTHON), "-m", *LAUNCHERS[name], restarts, f"--nproc-per-node={WORKERS}"]
+        with (directory / "log").open("w") as log:
+            process = subprocess.Popen(
+                [*command, str(SCRIPT), shape, str(directory / "ends")],
+                cwd=directory, env=environ, stdout=log, stderr=log, stdin=subprocess.DEVNULL,
+            )  # fmt: skip
+            found = dict(watch(process, directory / "ends"))
+        if len(found) < wanted:
+            print((directory / "log").read_text()[-2000:], file=sys.stderr)
+        return list(found.values())
+
+
+def watch(process: subprocess.Popen[bytes], directory: Path) -> Iterator[tuple[int, float]]:
+    """Yield each worker that has written down its end and is gone, with the seconds between."""
+    ending: dict[int, float] = {}
+    seen: set[int] = set()
+    while True:
+        is_over = process.poll() is not None
+        for path in directory.iterdir():
+            text = path.read_text()
+            if int(path.name) not in seen and text:
+                seen.add(int(path.name))
+                ending[int(path.name)] = float(text)
+        for pid in [pid for pid in ending if not lives(pid)]:
+            yield pid, time.time() - ending.pop(pid)
+        if is_over and not ending:
+            return
+        time.sleep(0.01)
+
+
+def lives(pid: int) -> bool:
+    """Return True for a process that has not ended; one that waits for its parent has."""
+    with contextlib.suppress(OSError):
+        content = Path(f"/proc/{pid}/stat").read_bytes()
+        return content[content.rindex(b")") + 2] not in b"ZX"
+    return False
+
+
+@contextlib.contextmanager
+def loaded(processes: int) -> Iterator[None]:
+    """Have so many processes compute meanwhile."""
+    burners = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(processes)]
+    try:
+        yield
+    finally:
+        for burner in burners:
+            burner.kill()
+            burner.wait()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
