@@ -69,6 +69,39 @@ def test_a_domain_that_is_lost_at_once_costs_a_step_at_most(jobs, labels):
     assert len(steps) <= EPOCHS * STEPS_PER_EPOCH + len(job.tables()) - 1, job.output
 
 
+@pytest.mark.nightly
+@pytest.mark.nodes(8)
+@pytest.mark.topology("tree")
+def test_one_of_two_elements_of_four_nodes_that_is_lost_at_once_costs_a_step_for_each_round(jobs):
+    jobs.place(CHECKOUT / "sbatch_templates/array.sbatch")
+    for path in ("digits.py", "snapshot_digits.py", "count_samples.py"):
+        jobs.place(CHECKOUT / "docs/examples" / path)
+    size = "--array=0-1 --nodes=4 array.sbatch --nnodes=4:8"
+    training = f"snapshot_digits.py --epochs {EPOCHS} --step-time 0.05 --checkpoint-dir . --record records"
+    job = jobs.submit(*size.split(), *training.split())
+    job.wait_until("not all train", lambda: job.tables() and len(job.tables()[-1]) == 8, 120)
+    whole = len(job.tables()) - 1
+    job.wait_until("no steps", lambda: len(steps_of_rank_0(job)) > 5, 120)
+
+    for node in job.tables()[whole][4:]:
+        jobs.cluster.kill(node)
+
+    job.wait_until("the others do not go on", lambda: (job.run_dir / "done.json").exists(), 120)
+    for number, round_ in enumerate(job.rounds()):
+        domains = [place["domain"] for place in round_["places"]]
+        assert domains == sorted(domains, key=domains.index), f"round {number} interleaves"
+    domains = [place["domain"] for place in job.rounds()[whole]["places"]]
+    assert domains == [domains[0]] * 4 + [domains[4]] * 4
+    # Slurm gives an element the nodes of one switch if it can.
+    assert sorted(domains[::4]) == [f"{job.id}_0/s0/s1", f"{job.id}_1/s0/s2"]
+    assert job.tables()[-1] == job.tables()[whole][:4]
+    steps = steps_of_rank_0(job)
+    assert sorted(set(steps)) == list(range(1, EPOCHS * STEPS_PER_EPOCH + 1))
+    # Nodes that are killed one after the other may be lost in several rounds.
+    assert len(steps) <= EPOCHS * STEPS_PER_EPOCH + len(job.tables()) - 1 - whole, job.output
+    jobs.cluster.cancel_all()
+
+
 def test_elements_with_several_nodes_do_not_interleave(jobs):
     jobs.place(CHECKOUT / "sbatch_templates/array.sbatch")
     job = jobs.submit("--array=0-1", "--nodes=2", "array.sbatch", "--nnodes=4:4", "train.py", "--steps=5")
