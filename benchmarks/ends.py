@@ -86,6 +86,8 @@ def ends(name: str, shape: str, wanted: int) -> list[float]:
         (directory / "ends").mkdir()
         environ = {**os.environ, "XDG_STATE_HOME": str(directory / "state"), "OMP_NUM_THREADS": "1"}
         environ["PYTHONPATH"] = str(Path(__file__).parents[1])
+        # Else restarted workers of torchrun find the addresses of those before them (pytorch issue 167288).
+        environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
         restarts = f"--max-restarts={wanted // WORKERS - 1}"
         command = [str(PYTHON), "-m", *LAUNCHERS[name], restarts, f"--nproc-per-node={WORKERS}"]
         with (directory / "log").open("w") as log:

@@ -81,6 +81,50 @@ def test_preemption_return_and_requeue_cost_no_step_and_a_killed_node_one(jobs, 
     assert {round_["restarts"] for round_ in job.rounds()} == {0}
 
 
+@pytest.mark.parametrize("example", ["fabric_loop.py", "accelerate_loop.py"])
+def test_preemption_and_requeue_cost_no_step_and_a_killed_node_one_in_a_loop_by_the_object(jobs, example):
+    jobs.place(CHECKOUT / "sbatch_templates/array.sbatch")
+    jobs.place(CHECKOUT / "docs/examples" / example)
+    training = [example, "--epochs=100000", "--checkpoint-every=100000000", "--checkpoint-dir=out"]
+    job = jobs.submit("--array=0-2", "array.sbatch", "--nnodes=2:3", *training)
+
+    def reported() -> dict[int, list[int]]:
+        """The steps of each round."""
+        found: dict[int, list[int]] = defaultdict(list)
+        path = job.directory / "out/metrics.jsonl"
+        for line in path.read_text().splitlines(keepends=True) if path.exists() else ():
+            if line.endswith("\n"):
+                entry = json.loads(line)
+                found[entry["round"]].append(entry["step"])
+        return found
+
+    def trains(world: int, after: int = -1) -> bool:
+        newest = max(reported(), default=-1)
+        return newest > after and len(job.tables()[newest]) == world and len(reported()[newest]) > 5
+
+    jobs.cluster.wait_until("three do not train", lambda: trains(3), START)
+    first = max(reported())
+    high = jobs.take(next(node for node in reversed(job.tables()[first]) if node != job.leader()))
+    jobs.cluster.wait_until("the others do not go on", lambda: trains(2, first), START)
+    second = max(reported())
+    high.cancel()
+    jobs.cluster.wait_until("it does not come back", lambda: trains(3, second), START)
+    third = max(reported())
+    jobs.cluster.command(["scontrol", "requeue", str(job.id)])
+    jobs.cluster.wait_until("the requeued array does not train", lambda: trains(3, third), START)
+    fourth = max(reported())
+    jobs.cluster.kill(next(node for node in job.tables()[fourth] if node != job.leader()))
+    jobs.cluster.wait_until("the survivors do not go on", lambda: trains(2, fourth), START)
+    job.cancel()
+    jobs.wait_until_all_ended()
+
+    taken = reported()
+    rounds = sorted(number for number in taken if number >= first)
+    lost = {after: taken[before][-1] + 1 - taken[after][0] for before, after in itertools.pairwise(rounds)}
+    assert all(steps == 0 for number, steps in lost.items() if number <= fourth), lost
+    assert all(steps <= 1 for steps in lost.values()), lost
+
+
 def test_a_sharded_model_is_resharded_from_four_nodes_to_three_and_back_twice_without_losing_a_step(jobs):
     jobs.place(CHECKOUT / "sbatch_templates/array.sbatch")
     jobs.place(CHECKOUT / "docs/examples/fsdp.py")

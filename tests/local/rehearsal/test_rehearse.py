@@ -21,6 +21,7 @@ from tests.local.waiting import eventually
 HERE = Path(__file__).parent
 TRAINS = HERE / "trains.py"
 EXAMPLES = HERE.parents[2] / "docs/examples"
+FRAMEWORKS = ("transformers_trainer.py", "lightning_trainer.py", "fabric_loop.py", "accelerate_loop.py")
 
 
 @pytest.fixture(autouse=True)
@@ -101,7 +102,7 @@ def test_the_examples_of_the_documentation_are_right(
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("example", ["transformers_trainer.py", "lightning_trainer.py"])
+@pytest.mark.parametrize("example", FRAMEWORKS)
 def test_the_examples_with_frameworks_are_right(tmp_path: Path, example: str) -> None:
     frameworks.require()
     (tmp_path / "scenario.txt").write_text("at step 7 preempt node 1; at step 12 fail node 0")
@@ -115,8 +116,9 @@ def test_the_examples_with_frameworks_are_right(tmp_path: Path, example: str) ->
     assert (wrong(told), done.returncode) == ({}, 0), (told, done.stderr)
     # Every row has something to judge.
     assert "unknown" not in {each["level"] for each in told["checks"]}
-    # The last checkpoint before the failure was that of step 10, the last snapshot that of step 11.
-    assert (told["steps_lost"], len(told["losses"])) == (1, told["steps"])
+    # The last checkpoint before the failure was that of step 10, the last snapshot that of step 11 or 12.
+    assert told["steps_lost"] <= 1
+    assert len(told["losses"]) == told["steps"]
 
 
 def test_a_group_that_was_paused_replaces_the_checkpoint_of_its_successor(
