@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterable
 from typing import ClassVar
 
@@ -23,6 +24,7 @@ from slurm_elastic.text import printable
 
 _COLUMNS = ("NODE", "STATE", "ROUND", "RANKS", "STEP", "S/STEP", "STEP TIMES", "SCORE", "SAVED", "JOB", "SINCE")
 _SPARK = 10
+_CALM = ("training", "done", "spare", "ended")
 _COLOURS = {
     RunState.RUNNING: "green",
     RunState.WAITING: "yellow",
@@ -152,7 +154,8 @@ class TopView(App[None]):
         now = time.time()
         self._status, self._trends = status, advance(self._trends, status, now)
         self._facts.update("\n".join(_facts(status, now)))
-        rows = {agent.agent: _row(agent, self._trends.agents.get(agent.agent), status, now) for agent in status.agents}
+        agents = attention_first(status)
+        rows = {agent.agent: _row(agent, self._trends.agents.get(agent.agent), status, now) for agent in agents}
         columns = ("NODE", "DOMAIN", *_COLUMNS[1:]) if status.has_domains else _COLUMNS
         if list(rows) != list(self._rows) or columns != self._columns:
             self._columns = columns
@@ -229,6 +232,15 @@ class _Question(ModalScreen[bool]):
         yield Vertical(Static(escape(self._question)), Static("\n[b]y[/b] yes   [b]n[/b] no"))
 
 
+def attention_first(status: RunStatus) -> list[AgentView]:
+    """Return the agents of a run, first those of which a person may have to know; else their order stays.
+
+    Those are lost, on their way in or out, slow, or have a notice.
+    """
+    noticed = {notice.node for notice in status.notices} | {slow.node for slow in status.slow if slow.until is None}
+    return sorted(status.agents, key=lambda agent: agent.state in _CALM and agent.node not in noticed)
+
+
 def _facts(status: RunStatus, now: float) -> Iterable[str]:
     state = f"[bold {_COLOURS[status.state]}]{status.state.value}[/]"
     round_ = "" if status.round is None else f"  round {status.round} after {escape(status.reason.replace('_', ' '))}"
@@ -248,6 +260,9 @@ def _facts(status: RunStatus, now: float) -> Iterable[str]:
     elif status.state in (RunState.RUNNING, RunState.WAITING):
         facts.append("[yellow]no live answer: from the run directory[/]")
     yield "  ".join(facts)
+    states = Counter(agent.state for agent in attention_first(status))
+    if len(states) > 1:
+        yield "nodes: " + ", ".join(f"{count} {escape(state)}" for state, count in states.items())
     for slow in status.slow[:3]:
         yield f"[yellow]slow[/] {escape(printable(slow.text))}"
     for notice in status.notices[:3]:

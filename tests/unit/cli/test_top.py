@@ -164,6 +164,26 @@ def test_500_nodes(run: WrittenRun) -> None:
     view(run, steps)
 
 
+def test_nodes_that_need_a_person_are_seen_first_among_500(run: WrittenRun) -> None:
+    agents = [f"n{index}/7.0/{index}" for index in range(500)]
+    run.round(5, 1, agents)
+    run.event(6, "n0", "node_lost", "lost n321", nodes=["n321"], agents=[agents[321]], why="", silent_for=0.3)
+    slow = {"round": 1, "rank": 246, "nodes": ["n123"], "relative_score": 0.5}
+    run.event(7, "n0", "rank_slow", "rank 246 on n123 is slow", **slow)
+
+    async def steps(pilot: Pilot[None], app: TopView) -> None:
+        table = app.query_one(DataTable)
+        assert [table.get_row_at(index)[:2] for index in range(4)] == [
+            ["n123", "training"],
+            ["n321", "lost"],
+            ["n0", "training"],
+            ["n1", "training"],
+        ]
+        assert "nodes: 499 training, 1 lost" in str(app.query_one("#facts", Static).content)
+
+    view(run, steps)
+
+
 def test_what_is_wrong_is_one_line(
     run: WrittenRun, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
