@@ -70,7 +70,8 @@ def import_required(about_to: Callable[[str], None], *, tried: bool) -> tuple[st
         about_to(name)
         import_module(name)
         if name == "torch":
-            seed = sys.modules[name].initial_seed()
+            # A torch that is none, or broken, may lack it: the agent says so, in one line.
+            seed = getattr(sys.modules[name], "initial_seed", lambda: None)()
     obstacle = obstacle_to_forking(tried=tried)
     return None if obstacle is None else f"after importing {REQUIRED[-1]} {obstacle}", seed
 

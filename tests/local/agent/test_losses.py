@@ -73,7 +73,7 @@ def test_a_paused_leader_loses_nobody(allocate: Allocate) -> None:
     nodes.touch("finish")
     assert [agent.wait() for agent in agents] == [0, 0, 0]
     assert nodes.rounds() == 1
-    assert {event["event"] for event in nodes.events()} == {"round_formed", "run_ended"}
+    assert {event["event"] for event in nodes.events()} == {"round_formed", "run_ended"}, nodes.log()
 
 
 def test_a_leader_paused_for_long_is_followed_and_joins_its_successor_when_it_goes_on(allocate: Allocate) -> None:
