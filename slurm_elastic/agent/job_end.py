@@ -99,7 +99,12 @@ class EndAbandonedJob:
     """End the job if its batch script is gone: the run has ended, and this is the job's last agent."""
 
 
-JobEndAction = RequeueJob | EndJobIfLast | CancelHeldElements | EndAbandonedJob
+@dataclass(frozen=True, slots=True)
+class EndEmptyJobs:
+    """End the other jobs of the run whose batch scripts are gone: their last agents may be, too, unknown to Slurm."""
+
+
+JobEndAction = RequeueJob | EndJobIfLast | CancelHeldElements | EndEmptyJobs | EndAbandonedJob
 
 
 def decide_job_end(end: AgentEnd) -> tuple[JobEndAction, ...]:
@@ -114,7 +119,11 @@ def decide_job_end(end: AgentEnd) -> tuple[JobEndAction, ...]:
     if end.exit_code is not ExitCode.LEFT and (end.leads or end.represents_job):
         # The leader ends last.
         finished = end.exit_code is ExitCode.FINISHED and end.shares_run
-        return (CancelHeldElements(), EndAbandonedJob()) if finished else (EndAbandonedJob(),)
+        return (
+            *((CancelHeldElements(),) if finished else ()),
+            *((EndEmptyJobs(),) if end.leads and end.shares_run else ()),
+            EndAbandonedJob(),
+        )
     return ()
 
 
@@ -168,6 +177,15 @@ def other_agents(
 def held_elements(views: Iterable[JobView], array: str) -> list[str]:
     """Return the names of an array's elements that Slurm itself holds, without those that a person holds."""
     return [f"{array}_{view.array_task_id}" for view in views if view.reason == _HELD]
+
+
+def is_without_script(view: JobView) -> bool:
+    """Return True if a job runs whose batch script is gone: Slurm has taken its node away from the job.
+
+    Such a job ends with its last agent, which ends it. Where that agent's node has failed too, and is back before
+    SlurmdTimeout, Slurm takes its task for one that runs (seen with 22.05).
+    """
+    return view.state == "RUNNING" and view.batch_host != "" and view.batch_host not in view.nodes
 
 
 # Whether the job is requeued.

@@ -21,11 +21,13 @@ from slurm_elastic.agent.job_end import (
     AgentEnd,
     CancelHeldElements,
     EndAbandonedJob,
+    EndEmptyJobs,
     EndJobIfLast,
     RequeueJob,
     can_lose_batch_script,
     decide_job_end,
     held_elements,
+    is_without_script,
     other_agents,
 )
 from slurm_elastic.agent.option_values import JOB_END_VARIABLE, RequeuePolicy
@@ -34,7 +36,7 @@ from slurm_elastic.errors import ExitCode
 from slurm_elastic.rendezvous.election.policy import Successor
 from slurm_elastic.rendezvous.leader.fenced_records import last_round
 from slurm_elastic.rendezvous.records.api import Records, RecordsError
-from slurm_elastic.rundir import RecordError, RunDir, RunDirError, incarnation_of, run_start, runs_of_job
+from slurm_elastic.rundir import RecordError, RunContents, RunDir, RunDirError, incarnation_of, run_start, runs_of_job
 from slurm_elastic.slurm import Controller, NodeState, SlurmJob
 
 logger = logging.getLogger("slurm_elastic")
@@ -88,7 +90,7 @@ class JobAtEnd:
     def carry_out(self, end: AgentEnd) -> None:
         """Execute what an agent still does for its job when it has ended."""
         for action in decide_job_end(end):
-            if not isinstance(action, RequeueJob | CancelHeldElements) and self._other_run_goes_on():
+            if not isinstance(action, RequeueJob | CancelHeldElements | EndEmptyJobs) and self._other_run_goes_on():
                 # The last agent of that run ends the job.
                 continue
             match action:
@@ -99,8 +101,18 @@ class JobAtEnd:
                     self._end_if_last(spares_count=spares_count)
                 case CancelHeldElements():
                     cancel_held_elements(self.job, self.controller, self.say)
+                case EndEmptyJobs():
+                    _in_time(self._end_empty_jobs, otherwise=None)
                 case EndAbandonedJob():
                     end_abandoned_job(self.job, self.environ, self.controller, self.signal_fd, self.say)
+
+    def _end_empty_jobs(self) -> None:
+        base = self.run_dir.path.parent.parent
+        for name in sorted(RunContents(self.run_dir).jobs() - {self.job.name}):
+            view = self.controller.job(name)
+            if view is not None and is_without_script(view) and len(runs_of_job(base, name)) <= 1:
+                self.say(f"job {name} has lost its batch script with {view.batch_host}: cancelled, as the run is over")
+                self.controller.cancel(name)
 
     def _requeue(self) -> bool:
         """Return True if the job will start again, or its batch script handles its end."""

@@ -107,6 +107,8 @@ class JobView:
     """HetJobId: the id that all components of a heterogeneous job share; None for any other job."""
     exit_code: int = 0
     """ExitCode: of the batch script, and 128 more than the number of the signal that ended it; 0 before its end."""
+    batch_host: str = ""
+    """BatchHost: where the batch script runs or ran; Slurm may have taken that node away since. Empty without one."""
 
     @property
     def has_ended(self) -> bool:
@@ -285,6 +287,7 @@ def _job_view(fields: dict[str, str]) -> JobView:
         preempt_time=_seconds(fields.get("PreemptTime")),
         end_time=_seconds(fields.get("EndTime")),
         nodes=_node_list(fields.get("NodeList", "")),
+        batch_host=fields.get("BatchHost", ""),
         excluded=_node_list(fields.get("ExcNodeList", "")),
         held=fields.get("Priority") == "0",
         unlimited=fields.get("TimeLimit") == "UNLIMITED",

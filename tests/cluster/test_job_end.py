@@ -7,7 +7,9 @@ import re
 import signal
 import time
 
-from tests.cluster.jobs import Job
+import pytest
+
+from tests.cluster.jobs import Job, on
 
 SOON = 10.0
 """Seconds from the end of a run to the end of its job."""
@@ -37,6 +39,27 @@ def test_a_killed_step_daemon_holds_no_job(jobs):
     job.wait_until("no training", lambda: len(job.trained_on(0)) == 2)
     kill_step_daemon(job, job.nodes()[1])
     ends_soon(job)
+
+
+@pytest.mark.nightly
+def test_a_job_without_batch_script_whose_last_node_died_and_is_back_ends_with_the_run(jobs):
+    job = jobs.submit("--time=10", *on("n1", "n2"), "elastic.sbatch", "train.py")
+    job.wait_for_steps(0, ["n1", "n2"])
+    job.wait_until("how it was started is not kept", (job.run_dir / "command.json").exists)
+    jobs.cluster.command(["slurm-elastic", "grow", str(job.id), "--nodes=1"], cwd=jobs.directory, env=jobs.environ)
+    job.wait_for_steps(1, ["n1", "n2", "n3"])
+    jobs.cluster.kill("n1")
+    job.wait_until("Slurm does not miss the first node", lambda: job.nodes() == ["n2"])
+    jobs.cluster.kill("n2")
+    jobs.cluster.start("n2")
+    job.wait_until("n3 does not go on", lambda: job.trained_on(len(job.tables()) - 1) == ["n3"])
+
+    job.say_enough()
+    job.wait_until("the run is not done", lambda: (job.run_dir / "done.json").exists())
+    begun = time.monotonic()
+    job.wait_for("CANCELLED", timeout=60.0)
+    assert time.monotonic() - begun < SOON
+    jobs.wait_until_all_ended()
 
 
 def test_a_node_that_died_and_is_back_before_slurm_has_missed_it_holds_no_job(jobs):

@@ -12,6 +12,7 @@ from slurm_elastic.agent.job_end import (
     AgentEnd,
     CancelHeldElements,
     EndAbandonedJob,
+    EndEmptyJobs,
     EndJobIfLast,
     JobEndAction,
     RequeueJob,
@@ -203,7 +204,11 @@ def test_who_gives_up_leaves_a_job_with_its_srun_alone(signalled: int) -> None:
         (AgentEnd(ExitCode.LEFT, gave_up=True), (EndJobIfLast(),)),
         (AgentEnd(ExitCode.FAILED, gave_up=True, leads=True), (EndJobIfLast(),)),
         # When the run is over, one agent of each job ends it.
-        (AgentEnd(ExitCode.FINISHED, leads=True, shares_run=True), (CancelHeldElements(), EndAbandonedJob())),
+        (
+            AgentEnd(ExitCode.FINISHED, leads=True, shares_run=True),
+            (CancelHeldElements(), EndEmptyJobs(), EndAbandonedJob()),
+        ),
+        (AgentEnd(ExitCode.FAILED, leads=True, shares_run=True), (EndEmptyJobs(), EndAbandonedJob())),
         (AgentEnd(ExitCode.FINISHED, represents_job=True, shares_run=True), (CancelHeldElements(), EndAbandonedJob())),
         # An element that is a run of its own leaves the others alone.
         (AgentEnd(ExitCode.FINISHED, leads=True), (EndAbandonedJob(),)),

@@ -101,6 +101,8 @@ def test_modules_without_compiled_files_are_one_line(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """As in an environment that uv has made, and that only its owner can write to."""
+    # What it looks at has been imported by now.
+    assert require_torch()
     caplog.set_level(logging.WARNING)
     spec = SimpleNamespace(cached="/shared/site-packages/torch/__pycache__/__init__.cpython-311.pyc")
     monkeypatch.setattr(torch, "__spec__", spec)

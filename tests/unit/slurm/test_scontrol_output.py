@@ -42,6 +42,7 @@ def test_a_running_job_and_a_job_name_that_looks_like_fields() -> None:
         nodes=("f1", "f2"),
         partition="low",
         start_time=1795175747,
+        batch_host="f1",
     )
 
 
