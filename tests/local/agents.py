@@ -96,7 +96,7 @@ class Allocation:
 
     def environment(self, number: int) -> dict[str, str]:
         """What Slurm and the test give to the agent on a node, counted from 1."""
-        inherited = ("HOME", "LANG", "USER", "XDG_STATE_HOME")
+        inherited = ("HOME", "LANG", "PYTHONWARNINGS", "USER", "XDG_STATE_HOME")
         return {
             **{name: os.environ[name] for name in inherited if name in os.environ},
             "PATH": "/nonexistent",

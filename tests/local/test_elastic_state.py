@@ -22,7 +22,8 @@ SCRIPT = str(ROOT / "docs" / "examples" / "elastic_ddp.py")
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
 STEPS = 24
 """In three epochs, of which each has a smaller last step."""
-ENVIRONMENT = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "PATH": os.environ["PATH"]}
+ENVIRONMENT = {name: os.environ[name] for name in ("PATH", "PYTHONWARNINGS") if name in os.environ}
+ENVIRONMENT |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
 
 
 def metrics(directory: Path) -> list[dict[str, Any]]:
