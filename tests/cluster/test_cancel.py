@@ -10,7 +10,7 @@ from tests.cluster.jobs import on
 
 
 @pytest.mark.parametrize("start", ["warm", "cold"])
-@pytest.mark.proctrack("cgroup", "linuxproc")
+@pytest.mark.proctrack("cgroup", nightly="linuxproc")
 def test_a_cancelled_job_leaves_nothing_behind(jobs, proctrack, start):
     job = jobs.submit(*on("n1", "n2", "n3"), "elastic.sbatch", f"--start={start}", "train.py")
     job.wait_for_steps(0, ["n1", "n2", "n3"])

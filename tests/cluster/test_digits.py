@@ -6,6 +6,8 @@ import json
 import subprocess
 import sys
 
+import pytest
+
 from tests.cluster.jobs import CHECKOUT, Job
 
 STEPS_PER_EPOCH = 45
@@ -17,7 +19,8 @@ def steps_of_rank_0(job: Job) -> list[int]:
     return [entry["step"] for entry in map(json.loads, filter(None, lines)) if "step" in entry]
 
 
-def test_no_step_is_lost_and_every_sample_comes_once_through_three_preemptions(jobs):
+@pytest.mark.parametrize("preemptions", [1, pytest.param(3, marks=pytest.mark.nightly)])
+def test_no_step_is_lost_and_every_sample_comes_once_through_preemptions(jobs, preemptions):
     jobs.place(CHECKOUT / "sbatch_templates/array.sbatch")
     for path in ("docs/examples/digits.py", "docs/examples/count_samples.py", "tests/cluster/timed_digits.py"):
         jobs.place(CHECKOUT / path)
@@ -27,7 +30,7 @@ def test_no_step_is_lost_and_every_sample_comes_once_through_three_preemptions(j
 
     takers = []
     # The leader's node first.
-    for node in sorted(job.tables()[-1], key=lambda node: node != job.leader())[:3]:
+    for node in sorted(job.tables()[-1], key=lambda node: node != job.leader())[:preemptions]:
         before = len(steps_of_rank_0(job))
         takers.append(jobs.take(node))
         job.wait_until(f"{node} stays", lambda node=node: node not in job.tables()[-1])
@@ -40,7 +43,7 @@ def test_no_step_is_lost_and_every_sample_comes_once_through_three_preemptions(j
         taker.cancel()
 
     jobs.wait_until_all_ended()
-    assert [round_["reason"] for round_ in job.rounds()][-3:] == ["node_left"] * 3
+    assert [round_["reason"] for round_ in job.rounds()][-preemptions:] == ["node_left"] * preemptions
     assert {round_["restarts"] for round_ in job.rounds()} == {0}
     assert steps_of_rank_0(job) == list(range(1, epochs * STEPS_PER_EPOCH + 1))
     command = [sys.executable, "count_samples.py", "records", "checkpoint.pt"]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import json
 
+import pytest
+
 from tests.cluster.jobs import CHECKOUT, SILENCE, Job, on
 from tests.cluster.test_node_loss import assert_nothing_is_lost, assert_one_group_at_a_time, formed
 
@@ -75,6 +77,7 @@ def test_the_leader_is_cut_off_and_joins_its_successor_when_healed(jobs):
     assert_one_group_at_a_time(job.steps())
 
 
+@pytest.mark.nightly
 def test_the_first_element_of_an_array_loses_its_node(jobs):
     jobs.place(CHECKOUT / "sbatch_templates/array.sbatch")
     job = jobs.submit("--array=0-2", "array.sbatch", "--nnodes=2:3", "train.py")

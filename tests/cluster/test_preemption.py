@@ -143,7 +143,7 @@ def test_a_preemption_by_qos_costs_no_kind_of_job_a_step(jobs):
     kinds.are_preempted(20, jobs.take("", None, "--nodes=4"))
 
 
-@pytest.mark.proctrack("cgroup", "linuxproc")
+@pytest.mark.proctrack("cgroup", nightly="linuxproc")
 def test_a_preempted_allocation_saves_and_comes_back_smaller(jobs, proctrack, preempt_mode, release):
     # Of a job without a time limit Slurm does not tell when the grace ends. 26.05 may start it again at once.
     options = ["--nodes=2-4", "--time=0", *(["--requeue=expedite"] if release == "26.05" else [])]

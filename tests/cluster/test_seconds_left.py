@@ -29,7 +29,7 @@ def test_scripts_of_a_cancelled_job_are_told_so(jobs):
     assert "preempted" not in job.output
 
 
-@pytest.mark.parametrize("answers", [True, False])
+@pytest.mark.parametrize("answers", [True, pytest.param(False, marks=pytest.mark.nightly)])
 def test_a_preempted_job_is_told_the_seconds_of_its_partition(jobs, answers):
     if not answers:
         # Slurm answers at the start, and is as good as silent from the signal on.

@@ -71,6 +71,7 @@ def test_a_killed_worker_and_a_killed_node_cost_a_step_each(
     assert epochs(agents[0].out) == pytest.approx(losses, rel=1e-3)
 
 
+@pytest.mark.nightly
 def test_plain_python_goes_on_from_the_checkpoint_of_an_interrupted_run(
     tmp_path: Path, undisturbed: tuple[list[dict[str, Any]], list[float]]
 ) -> None:

@@ -35,6 +35,7 @@ def health(nodes: Allocation, node: str, page: str) -> str:
     return text
 
 
+@pytest.mark.nightly
 def test_a_slow_rank_is_named_until_it_is_slow_no_more(allocate: Allocate, capsys: pytest.CaptureFixture[str]) -> None:
     nodes = allocate(2)
     (nodes.directory / "slow").write_text("1")

@@ -52,10 +52,10 @@ def wrong(told: dict[str, Any]) -> dict[str, str]:
     ("mistake", "expected"),
     [
         ("no-resume", {"resume.step", "steps.announced"}),
-        ("in-place", {"checkpoint.atomic"}),
+        pytest.param("in-place", {"checkpoint.atomic"}, marks=pytest.mark.nightly),
         ("forgets-place", {"samples.once", "losses.match"}),
-        ("slow-save", {"save.grace", "steps.announced"}),
-        ("fails-on-stop", {"worker.exit"}),
+        pytest.param("slow-save", {"save.grace", "steps.announced"}, marks=pytest.mark.nightly),
+        pytest.param("fails-on-stop", {"worker.exit"}, marks=pytest.mark.nightly),
     ],
 )
 def test_a_planted_mistake_is_named(
@@ -121,6 +121,7 @@ def test_the_examples_with_frameworks_are_right(tmp_path: Path, example: str) ->
     assert len(told["losses"]) == told["steps"]
 
 
+@pytest.mark.nightly
 def test_a_group_that_was_paused_replaces_the_checkpoint_of_its_successor(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -205,7 +205,7 @@ def by_torch_alone(checkpoint: Path) -> None:
     assert state["per_rank"]["2"]["noise"].tolist() == [3.0] * 3
 
 
-@pytest.mark.parametrize("replicates", [False, True])
+@pytest.mark.parametrize("replicates", [pytest.param(False, marks=pytest.mark.nightly), True])
 def test_nodes_write_the_same_step_while_they_train(
     replicates: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,6 +9,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from slurm_elastic import LocalElasticExecutor
 from tests.local.submission.conftest import eventually
 from tests.local.waiting import at_once
@@ -74,6 +76,7 @@ def test_run_whose_time_is_over_starts_again_with_what_checkpoint_returned(runs:
     assert [(size, word) for size, _step, word in job.result()["history"]] == [(2, "first"), (2, "first+")]
 
 
+@pytest.mark.nightly
 def test_run_that_times_out_too_often_ends(runs: Path, tmp_path: Path) -> None:
     executor = LocalElasticExecutor(runs, min_nodes=2, max_nodes=2, max_num_timeout=1)
     executor.update_parameters(timeout_min=10)
