@@ -421,7 +421,8 @@ class Agent:
         """Return True if the last words of a worker tell no cause: the leader's line, or the root cause, tells it."""
         assignment = self._assignment
         rank = assignment.place.base_rank + local_rank if assignment is not None else local_rank
-        told = elsewhere(self._round_end, rank, text)
+        explanations = (feature.explanation(local_rank) for feature in self._features)
+        told = elsewhere(self._round_end, rank, text) or next(filter(None, explanations), "")
         if told:
             lines = text.count("\n")
             logger.info(

@@ -91,6 +91,10 @@ class Feature:
         """Return the failure of the worker with this process id, with the cause added if the feature knows it."""
         return failure
 
+    def explanation(self, local_rank: int) -> str:
+        """Return what tells of the end of this worker, so that its last words need not; empty for nothing."""
+        return ""
+
     def stop_agreed(self, reason: str) -> None:
         """The workers of the round stop at a step; the reason is that which training scripts get."""
 
@@ -200,6 +204,8 @@ class WatchdogFeature(Feature):
 
     def __init__(self, watchdog: Watchdog) -> None:
         self._watchdog = watchdog
+        self._pids: Mapping[int, int] = {}
+        self._hung: frozenset[int] = frozenset()
 
     def round_formed(self, assignment: Assignment, environments: Mapping[int, dict[str, str]]) -> None:
         """See base class."""
@@ -209,6 +215,7 @@ class WatchdogFeature(Feature):
 
     def workers_started(self, running: RunningRound) -> None:
         """See base class."""
+        self._pids, self._hung = dict(running.pids), frozenset()
         self._watchdog.watch(_watched(running), running.progress, running.agreement)
 
     def attribute(self, failure: WorkerFailure, pid: int) -> WorkerFailure:
@@ -216,8 +223,13 @@ class WatchdogFeature(Feature):
         hang = self._watchdog.hang_of(pid)
         return failure if hang is None else replace(failure, message=f"{BY_WATCHDOG}{hang}", hung=True)
 
+    def explanation(self, local_rank: int) -> str:
+        """See base class."""
+        return "it hung: stacks.txt has its stacks" if local_rank in self._hung else ""
+
     def exits_expected(self, *, unplanned: bool) -> None:
         """See base class."""
+        self._hung = frozenset(rank for rank, pid in self._pids.items() if self._watchdog.hang_of(pid) is not None)
         self._watchdog.unwatch()
 
     def run_ended(self) -> None:

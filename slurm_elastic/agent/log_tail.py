@@ -30,7 +30,12 @@ _TIMES_PAUSE = 0.25
 """Seconds between two lines of the file of times, while the logs grow."""
 
 
-_FIRST_WORDS = ("Traceback (most recent call last):", "terminate called after throwing", "ProcessGroupNCCL.cpp")
+_FIRST_WORDS = (
+    "Traceback (most recent call last):",
+    "terminate called after throwing",
+    "ProcessGroupNCCL.cpp",
+    "Fatal Python error: Aborted",
+)
 """The beginnings of what workers write when they fail."""
 _DECISION_TIMEOUT = 2.0
 """Seconds after which a worker that lives on after a traceback has survived what it tells of."""

@@ -262,7 +262,9 @@ class SignalDiagnosis:
         self._note_end(view, controller.clock())
 
     def _note_end(self, view: JobView, clock: ControllerClock | None) -> None:
-        if clock is None or view.preempt_time is not None or view.end_time is None or view.start_time is None:
+        is_ending = view.preempt_time is not None or view.has_ended
+        if clock is None or is_ending or view.end_time is None or view.start_time is None:
+            # The EndTime of a job that is cancelled or preempted is not its limit.
             self._end = None
         else:
             self._end = time.monotonic() + view.end_time - clock.now

@@ -12,10 +12,12 @@ from collections.abc import Callable, Sequence
 from slurm_elastic.agent.job_end import RequeueFacts, plan_requeue
 from slurm_elastic.agent.option_values import RequeuePolicy
 from slurm_elastic.agent.run_history import read_events, read_history
+from slurm_elastic.errors import ExitCode
 from slurm_elastic.failures import bad_domains, bad_nodes, exclusion, node_domains, nodes_to_exclude, strikes
 from slurm_elastic.rundir import JobRecords, RunDir
 from slurm_elastic.slurm import Cause, Controller, JobView, Requeue, SlurmJob, classify
 
+_EXIT_CODE = f"; exit code {ExitCode.LEFT.value}, in srun's words, is that of agents that have left"
 _WAIT = 600.0
 """Seconds to wait for a slurmctld that does not answer. Meanwhile it gives the nodes to no other job either."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.25, 5.0
@@ -85,7 +87,7 @@ def requeue_job(
         if not records.claim_requeue(restart_count, {**plan.record, "excluded": list(bad)}):
             return True
         # Printed before the requeue, which ends this process, too.
-        say(f"job {job.name}: {decision.why}")
+        say(f"job {job.name}: {decision.why}{_EXIT_CODE if facts.status == ExitCode.LEFT else ''}")
         why_not = _requeue(controller, job, deadline, if_running=runs)
         if why_not:
             say(f"job {job.name}: not requeued: {why_not}; submit it again to go on")

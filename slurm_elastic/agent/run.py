@@ -285,7 +285,8 @@ class _Run:
 
         def report(hang: Hang) -> None:
             self._health.reporter.hung(killed=hang.killed is not None)
-            self._events.add(hang_event(settings.node, hang), logging.WARNING)
+            # One that waits in a collective waits for another rank, whose agent tells of it.
+            self._events.add(hang_event(settings.node, hang), logging.INFO if hang.in_collective else logging.WARNING)
 
         pipe = make_pipe(os.environ) if settings.watchdog else None
         if pipe is None:

@@ -39,7 +39,7 @@ class Cause(enum.Enum):
     """The node accepts no more jobs, and a user or administrator signals those that it has."""
     SIGNALLED = "signalled"
     """A user has sent the signal; for Slurm the job could go on."""
-    REQUEUE_WANTED = "requeue wanted"
+    REQUEUE_WANTED = "requeue asked for"
     """A user wants the job to start again: ``slurm-elastic requeue``."""
     UNKNOWN = "unknown"
     """Slurm does not answer, or there was no signal."""

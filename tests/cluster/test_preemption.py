@@ -292,7 +292,7 @@ def test_a_signal_for_the_batch_script_alone_and_a_wish_to_requeue_reach_all_age
     jobs.cluster.command(["scontrol", "hold", str(job.id)])
     said = jobs.cluster.command(["slurm-elastic", "requeue", str(job.id)], cwd=jobs.directory, env=jobs.environ).stdout
     assert said == f"asked to leave and come back: {', '.join(nodes)}\n"
-    wanted = "requeued: requeue wanted; it is held, and starts after scontrol release"
+    wanted = "requeued: requeue asked for; it is held, and starts after scontrol release"
     job.wait_until("it does not say so", lambda: wanted in job.output)
     job.wait_until("it is not requeued", lambda: job.state() == "PENDING")
     jobs.cluster.command(["scontrol", "release", str(job.id)])

@@ -90,7 +90,7 @@ class HangHandler:
         for timers in expired.values():
             for timer in timers:
                 why = "it takes no step" if timer.steps is not None else f"timer {timer.request.scope!r} expired"
-                logger.warning("rank %s does not go on: %s", workers[timer.worker].rank, why)
+                logger.info("rank %s does not go on: %s", workers[timer.worker].rank, why)
         pids = {timer.request.pid for timers in expired.values() for timer in timers} | set(expired)
         agreement.ask_for_dumps()
         by = time.monotonic() + _DUMPS_TIMEOUT

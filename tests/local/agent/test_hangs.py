@@ -81,12 +81,17 @@ def test_a_hang_names_the_rank_that_does_not_come_to_a_collective(allocate: Allo
 def test_a_worker_that_hangs_before_its_first_step_is_found(allocate: Allocate) -> None:
     nodes = allocate(1)
     (nodes.directory / "t.py").write_text(
-        "import os, time\nfrom slurm_elastic import trainer\n"
+        "import faulthandler, os, time\nfrom slurm_elastic import trainer\nfaulthandler.enable()\n"
         'if (os.environ["RANK"], trainer.start_info().round) == ("1", 0):\n    time.sleep(1000)\n'
     )
     options = ("--nproc-per-node=2", "--max-restarts=1", "--hang-timeout=600", "--first-step-timeout=2")
-    agent = nodes.start(1, *options, script=["t.py"])
+    agent = nodes.start(1, *options, script=["t.py"], PET_CONSOLE="brief")
     assert agent.wait() == 0, agent.err
+    # The stacks are in a file that the agent's line names.
+    assert "rank 1 on 127.0.0.1 hangs: " in agent.err
+    assert "Fatal Python error" not in agent.err
+    (stderr,) = nodes.run_dir.glob("logs/round_0000/*/rank_01/stderr.log")
+    assert "Fatal Python error: Aborted" in stderr.read_text()
     (hang,) = [event for event in nodes.events() if event["event"] == "worker_hung"]
     assert (hang["rank"], hang["steps"], hang["round"]) == (1, 0, 0)
 

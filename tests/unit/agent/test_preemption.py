@@ -273,6 +273,16 @@ def test_a_limit_that_has_been_moved_is_another_limit(told: Told) -> None:
     assert told.records == []
 
 
+def test_the_end_of_a_cancelled_job_is_no_limit(told: Told, caplog: pytest.LogCaptureFixture) -> None:
+    diagnosis = asked_at_start(told, left=600)
+    told.shows("job_cancelled.txt")
+    told.signal(SIGTERM)
+    diagnosis.check()
+    assert next_finding(diagnosis).cause is Cause.CANCELLED
+    diagnosis.close()
+    assert caplog.messages == []
+
+
 def test_a_limit_shorter_than_a_save_is_told(told: Told, caplog: pytest.LogCaptureFixture) -> None:
     diagnosis = asked_at_start(told, left=61, save=300.0)
     told.write("now", str(LIMIT - 60))

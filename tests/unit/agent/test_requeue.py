@@ -36,6 +36,8 @@ case "$1 $2" in
 esac
 """
 
+EXIT_CODE = "; exit code 75, in srun's words, is that of agents that have left"
+
 
 class Slurm:
     """What scontrol says here."""
@@ -127,7 +129,7 @@ def test_preempted_in_grace(slurm: Slurm, script: Script) -> None:
     slurm.shows("job_preempted_in_grace.txt")
     assert script.ends()
     assert slurm.requeues() == ["requeue incomplete 1"]
-    assert script.said == ["job 1: requeued: preempted"]
+    assert script.said == [f"job 1: requeued: preempted{EXIT_CODE}"]
 
 
 @pytest.mark.parametrize("status", [1, 2, 76])
@@ -177,7 +179,7 @@ def test_a_state_that_hides_running_changes_nothing(slurm: Slurm, script: Script
     slurm.write("now", "1795175800")
     script.notice("SIGUSR2")
     assert script.ends()
-    assert script.said == ["job 1: requeued: signalled"]
+    assert script.said == [f"job 1: requeued: signalled{EXIT_CODE}"]
 
 
 def test_starts_without_a_new_checkpoint_have_an_end(slurm: Slurm, script: Script) -> None:
@@ -210,7 +212,7 @@ def test_a_controller_that_has_forgotten_the_preemption(slurm: Slurm, script: Sc
     slurm.shows("job_running.txt")
     script.notice("SIGCONT", "SIGTERM", cause="PREEMPTED")
     assert script.ends()
-    assert script.said == ["job 1: requeued: preempted"]
+    assert script.said == [f"job 1: requeued: preempted{EXIT_CODE}"]
 
 
 def test_a_cancelled_job_stays_so_whatever_was_wanted(slurm: Slurm, script: Script) -> None:
@@ -228,7 +230,7 @@ def test_a_job_that_is_cancelled_just_before_its_requeue_stays_so(slurm: Slurm, 
     assert not script.ends()
     assert slurm.requeues() == ["requeue incomplete 1"]
     assert script.said == [
-        "job 1: requeued: preempted",
+        f"job 1: requeued: preempted{EXIT_CODE}",
         "job 1: not requeued: it was cancelled or has ended meanwhile; submit it again to go on",
     ]
 
@@ -239,7 +241,7 @@ def test_a_job_that_slurm_ends_just_before_its_requeue_comes_back(slurm: Slurm, 
     slurm.ends_before_its_requeue(shown)
     assert script.ends()
     assert slurm.requeues() == ["requeue incomplete 1", "requeue 1"]
-    assert script.said == ["job 1: requeued: preempted"]
+    assert script.said == [f"job 1: requeued: preempted{EXIT_CODE}"]
 
 
 def test_without_scontrol_it_ends_at_once(slurm: Slurm, script: Script) -> None:
@@ -264,7 +266,7 @@ def test_a_requeue_that_fails_is_said(slurm: Slurm, script: Script) -> None:
     slurm.write("requeue", "1")
     assert not script.ends()
     assert script.said == [
-        "job 1: requeued: preempted",
+        f"job 1: requeued: preempted{EXIT_CODE}",
         "job 1: not requeued: scontrol requeue failed; submit it again to go on",
     ]
 
