@@ -1,18 +1,17 @@
 """A checkpoint of Lightning in the memory of the agents, for `slurm_elastic.integrations.lightning`.
 
 Tensors of a checkpoint go into a snapshot as they are, and all else as the bytes of a file of torch.save, of which only
-plain values are read back. For Trainer it is a file again, which is memory of this process. Everything here is what
-Lightning documents (read in lightning 2.6).
+plain values are read back. Trainer writes and reads it by a CheckpointIO of ours, which touches no file. All this is
+what Lightning documents (read in lightning 2.6).
 """
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import io
 import logging
-import os
 import pickle
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,24 +26,37 @@ _log = logging.getLogger("slurm_elastic")
 
 _PAGE = 4096
 """The bytes without the tensors are filled up to a multiple of this: the next step finds a place of its size."""
-_files = contextlib.ExitStack()
-"""The files that `last_checkpoint` has made."""
-atexit.register(_files.close)
 _resumes = ""
+"""The directory for which `last_checkpoint` has looked for a snapshot."""
+_newest: dict[str, dict[str, Any]] = {}
+"""The checkpoint that it has found in memory, by the name that Trainer has for it, until Trainer has read it."""
 
 
-class _Nowhere(CheckpointIO):
-    """Has Trainer write no file."""
+class _InMemory(CheckpointIO):
+    """Has Trainer write no file, and read what is in memory; all else is left to another one."""
+
+    def __init__(self, files: CheckpointIO) -> None:
+        self._files = files
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
         """See base class."""
 
     def load_checkpoint(self, path: Any, *arguments: Any, **options: Any) -> dict[str, Any]:
         """See base class."""
-        raise FileNotFoundError(path)
+        found = _newest.pop(str(path), None)
+        return self._files.load_checkpoint(path, *arguments, **options) if found is None else found
 
     def remove_checkpoint(self, path: Any) -> None:
         """See base class."""
+
+
+@contextlib.contextmanager
+def _without_files(strategy: Strategy) -> Iterator[None]:
+    files, strategy.checkpoint_io = strategy.checkpoint_io, _InMemory(strategy.checkpoint_io)
+    try:
+        yield
+    finally:
+        strategy.checkpoint_io = files
 
 
 class Memory:
@@ -72,13 +84,11 @@ class Memory:
         step = self._trainer.global_step
         if not self._every or step - self._kept < (every or self._every):
             return
-        self._kept, strategy = step, self._trainer.strategy
-        to_disk, strategy.checkpoint_io, self.saves = strategy.checkpoint_io, _Nowhere(), True
-        try:
+        self._kept, self.saves = step, True
+        with _without_files(self._trainer.strategy):
             # All ranks meet in it, those with a full memory too.
             self._trainer.save_checkpoint(self._directory / "memory", weights_only=False)
-        finally:
-            strategy.checkpoint_io, self.saves = to_disk, False
+        self.saves = False
         checkpoint, self.checkpoint = self.checkpoint, None
         if not self._refused and checkpoint is not None:
             self._save(step, checkpoint)
@@ -99,8 +109,8 @@ class Memory:
 def last_checkpoint(directory: str | Path) -> str | None:
     """Return the newest checkpoint for `fit(ckpt_path=...)`, None if there is none; call it on all ranks.
 
-    That is the one in the memory of the agents, if `ElasticCallback` has put one there: as a file in memory, for this
-    process alone. Else it is the newest ``*.ckpt`` in the directory.
+    That is the one in the memory of the agents, if `ElasticCallback` has put one there: a name for it, which the
+    callback has Trainer understand. Else it is the newest ``*.ckpt`` in the directory.
     """
     global _resumes
     _resumes = _path(directory)
@@ -116,16 +126,24 @@ def last_checkpoint(directory: str | Path) -> str | None:
     checkpoint = _unpacked(size, rest, tensors)
     if on_disk is not None and _step_of(on_disk) > checkpoint["global_step"]:
         return str(on_disk)
-    descriptor = os.memfd_create("last.ckpt")
-    _files.callback(os.close, descriptor)
-    path = f"/proc/self/fd/{descriptor}"
-    torch.save(checkpoint, path)
-    return path
+    _newest[name := f"step {checkpoint['global_step']}, in the memory of the agents"] = checkpoint
+    return name
 
 
-def forget_files() -> None:
-    """Free the memory of the files that `last_checkpoint` has made: Trainer has read them."""
-    _files.close()
+class Reading:
+    """Has a trainer read what `last_checkpoint` has found in memory, from its set-up until it has."""
+
+    def __init__(self) -> None:
+        self._open = contextlib.ExitStack()
+
+    def begin(self, trainer: Trainer) -> None:
+        """Begin before Trainer reads its checkpoint."""
+        if _newest:
+            self._open.enter_context(_without_files(trainer.strategy))
+
+    def end(self) -> None:
+        """End when it has."""
+        self._open.close()
 
 
 def _path(directory: str | Path) -> str:

@@ -79,7 +79,7 @@ def test_by_hand() -> None:
     assert decide(Cause.DRAINED).why == "not requeued: the job was drained by hand; submit it again to go on"
     # A warning that came much earlier than configured, or of a user: it asks for a checkpoint and a new start.
     assert decide(Cause.SIGNALLED, warned=True) == RequeueDecision(Requeue.REQUEST, "requeued: signalled", counted=True)
-    assert decide(Cause.REQUEUE_WANTED) == RequeueDecision(Requeue.REQUEST, "requeued: requeue wanted")
+    assert decide(Cause.REQUEUE_WANTED) == RequeueDecision(Requeue.REQUEST, "requeued: requeue asked for")
 
 
 def test_no_signal() -> None:
