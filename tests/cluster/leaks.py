@@ -30,10 +30,15 @@ class _Use(NamedTuple):
 
 
 class Leaks:
-    """Open files and memory of all agents of a cluster, from the first look at each that has settled to the last."""
+    """Open files and memory of all agents of a cluster, from the first look at each that has settled to the last.
 
-    def __init__(self, cluster: Cluster) -> None:
-        self._cluster = cluster
+    Args:
+        cluster: The cluster.
+        strangers: Connections that others keep open to an agent at most.
+    """
+
+    def __init__(self, cluster: Cluster, strangers: int = 0) -> None:
+        self._cluster, self._more_files = cluster, _MORE_FILES + strangers
         self._first: dict[int, _Use] = {}
         self._most: dict[int, _Use] = {}
 
@@ -72,7 +77,7 @@ class Leaks:
         print(f"processes watched: {len(watched)}; open files grew by {files} at most, memory by {memory >> 20} MiB")
         wrong = []
         for first, most in watched:
-            if most.files - first.files > _MORE_FILES:
+            if most.files - first.files > self._more_files:
                 wrong.append(f"{first.name}: open files grew from {first.files} to {most.files}")
             if most.memory - first.memory > _MORE_MEMORY:
                 wrong.append(

@@ -44,6 +44,7 @@ from tests.cluster.neighbours import Neighbours
 from tests.cluster.reports import AgentTime, wrong_report
 from tests.cluster.testbed import Cluster, Settings
 from tests.cluster.testbed.settings import ROOTS
+from tests.local.neighbour import IDLE
 
 PREEMPTED = {"preempt": 1, "preempt two": 2, "preempt all": 4}
 """How many nodes are taken at once."""
@@ -88,7 +89,9 @@ class Soak:
         self._jobs, self._cluster, self._rng = jobs, jobs.cluster, random.Random(seed)
         self._mishaps, self._seconds, self._times = mishaps, 60 * minutes, times
         self._wrong: list[str] = []
-        self._leaks = Leaks(jobs.cluster)
+        # Those that say nothing, and those that have just said something.
+        strangers = 2 * IDLE * len(jobs.cluster.settings.node_names) if reports is not None else 0
+        self._leaks = Leaks(jobs.cluster, strangers)
 
     def play(self) -> list[str]:
         """Train, let things happen, and return what is wrong at the end."""
