@@ -281,7 +281,9 @@ class Controller:
         if process.returncode != 0:
             # Under proctrack/linuxproc a signal for the job also reaches the commands that it has started.
             self.is_silent = process.returncode < 0 or SILENCE.search(complaint) is not None
-            self._log_once(command, f"failed: {complaint.strip() or f'exit code {process.returncode}'}")
+            # Without a configuration, scontrol ends with four lines; the last one says why.
+            *_, why = complaint.strip().splitlines() or [""]
+            self._log_once(command, f"failed: {why or f'exit code {process.returncode}'}")
         return _Answer(process.returncode, output, complaint)
 
     def _log_once(self, command: tuple[str, ...], failure: str) -> None:

@@ -66,11 +66,14 @@ def test_a_slow_scontrol_is_killed_with_its_children(
 
 
 def test_a_failing_scontrol(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    program(tmp_path, "scontrol", "echo slurm_load_jobs error: down >&2; exit 1", monkeypatch)
+    program(tmp_path, "scontrol", "printf 'no DNS record\\nslurm_load_jobs error: down\\n' >&2; exit 1", monkeypatch)
     controller = Controller()
     assert controller.job("1") is None
     assert not controller.requeue("1")
-    assert "slurm_load_jobs error: down" in caplog.text
+    # One line for each command, the last of what it says.
+    assert caplog.messages == [
+        f"scontrol {words} failed: slurm_load_jobs error: down" for words in ("show job 1", "requeue 1")
+    ]
 
 
 def test_finds_the_job_among_those_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
