@@ -58,6 +58,7 @@ def test_the_first_node_is_killed_and_then_the_new_leaders(jobs):
     print(f"seconds without a step: {gap(job, 1):.2f}, {gap(job, 2):.2f}, led by n1, {leader}, {leaders_node(job)}")
 
 
+@pytest.mark.nightly
 def test_the_leader_is_cut_off_and_joins_its_successor_when_healed(jobs):
     job = jobs.submit(*on("n1", "n2", "n3"), "elastic.sbatch", SILENCE, "train.py")
     job.wait_for_steps(0, ["n1", "n2", "n3"])

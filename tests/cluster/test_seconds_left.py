@@ -63,6 +63,7 @@ def test_a_job_of_two_minutes_trains_until_a_save_has_to_begin(jobs):
     assert "the job trains on until 15 s are left" in job.output
 
 
+@pytest.mark.nightly
 def test_a_job_whose_work_takes_longer_than_its_limit_saves_shortly_before_it(jobs):
     job = jobs.submit("-t", "1", "--nodes=2", "--signal=USR2@30", "elastic.sbatch", "train.py", "--asks")
     job.wait_until("no training", lambda: len(job.trained_on(0)) == 2)
