@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 
 from slurm_elastic.observe.goodput import goodput, round_progress, segments
 from slurm_elastic.observe.records import RunRecords
@@ -30,20 +30,27 @@ def _parts(records: RunRecords, now: float) -> Iterator[str]:
     yield counted(len(records.rounds), "round")
     # A leader that is lost has no event of its own, and one of several that are lost may be in no event of a round.
     lost = _nodes(records, "node_lost") | _nodes(records, "round_ended", "node_lost")
-    left = _nodes(records, "round_ended", "node_left")
+    requeues = [round_.number for round_ in records.rounds if round_.reason == "requeued"]
+    left = _nodes(records, "round_ended", "node_left", before=requeues)
+    if requeues:
+        yield counted(len(requeues), "requeue")
     pairs = zip(records.rounds, records.rounds[1:], strict=False)
     joined = sum(len(set(later.nodes) - set(earlier.nodes)) for earlier, later in pairs)
     for number, how in ((lost.total(), "lost"), (left.total(), "left"), (joined, "joined")):
         if number:
             yield f"{counted(number, 'node')} {how}"
     found = goodput(times, steps)
-    if found.redone_steps or (found.redone_steps is not None and (lost or left)):
+    if found.redone_steps or (found.redone_steps is not None and (lost or left or requeues)):
         yield f"{counted(found.redone_steps, 'step')} again"
     if found.share is not None:
         yield f"goodput {100 * found.share:.0f} %"
 
 
-def _nodes(records: RunRecords, kind: str, reason: str = "") -> Counter[str]:
-    """Return how often events of this kind name each node."""
-    events = (event for event in records.events if event.kind == kind and reason in ("", event.word("reason")))
+def _nodes(records: RunRecords, kind: str, reason: str = "", before: Container[int] = ()) -> Counter[str]:
+    """Return how often events of this kind name each node, without those of the round before one of these."""
+    events = (
+        event
+        for event in records.events
+        if event.kind == kind and reason in ("", event.word("reason")) and (event.round or 0) + 1 not in before
+    )
     return Counter(node for event in events for node in event.nodes)

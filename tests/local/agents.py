@@ -226,9 +226,10 @@ class Allocation:
         return len(list((self.run_dir / "rounds").glob("*.json")))
 
     def events(self) -> list[dict[str, Any]]:
-        """The events in the run directory."""
+        """The events in the run directory, in the order of their times: each leader has a file of its own."""
         paths = sorted((self.run_dir / "events").glob("*.jsonl"))
-        return [json.loads(line) for path in paths for line in path.read_text().splitlines()]
+        events = [json.loads(line) for path in paths for line in path.read_text().splitlines()]
+        return sorted(events, key=lambda event: event["time"])
 
     def formed(self, round_: int) -> None:
         """Wait until the events tell that a round has formed, and what led to it."""

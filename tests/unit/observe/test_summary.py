@@ -26,6 +26,18 @@ def test_a_run_with_a_loss_a_leave_and_a_join_in_one_line(run: WrittenRun) -> No
     )
 
 
+def test_a_job_that_went_as_a_whole_and_came_back_has_lost_no_node(run: WrittenRun) -> None:
+    for agent in (A, B):
+        run.started(0, agent, seconds=0)
+    run.round(0.9, 0, [A, B])
+    run.ended(100, 0, [A], 1.0, steps=100, first_step=1, step=100, first=0.0, last=99.0)
+    run.event(100, "n1", "round_ended", round=0, reason="node_left", nodes=["n1", "n2"], detail="requeued", step=100)
+    run.round(130, 1, [A, B], "requeued")
+    run.ended(200, 1, [A], 130.0, steps=70, first_step=101, step=170, first=0.0, last=70.0)
+    run.progress(200, A, "agent_ended", exit_code=0)
+    assert summary(run.records(), START + 200).startswith("170 steps in 3 min, 2 rounds, 1 requeue, 0 steps again, ")
+
+
 def test_a_script_without_the_api_has_time_and_rounds_alone(run: WrittenRun) -> None:
     run.started(0, A, seconds=0)
     run.round(0.9, 0, [A])
