@@ -20,9 +20,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from benchmarks import sandbox
-from benchmarks.launchers import PYTHON
+from benchmarks.launchers import PYTHON, Launcher
 from benchmarks.options import add_parts
 from benchmarks.tables import Bar, Results, Table, seconds
+from tests.local.waiting import process_state
 
 SCRIPT = Path(__file__).with_name("end_scripts") / "shapes.py"
 SHAPES = (
@@ -41,10 +42,12 @@ CONTROL = "hangs"
 HANG = 10.0
 """Seconds after which an end is one of a worker that hangs."""
 WORKERS = 2
+# Each round ends with the same failure on purpose, after which a run would end.
+OURS = ("slurm_elastic", "agent", "--stop-on-same-failure=off")
 LAUNCHERS = {
-    "warm": ["slurm_elastic", "agent", "--learn-imports=off", "--shutdown-timeout=30", "--stop-on-same-failure=off"],
-    "learned": ["slurm_elastic", "agent", "--learn-imports=on", "--shutdown-timeout=30", "--stop-on-same-failure=off"],
-    "torchrun": ["torch.distributed.run", "--standalone"],
+    "warm": (*OURS, "--learn-imports=off"),
+    "learned": OURS,
+    "torchrun": ("torch.distributed.run", "--standalone"),
 }
 
 
@@ -62,7 +65,7 @@ def main() -> int:
     columns = ["shape", *(f"{name}: {what}" for name in LAUNCHERS for what in ("ends", "longest", "hung"))]
     note = f"Seconds. The row of {CONTROL} is a script that needs 20 s for its end: such a one is seen."
     table = Table(f"Ends of workers, load {options.load}", columns, note=note)
-    hung = 0
+    hung = missing = 0
     with loaded(options.load):
         for shape in (*options.only, CONTROL):
             row: list[str | int | None] = [shape]
@@ -71,11 +74,13 @@ def main() -> int:
                 found = ends(name, shape, wanted)
                 late = sum(each > HANG for each in found)
                 row += [len(found), seconds(max(found, default=None)), late]
-                hung += late if name != "torchrun" and shape != CONTROL else 0
+                if name != "torchrun" and shape != CONTROL:
+                    hung, missing = hung + late, missing + wanted - len(found)
             table.rows.append(row)
             print(row, flush=True)
     results.add(table)
     results.bars.append(Bar.at_most("no worker of slurm_elastic hangs at its end", hung, 0, "of them"))
+    results.bars.append(Bar.at_most("each of its ends was seen", missing, 0, "missing"))
     return results.finish(options.json)
 
 
@@ -86,8 +91,8 @@ def ends(name: str, shape: str, wanted: int) -> list[float]:
         (directory / "ends").mkdir()
         environ = {**os.environ, "XDG_STATE_HOME": str(directory / "state"), "OMP_NUM_THREADS": "1"}
         environ["PYTHONPATH"] = str(Path(__file__).parents[1])
-        # Else restarted workers of torchrun find the addresses of those before them (pytorch issue 167288).
-        environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
+        if name == "torchrun":
+            environ |= Launcher.TUNED.environment
         restarts = f"--max-restarts={wanted // WORKERS - 1}"
         command = [str(PYTHON), "-m", *LAUNCHERS[name], restarts, f"--nproc-per-node={WORKERS}"]
         with (directory / "log").open("w") as log:
@@ -112,19 +117,11 @@ def watch(process: subprocess.Popen[bytes], directory: Path) -> Iterator[tuple[i
             if int(path.name) not in seen and text:
                 seen.add(int(path.name))
                 ending[int(path.name)] = float(text)
-        for pid in [pid for pid in ending if not lives(pid)]:
+        for pid in [pid for pid in ending if (process_state(pid) or "Z")[0] == "Z"]:
             yield pid, time.time() - ending.pop(pid)
         if is_over and not ending:
             return
         time.sleep(0.01)
-
-
-def lives(pid: int) -> bool:
-    """Return True for a process that has not ended; one that waits for its parent has."""
-    with contextlib.suppress(OSError):
-        content = Path(f"/proc/{pid}/stat").read_bytes()
-        return content[content.rindex(b")") + 2] not in b"ZX"
-    return False
 
 
 @contextlib.contextmanager

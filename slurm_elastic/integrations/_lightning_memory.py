@@ -11,7 +11,6 @@ import contextlib
 import io
 import logging
 import pickle
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,14 +31,15 @@ _newest: dict[str, dict[str, Any]] = {}
 """The checkpoint that it has found in memory, by the name that Trainer has for it, until Trainer has read it."""
 
 
-class _InMemory(CheckpointIO):
-    """Has Trainer write no file, and read what is in memory; all else is left to another one."""
+class _FromMemory(CheckpointIO):
+    """Reads what `last_checkpoint` has found in memory, once; leaves all else to the trainer's own."""
 
     def __init__(self, files: CheckpointIO) -> None:
         self._files = files
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
         """See base class."""
+        self._files.save_checkpoint(checkpoint, path, storage_options)
 
     def load_checkpoint(self, path: Any, *arguments: Any, **options: Any) -> dict[str, Any]:
         """See base class."""
@@ -48,15 +48,24 @@ class _InMemory(CheckpointIO):
 
     def remove_checkpoint(self, path: Any) -> None:
         """See base class."""
+        self._files.remove_checkpoint(path)
+
+    def teardown(self) -> None:
+        """See base class."""
+        self._files.teardown()
 
 
-@contextlib.contextmanager
-def _without_files(strategy: Strategy) -> Iterator[None]:
-    files, strategy.checkpoint_io = strategy.checkpoint_io, _InMemory(strategy.checkpoint_io)
-    try:
-        yield
-    finally:
-        strategy.checkpoint_io = files
+class _Nowhere(_FromMemory):
+    """Writes no file: the callback is given the checkpoint."""
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
+        """See base class."""
+
+
+def read_from_memory(strategy: Strategy) -> None:
+    """Have a trainer read what `last_checkpoint` has found in memory; called before it reads its checkpoint."""
+    if _newest:
+        strategy.checkpoint_io = _FromMemory(strategy.checkpoint_io)
 
 
 class Memory:
@@ -84,11 +93,13 @@ class Memory:
         step = self._trainer.global_step
         if not self._every or step - self._kept < (every or self._every):
             return
-        self._kept, self.saves = step, True
-        with _without_files(self._trainer.strategy):
+        self._kept, self.saves, strategy = step, True, self._trainer.strategy
+        files, strategy.checkpoint_io = strategy.checkpoint_io, _Nowhere(strategy.checkpoint_io)
+        try:
             # All ranks meet in it, those with a full memory too.
             self._trainer.save_checkpoint(self._directory / "memory", weights_only=False)
-        self.saves = False
+        finally:
+            strategy.checkpoint_io, self.saves = files, False
         checkpoint, self.checkpoint = self.checkpoint, None
         if not self._refused and checkpoint is not None:
             self._save(step, checkpoint)
@@ -128,22 +139,6 @@ def last_checkpoint(directory: str | Path) -> str | None:
         return str(on_disk)
     _newest[name := f"step {checkpoint['global_step']}, in the memory of the agents"] = checkpoint
     return name
-
-
-class Reading:
-    """Has a trainer read what `last_checkpoint` has found in memory, from its set-up until it has."""
-
-    def __init__(self) -> None:
-        self._open = contextlib.ExitStack()
-
-    def begin(self, trainer: Trainer) -> None:
-        """Begin before Trainer reads its checkpoint."""
-        if _newest:
-            self._open.enter_context(_without_files(trainer.strategy))
-
-    def end(self) -> None:
-        """End when it has."""
-        self._open.close()
 
 
 def _path(directory: str | Path) -> str:

@@ -23,7 +23,7 @@ from slurm_elastic import trainer as elastic
 from slurm_elastic._ending import claim, end_worker
 from slurm_elastic.data import ElasticSampler
 from slurm_elastic.elastic_state import reseed
-from slurm_elastic.integrations._lightning_memory import Memory, Reading, last_checkpoint
+from slurm_elastic.integrations._lightning_memory import Memory, last_checkpoint, read_from_memory
 from slurm_elastic.integrations._lightning_world import elastic_world, require_world
 
 __all__ = ["ElasticCallback", "elastic_world", "last_checkpoint"]
@@ -51,7 +51,6 @@ class ElasticCallback(Callback):
         """
         self._sampler, self._snapshot_every, self._reseeds = sampler, snapshot_every, reseed
         self._memory: Memory | None = None
-        self._reading = Reading()
         self._step = -1
         self._saved: int | None = None
 
@@ -59,13 +58,12 @@ class ElasticCallback(Callback):
         """Check that Lightning knows the world, before it reads its checkpoint."""
         claim("ElasticCallback")
         require_world(trainer.num_devices, trainer.num_nodes)
-        self._reading.begin(trainer)
+        read_from_memory(trainer.strategy)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Take Lightning's handler of SIGTERM away: it broadcasts from within the handler, and hangs where one rank
         got the signal and the others did not."""
         self._step = trainer.global_step
-        self._reading.end()
         self._memory = Memory(trainer, _directory(trainer), self._snapshot_every if elastic.is_managed() else 0)
         if self._sampler is not None:
             # Of a checkpoint after the last batch of an epoch, Lightning begins the next one without a call of

@@ -312,6 +312,18 @@ def test_a_killed_worker_costs_one_step_and_no_bit_without_any_checkpoint(tmp_pa
 
 
 @pytest.mark.nightly
+def test_lightning_writes_files_before_it_has_read_the_checkpoint_in_memory(tmp_path: Path) -> None:
+    first, stderr = run(MEMORY + KILLED_LIGHTNING, tmp_path, stop=7)
+    assert values(first, "exit") == [9], stderr
+    saves = "fit.strategy.checkpoint_io.save_checkpoint({}, 'early.ckpt')"
+    early = f"def on_fit_start(self, fit, model):\n        {saves}\n    def on_train_batch_end("
+    script = KILLED_LIGHTNING.replace("def on_train_batch_end(", early)
+    second, stderr = run(MEMORY + script, tmp_path, stop=-1)
+    assert values(second, "step") == [7, 8, 9, 10], stderr
+    assert (tmp_path / "early.ckpt").exists()
+
+
+@pytest.mark.nightly
 def test_lightning_says_what_keeps_its_checkpoints_out_of_memory(tmp_path: Path) -> None:
     keeps = "fit.lightning_module.on_save_checkpoint = lambda checkpoint: checkpoint.update(mine=pathlib.Path('here'))"
     in_the_way = f"def on_train_start(self, fit, model):\n        {keeps}\n    def on_train_batch_end("

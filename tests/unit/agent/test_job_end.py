@@ -17,6 +17,7 @@ from slurm_elastic.agent.job_end import (
     JobEndAction,
     RequeueJob,
     decide_job_end,
+    is_without_script,
     represents_job,
 )
 from slurm_elastic.agent.job_end_effects import end_abandoned_job, end_job_if_last
@@ -24,7 +25,21 @@ from slurm_elastic.errors import ExitCode
 from slurm_elastic.rendezvous.election.policy import Successor
 from slurm_elastic.rendezvous.membership import Place, Reason
 from slurm_elastic.rendezvous.transport.messages import Assignment
-from slurm_elastic.slurm import Controller, NodeState, SlurmJob
+from slurm_elastic.slurm import Controller, JobView, NodeState, SlurmJob
+
+
+@pytest.mark.parametrize(
+    ("state", "nodes", "batch_host", "without"),
+    [
+        ("RUNNING", ("n2",), "n1", True),
+        ("RUNNING", ("n1", "n2"), "n1", False),
+        ("RUNNING", ("n1",), "", False),
+        ("COMPLETING", ("n2",), "n1", False),
+    ],
+)
+def test_a_job_without_its_batch_script(state: str, nodes: tuple[str, ...], batch_host: str, without: bool) -> None:
+    view = JobView("1", None, None, state, None, 0, True, None, None, nodes, batch_host=batch_host)
+    assert is_without_script(view) is without
 
 
 class Asked(Controller):
