@@ -84,6 +84,31 @@ def test_each_member_killed_in_turn_costs_one_line_each(
     assert client.get(prefix + "leased") is not None
 
 
+def test_an_answer_from_before_the_loss_of_its_member_takes_no_line_back(
+    client: EtcdClient, prefix: str, warnings: list[str]
+) -> None:
+    # Of two threads of a busy machine one has the answer, and the other finds the member lost before the first goes on.
+    channel = client.connection
+    member = channel.member()
+    channel._leave(member, "killed", lost=True)
+    channel._note_answer(member)
+    client.put(prefix + "after", b"")
+    (line,) = warnings
+    assert line == f"etcd member {member.endpoint} is lost (killed); going on with the others"
+
+
+def test_a_watch_that_begins_while_its_member_goes_ends_without_an_answer(
+    cluster: Cluster, client: EtcdClient, prefix: str
+) -> None:
+    channel = client.connection
+    # Without a token it asks for one first.
+    channel.member().token = None
+    member_of(cluster, client).kill()
+    with channel.watch([], time.monotonic() + GUARD) as answers:
+        assert [*answers] == []
+    write_and_read(client, prefix + "after", b"1")
+
+
 def test_all_members_down_and_back_loses_nothing(
     cluster: Cluster, client: EtcdClient, prefix: str, warnings: list[str]
 ) -> None:

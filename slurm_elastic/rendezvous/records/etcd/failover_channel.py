@@ -186,18 +186,25 @@ class Connection:
         member = self.member()
         try:
             self._authenticate(member, deadline, Limits(0.0))
-            left = max(0.01, deadline - time.monotonic())
-            call = member.stubs["Watch"].Watch(iter(requests), timeout=left, metadata=member.metadata)
-            try:
-                yield self._answers(member, call)
-            finally:
-                call.cancel()
         except self._rpc.grpc.RpcError as error:
-            if time.monotonic() < deadline:
-                outcome = self._judge(member, error)
-                if isinstance(outcome, EtcdError):
-                    raise outcome from None
-                self.pause(len(self._members), deadline, Limits(0.0))
+            self._end_watch(member, error, deadline)
+            yield iter(())
+            return
+        left = max(0.01, deadline - time.monotonic())
+        call = member.stubs["Watch"].Watch(iter(requests), timeout=left, metadata=member.metadata)
+        try:
+            yield self._answers(member, call)
+        except self._rpc.grpc.RpcError as error:
+            self._end_watch(member, error, deadline)
+        finally:
+            call.cancel()
+
+    def _end_watch(self, member: _Member, error: Any, deadline: float) -> None:
+        if time.monotonic() < deadline:
+            outcome = self._judge(member, error)
+            if isinstance(outcome, EtcdError):
+                raise outcome from None
+            self.pause(len(self._members), deadline, Limits(0.0))
 
     def _answers(self, member: _Member, call: Any) -> Iterator[Any]:
         for response in call:
@@ -315,6 +322,9 @@ class Connection:
         if not self._failing and member.endpoint not in self._lost:
             return
         with self._lock:
+            if self._members[self._position] is not member:
+                # It answered before another thread found it lost.
+                return
             self._lost.pop(member.endpoint, None)
             news = [endpoint for endpoint, logged in self._lost.items() if not logged]
             reasons = dict(self._failing)
