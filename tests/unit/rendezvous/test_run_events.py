@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from slurm_elastic.rendezvous.membership import (
@@ -55,6 +57,10 @@ def table(nodes: int, *, workers: int = 1, reason: Reason = Reason.START, restar
         (Interrupt(("a",), Interrupted(4, Reason.NODE_JOINED, "n2, n3", "")), "round 4 ends: node joined, n2, n3"),
         (Interrupt(("a",), Interrupted(4, Reason.NODE_JOINED, "", "")), "round 4 ends: node joined"),
         (
+            Interrupt(("a",), Interrupted(4, Reason.WORKER_FAILED, "n2", "with 3 nodes it failed"), unusable=3),
+            "round 4 ends: with 3 nodes it failed",
+        ),
+        (
             Interrupt((), Interrupted(4, Reason.NODE_JOINED, "n2", ""), step=17),
             "round 4 ends after step 17: node joined, n2",
         ),
@@ -86,7 +92,12 @@ def test_whole_lines(decision: Decision, line: str) -> None:
 
 @pytest.mark.parametrize(
     "decision",
-    [Send(("a",), Probed(1)), Resend("a", table(1)), Interrupt((), Interrupted(4, Reason.NODE_LEFT, "n2", ""))],
+    [
+        Send(("a",), Probed(1)),
+        Resend("a", table(1)),
+        Interrupt((), Interrupted(4, Reason.NODE_LEFT, "n2", "")),
+        Interrupt(("a",), Interrupted(4, Reason.NODE_LOST, "n2", ""), on_record=True),
+    ],
     ids=str,
 )
 def test_what_is_of_no_interest_to_a_person(decision: Decision) -> None:
@@ -109,6 +120,9 @@ def test_fields_for_programs() -> None:
         "round 4 ends: node left, n2, n4 (preempted)",
         {"round": 4, "reason": "node_left", "nodes": ["n2", "n4"], "detail": "preempted"},
     )
+    unusable = describe(Interrupt(("a",), Interrupted(4, Reason.WORKER_FAILED, "n2", "it failed"), unusable=3))
+    assert unusable is not None
+    assert unusable.fields["unusable"] == 3
     nodes = ", ".join(f"n{i}" for i in range(2, 1002))
     many = describe(Interrupt(("n1/7.0/1",), Interrupted(4, Reason.NODE_JOINED, nodes, "")))
     assert many is not None
@@ -128,6 +142,10 @@ def test_the_end_by_a_worker_says_why_it_failed() -> None:
     assert ended is not None
     assert ended.text == f"round 4 ends: worker failed, n2 (rank 3: it failed){why}"
     assert {name: ended.fields[name] for name in ("rank", *known)} == {"rank": 3, **known}
+    waited = replace(failure, stragglers=((1, "n1"),))
+    ended = describe(Interrupt(("a",), Interrupted(4, Reason.WORKER_FAILED, "n2", ""), failure=waited))
+    assert ended is not None
+    assert ended.fields["stragglers"] == [{"rank": 1, "node": "n1"}]
     finished = describe(Finish((), Ended(Outcome.FAILED, failure, "")))
     assert finished is not None
     assert finished.text == f"the run failed{why}"

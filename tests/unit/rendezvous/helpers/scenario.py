@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any, TypeVar
 
 from slurm_elastic.rendezvous.membership import (
     AgentInfo,
     Decision,
     Event,
-    Held,
-    Holding,
     Joined,
-    Phase,
     Send,
     Settings,
     SignsOfLife,
@@ -53,40 +49,28 @@ def sent(kind: type, decisions: tuple[Decision, ...]) -> list[Any]:
 
 
 class Scenario:
-    """Nodes n0, n1, ... and their leader; agents are named as their nodes, and s1-a is in the failure domain s1.
+    """Nodes n0, n1, ... and their leader; agents are named as their nodes.
 
     Args:
-        answers: whether the test itself answers when members are asked for a step to stop at; else they say at once
-            that their workers take no part.
         settings: of the leader.
     """
 
-    def __init__(self, *, answers: bool = False, **settings: Any) -> None:
+    def __init__(self, **settings: Any) -> None:
         self.now = 1000.0
-        self._answers = answers
         self.state: State = initial_state(Settings(**{"min_nodes": 1, "max_nodes": 8, **settings}), self.now)
         self._attempts: dict[str, int] = {}
 
     def on(self, event: Event) -> tuple[Decision, ...]:
         """What the machine decides on an event."""
         self.state, decisions = step(self.state, event, self.now)
-        if self._answers:
-            return decisions
-        for hold in sent(Holding, decisions):
-            decisions = tuple(decision for decision in decisions if decision is not hold)
-            decisions += self.on(Held(hold.agents[0], hold.message.round, None))
         return decisions
 
-    def join(
-        self, *names: str, last_round: int | None = None, cohort: tuple[str, int] = ("", 1), ran: float = 0.0
-    ) -> tuple[Decision, ...]:
-        """These agents join, one after the other; the workers of their last round ran so many seconds."""
+    def join(self, *names: str, last_round: int | None = None) -> tuple[Decision, ...]:
+        """These agents join, one after the other."""
         decisions: tuple[Decision, ...] = ()
         for name in names:
             self._attempts[name] = self._attempts.get(name, 0) + 1
-            domain, dash, _ = name.partition("-")
-            joining = replace(candidate(name, cohort=cohort, domain=domain if dash else ""), ran=ran)
-            decisions += self.on(Joined(joining, self._attempts[name], last_round))
+            decisions += self.on(Joined(candidate(name), self._attempts[name], last_round))
         return decisions
 
     def wait(self, seconds: float, *silent: str) -> tuple[Decision, ...]:
@@ -104,10 +88,3 @@ class Scenario:
     def pause(self, seconds: float) -> None:
         """The leader itself is stopped."""
         self.now += seconds
-
-    @property
-    def members(self) -> list[str]:
-        """Agents of the running round, by rank."""
-        assert self.state.phase is Phase.RUNNING, self.state.phase
-        assert self.state.table is not None
-        return [place.agent for place in self.state.table.places]

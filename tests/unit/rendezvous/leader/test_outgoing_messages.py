@@ -44,7 +44,7 @@ def told(run: Scenario, decision: Decision) -> tuple[set[str], LeaderMessage]:
 
 
 def test_who_will_not_lead_is_told_before_a_leader_may_be_lost() -> None:
-    run = Scenario(agent="n0", answers=True, expected_nodes=("n0", "n1", "n2"))
+    run = Scenario(agent="n0", expected_nodes=("n0", "n1", "n2"))
     run.join("n0", "n1", "n2")
     (hold,) = sent(Holding, run.on(Leaving("n1", LeaveReason.PREEMPTED)))
     assert told(run, hold) == ({"n0", "n1", "n2"}, Holding(0, leaving=("n1",)))

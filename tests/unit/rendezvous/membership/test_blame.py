@@ -2,22 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
-from slurm_elastic.rendezvous.membership import (
-    Collective,
-    Finish,
-    Interrupt,
-    Ponged,
-    Probed,
-    Send,
-    WorkerPosition,
-)
+from slurm_elastic.rendezvous.membership import Collective, WorkerPosition
 from slurm_elastic.rendezvous.membership.stragglers import find_stragglers
-from slurm_elastic.rendezvous.run_events import describe
-from tests.unit.rendezvous.helpers.scenario import Scenario, failed, only, sent
 
 
 @pytest.mark.parametrize(
@@ -143,70 +131,3 @@ def test_the_flight_recorder_tells_who_does_not_come(
     for order in (positions, positions[::-1]):
         found = find_stragglers(order)
         assert (found.ranks, found.text) == (ranks, text)
-
-
-@pytest.mark.parametrize("restarts", [0, 1])
-@pytest.mark.parametrize("hung", [True, False])
-def test_a_hang_names_the_rank_that_is_behind_on_another_node(restarts: int, hung: bool) -> None:
-    run = Scenario(min_nodes=3, max_restarts=restarts, settle_time=0.1, root_wait=0.1)
-    run.join("n0", "n1", "n2")
-    event = failed("n0")
-    run.on(replace(event, failure=replace(event.failure, message="it hangs", hung=hung)))
-    for name, taken in (("n0", 8), ("n1", 5), ("n1", 5), ("n2", 8)):
-        run.on(Ponged(name, run.state.probe, (WorkerPosition(int(name[1]), taken),)))
-    decisions = run.wait(0.2)
-    said = (
-        only(Interrupt, decisions)[0].message.detail if restarts else only(Finish, decisions)[0].message.failure.message
-    )
-    expected = "it hangs; rank 1 is behind: 5 steps in this round, others 8, on n1" if hung else "it hangs"
-    assert said == (f"rank 3: {expected}" if restarts else expected)
-
-
-def test_members_are_asked_for_dumps_once_a_worker_of_any_has_waited() -> None:
-    run = Scenario(min_nodes=3, max_restarts=1, settle_time=0.1, root_wait=1.0)
-    run.join("n0", "n1", "n2")
-    everyone = ("n0", "n1", "n2")
-    peer, waited = failed("n0"), failed("n1")
-    assert sent(Probed, run.on(peer)) == [Send(everyone, Probed(1))]
-    run.on(Ponged("n0", 1, (WorkerPosition(0, 5, True),)))
-    waited = replace(waited, failure=replace(waited.failure, timed_out=True, message="timed out"))
-    assert sent(Probed, run.on(waited)) == [Send(everyone, Probed(1, dumps=True))]
-    assert not sent(Probed, run.on(replace(waited, agent="n2")))
-    # The first answers count.
-    for name in everyone:
-        run.on(Ponged(name, 1, (WorkerPosition(int(name[1]), 5, False, "late.py:1"),)))
-    # Dumps take a while.
-    assert not only(Interrupt, run.wait(0.5))
-    assert only(Interrupt, run.wait(0.6))[0].failure is not None
-
-
-def test_the_nodes_of_those_that_others_wait_for_are_known() -> None:
-    run = Scenario(min_nodes=2, max_restarts=1, settle_time=0.1, root_wait=0.1)
-    run.join("n0", "n1")
-    event = failed("n0")
-    run.on(replace(event, failure=replace(event.failure, timed_out=True, cause="collective_timeout")))
-    run.on(Ponged("n0", 1, (at(0, 7),)))
-    run.on(Ponged("n1", 1, (at(1, 6),)))
-    interrupt = only(Interrupt, run.wait(0.2))[0]
-    assert interrupt.failure is not None
-    assert interrupt.failure.stragglers == ((1, "n1"),)
-    entry = describe(interrupt)
-    assert entry is not None
-    assert entry.fields["stragglers"] == [{"rank": 1, "node": "n1"}]
-
-
-@pytest.mark.parametrize("first", ["the hung one", "its peer"])
-def test_a_worker_that_was_killed_because_it_hangs_is_blamed_for_the_failure_of_its_peers(first: str) -> None:
-    run = Scenario(min_nodes=2, max_restarts=1, settle_time=0.1, root_wait=0.1)
-    run.join("n0", "n1")
-    hangs, peer = failed("n1"), failed("n0")
-    told = [replace(hangs, failure=replace(hangs.failure, message="it hangs", hung=True)), peer]
-    for event in told if first == "the hung one" else reversed(told):
-        run.on(event)
-    for name, taken in (("n0", 5), ("n1", 4)):
-        run.on(Ponged(name, run.state.probe, (WorkerPosition(int(name[1]), taken),)))
-    interrupt = only(Interrupt, run.wait(0.2))[0]
-    assert (interrupt.message.node, interrupt.message.detail) == (
-        "n1",
-        "rank 3: it hangs; rank 1 is behind: 4 steps in this round, others 5, on n1",
-    )
