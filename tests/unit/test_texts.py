@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.texts import membership, term
+from tests.unit.texts import lifecycle, membership, term
 from tests.unit.texts.cases import FOLDER, cases, played
 
-MACHINES = {"membership": membership.Leader, "election": term.Leader}
+MACHINES = {"membership": membership.Leader, "election": term.Leader, "lifecycle": lifecycle.Agent}
 CASES = [(path, number) for path in sorted(FOLDER.glob("*/*.txt")) for number in range(len(cases(path)))]
 
 

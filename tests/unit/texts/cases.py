@@ -27,15 +27,17 @@ def cases(path: Path) -> list[str]:
 
 def played(case: str, start: Callable[[str], Machine]) -> str:
     """Return a case with what the machine decides on each of its events."""
-    first = next(line for line in case.splitlines() if not line.startswith("#"))
-    assert first.startswith("given "), f"nothing is given: {first}"
-    machine = start(first.removeprefix("given "))
+    machine = None
     lines: list[str] = []
     for line in case.splitlines():
-        if not line.startswith("    "):
-            lines.append(line)
-            if not line.startswith(("given ", "#")):
-                lines += [f"    {decision}" for decision in machine.handle(line)]
+        if line.startswith("    "):
+            continue
+        lines.append(line)
+        if line.startswith("given "):
+            machine = start(line.removeprefix("given "))
+        elif not line.startswith("#"):
+            assert machine is not None, f"nothing is given before: {line}"
+            lines += [f"    {decision}" for decision in machine.handle(line)]
     return "\n".join(lines)
 
 
