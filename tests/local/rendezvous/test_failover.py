@@ -106,7 +106,7 @@ def test_a_leader_that_leaves_hands_over(start_run: StartRun) -> None:
         assert party.hear(Interrupted).reason is Reason.NODE_LEFT
         party.join()
     parties[0].link.left(LeaveReason.PREEMPTED)
-    # How soon it is followed: tests/unit/rendezvous/election/test_machine.py.
+    # How soon it is followed: tests/unit/testdata/election/machine.txt.
     places = places_after(parties[1:])
     assert {(place.nodes, place.reason) for place in places} == {(2, Reason.NODE_LEFT)}
 

@@ -11,19 +11,12 @@ from slurm_elastic.rendezvous.election import machine
 from slurm_elastic.rendezvous.election.actions import (
     Action,
     CancelConnect,
-    CloseLink,
     Connect,
-    Deliver,
-    Lead,
     ReadCampaignRecords,
     ReadLeaderLocation,
-    Send,
-    StopLeading,
-    StopWorkers,
-    Warn,
 )
 from slurm_elastic.rendezvous.election.attempts import Answer
-from slurm_elastic.rendezvous.election.campaign import Campaign, CampaignConfig, CampaignRecords
+from slurm_elastic.rendezvous.election.campaign import CampaignConfig, CampaignRecords
 from slurm_elastic.rendezvous.election.events import (
     CampaignRecordsRead,
     Event,
@@ -33,23 +26,45 @@ from slurm_elastic.rendezvous.election.events import (
     Tick,
 )
 from slurm_elastic.rendezvous.election.leader_location import LeaderLocation, Leadership
-from slurm_elastic.rendezvous.election.policy import LeaderLoss
-from slurm_elastic.rendezvous.election.state import (
-    Election,
-    ElectionConfig,
-    Preparing,
-    Search,
-    initial_election,
-)
-from slurm_elastic.rendezvous.leader_events import LeaderEvent
-from slurm_elastic.rendezvous.membership import Settings, replace
+from slurm_elastic.rendezvous.election.policy import LeaderLoss, Successor
+from slurm_elastic.rendezvous.election.state import Election, ElectionConfig, Preparing, Search, initial_election
+from slurm_elastic.rendezvous.membership import AgentInfo, Place, Reason, Settings, replace
 from slurm_elastic.rendezvous.records.api import Situation
 from slurm_elastic.rendezvous.transport.connect import Endpoint
+from slurm_elastic.rendezvous.transport.messages import Assignment
 
 OWN: Endpoint = ("127.0.0.1", 9)
 
 Result = tuple[float, Answer | int]
 """Seconds that an attempt to connect takes, and why it failed or the term in which the other side leads."""
+
+
+FIRST, SECOND = ("n1", 1), ("n2", 2)
+ORDER = tuple(Successor(f"n{rank}/0.0/{rank}", f"n{rank}", rank) for rank in (1, 2, 3))
+"""The members of the last round, which the first of them led."""
+PUBLISHED = LeaderLocation((FIRST,), published=True, successors=ORDER, round=0)
+TOLD = Leadership(1, ORDER[0].agent, "n1", ORDER[1:], 0, endpoint=FIRST)
+"""What a member of that round was told."""
+PLACE = Place("n3/0.0/3", "n3", rank=2, local_world_size=1, base_rank=2, role="", role_base_rank=2, role_world_size=3)
+PLACED = Assignment(
+    1, PLACE, 0, Reason.START, 3, 3, "n1", 1, 0, epoch=1, leader=ORDER[0].agent, leader_node="n1", successors=ORDER[1:]
+)
+RECORDED = Situation(
+    {"agent": ORDER[0].agent, "address": "n1", "port": 1, "epoch": 1},
+    0,
+    {
+        "scope": "7.0",
+        "leader": ORDER[0].agent,
+        "restarts": 0,
+        "endpoint": {"agent": ORDER[0].agent, "address": "n1", "port": 1, "epoch": 1},
+        "places": [
+            {"agent": each.agent, "node": each.address, "address": each.address, "standby_port": each.port}
+            for each in ORDER
+        ],
+    },
+)
+"""That round, as the records show it."""
+CANDIDATE = AgentInfo("n3/0.0/3", "n3", 2, 1, "trainer", "n3", 1)
 
 
 class Play:
@@ -158,34 +173,24 @@ class Play:
         """When actions of this kind were taken."""
         return [moment for moment, action in self.actions if isinstance(action, kind)]
 
-    @property
-    def campaigned_at(self) -> list[float]:
-        return self.times(ReadCampaignRecords)
 
-    @property
-    def loss(self) -> LeaderLoss:
-        """What it knew of the loss when it began to campaign last."""
-        return self._losses[-1]
+def refuse(endpoint: Endpoint, now: float) -> Result:
+    return 0.0, Answer.ENDED
 
-    @property
-    def led(self) -> list[Campaign]:
-        return [action.campaign for _, action in self.actions if isinstance(action, Lead)]
 
-    @property
-    def stepped_down_at(self) -> list[float]:
-        return self.times(StopLeading)
+def cut(endpoint: Endpoint, now: float) -> Result:
+    return 1.0, Answer.SILENT
 
-    @property
-    def told(self) -> list[LeaderEvent]:
-        return [action.event for _, action in self.actions if isinstance(action, Deliver | StopWorkers)]
 
-    @property
-    def warned(self) -> list[str]:
-        return [action.line for _, action in self.actions if isinstance(action, Warn)]
+def idle(endpoint: Endpoint, now: float) -> Result:
+    """The leader has ended; the others live and do not lead."""
+    return 0.0, Answer.ENDED if endpoint == FIRST else Answer.IDLE
 
-    def sent(self, number: int) -> list[object]:
-        """What was sent over a link."""
-        return [action.message for _, action in self.actions if isinstance(action, Send) and action.number == number]
 
-    def closed(self, number: int) -> bool:
-        return any(action == CloseLink(number) for _, action in self.actions)
+def member(rank: int, known: Leadership = TOLD, **arguments: object) -> Play:
+    """A member of the last round, which has lost its link to the leader."""
+    agent = ORDER[rank - 1]
+    play = Play(agent.agent, known=known, **{"locate": lambda now: PUBLISHED, **arguments})  # type: ignore[arg-type]
+    play.records = lambda: CampaignRecords(1, RECORDED, {"agent": ORDER[0].agent})
+    play.lose(FIRST)
+    return play
