@@ -26,7 +26,7 @@ from tests.unit.rendezvous.helpers.election import (
     Play,
     Result,
 )
-from tests.unit.texts import cases, term
+from tests.unit.texts import cases, follower, term
 
 
 def agent(name: str) -> str:
@@ -238,5 +238,7 @@ class Elector:
 
 
 def start(given: str) -> cases.Machine:
-    """Return an agent in the election, or a candidate or leader in its term."""
+    """Return an agent in the election, what it says to its leaders, or a candidate or leader in its term."""
+    if given.startswith("a follower"):
+        return follower.Agent(given)
     return term.Leader(given) if given.startswith("a ") else Elector(given)
