@@ -192,7 +192,7 @@ class Agent(Play):
                 who = "".join(
                     f", {how}: {' '.join(sorted(each[:2] for each in names))}" for how, names in sides.items() if names
                 )
-                return f"prepare a campaign: {loss.reason.value}{who}"
+                return f"prepare a campaign after round {loss.round}: {loss.reason.value}{who}"
             case actions.Lead(_, campaign):
                 return f"campaign in term {campaign.term}"
             case actions.StopLeading():
