@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.tables import Bar, Results, Table, median
-from slurm_elastic.snapshot.checkpoints import Stored
+from slurm_elastic.snapshot.disk.stored import Stored
 
 _TENSORS, _MIB = 256, 4
 _TIMES = 15

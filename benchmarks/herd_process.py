@@ -34,7 +34,6 @@ from slurm_elastic.rendezvous.election.actions import (
     Send,
     StopWorkers,
 )
-from slurm_elastic.rendezvous.election.attempts import Answer
 from slurm_elastic.rendezvous.election.campaign import locate
 from slurm_elastic.rendezvous.election.events import (
     Event,
@@ -46,7 +45,7 @@ from slurm_elastic.rendezvous.election.events import (
     Received,
     Tick,
 )
-from slurm_elastic.rendezvous.election.leader_location import LeaderLocation
+from slurm_elastic.rendezvous.election.leader_location import Answer, LeaderLocation
 from slurm_elastic.rendezvous.election.state import ElectionConfig, initial_election
 from slurm_elastic.rendezvous.leader_events import LeaderEvent, LeaderLost, Unreachable
 from slurm_elastic.rendezvous.membership import AgentInfo, Ponged, adapted_limit

@@ -244,7 +244,7 @@ def _failures(directory: Path) -> dict[int, ProcessFailure]:
     """Return the workers of this node that failed in the newest round: those with an error file, and the root cause."""
     from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
-    from slurm_elastic.submission.run_status import read_status
+    from slurm_elastic.submission.job_states import read_status
 
     starts = [typed_json.decode(path.read_bytes(), _Start) for path in directory.glob("*.start")]
     newest = max((start.round for start in starts), default=0)

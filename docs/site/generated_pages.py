@@ -17,7 +17,7 @@ from slurm_elastic.agent.health._metrics import metrics_page
 from slurm_elastic.agent.health._state import AgentState, Readings, RoundInfo, Stage, WorkerInfo, enter
 from slurm_elastic.cli.main import commands
 from slurm_elastic.control import WorkerProgress
-from slurm_elastic.observe.status import StatusExit
+from slurm_elastic.observe.views import StatusExit
 
 if TYPE_CHECKING:
     from mkdocs.config.defaults import MkDocsConfig

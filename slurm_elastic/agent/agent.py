@@ -21,17 +21,17 @@ from torch.distributed.elastic.multiprocessing import LogsSpecs
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from torch.distributed.elastic.rendezvous.api import RendezvousGracefulExitError
 
-from slurm_elastic.agent import lifecycle
 from slurm_elastic.agent.fact_lines import Reached
 from slurm_elastic.agent.features import Feature, RunningRound
 from slurm_elastic.agent.forkserver import StartInterruptedError
-from slurm_elastic.agent.preemption import SignalDiagnosis, leave_reason, requested_cause
+from slurm_elastic.agent.job.preemption import SignalDiagnosis, leave_reason, requested_cause
+from slurm_elastic.agent.lifecycle import actions, events, machine, states
 from slurm_elastic.agent.root_cause import elsewhere, last_output
-from slurm_elastic.agent.scratch_dir import NodeDirectory
 from slurm_elastic.agent.signals import Notices
-from slurm_elastic.agent.torch_agent import TorchAgent
-from slurm_elastic.agent.worker_env import worker_environment
-from slurm_elastic.agent.worker_processes import Starter, WorkerProcesses, survivors
+from slurm_elastic.agent.workers.environment import worker_environment
+from slurm_elastic.agent.workers.processes import Starter, WorkerProcesses, survivors
+from slurm_elastic.agent.workers.scratch_dir import NodeDirectory
+from slurm_elastic.agent.workers.torch_agent import TorchAgent
 from slurm_elastic.control import Agreement, RoundControl, WorkerProgress
 from slurm_elastic.errors import ExitCode
 from slurm_elastic.rendezvous.connect import RendezvousConfig
@@ -95,7 +95,7 @@ class Agent:
         self._rendezvous_config, self._coordination, self._starter = rendezvous, coordination, starter
         self._notices, self._diagnosis, self._features = notices, diagnosis, tuple(features)
         self._worker_signal = worker_signal
-        self._config = lifecycle.LifecycleConfig(
+        self._config = states.LifecycleConfig(
             node=rendezvous.node,
             run_id=rendezvous.run_id,
             leader_host=rendezvous.leader_host,
@@ -103,7 +103,7 @@ class Agent:
             leave_margin=rendezvous.options.leave_margin,
             signals_workers=worker_signal is not None,
         )
-        self._state: lifecycle.State = lifecycle.Joining()
+        self._state: states.State = states.Joining()
         self._directory = _control_directory()
         self._control: RoundControl | None = None
         self._agreement = Agreement(())
@@ -112,7 +112,7 @@ class Agent:
         self._ports = FreshPorts(rendezvous.address)
         self._reserved: ReservedPort | None = None
         self._result = RunResult(state=WorkerState.HEALTHY)
-        self._end: lifecycle.End | None = None
+        self._end: actions.End | None = None
         self._round_end: Interrupted | Ended | None = None
         self._last_checkpoint: int | None = None
         self._newest_save: float | None = None
@@ -120,14 +120,14 @@ class Agent:
         self._ran, self._worked, self._proven = 0.0, False, False
         coordination.positions = self._worker_positions
 
-    def supervise(self) -> lifecycle.AgentOutcome:
+    def supervise(self) -> states.AgentOutcome:
         """Take part in the run until it ends or this agent leaves."""
         try:
             self.torch.run(self.torch.spec.role)
         except BaseException:
             self.torch.record_end(succeeded=False)
             raise
-        outcome = lifecycle.AgentOutcome(ExitCode.FAILED) if self._end is None else self._end.outcome
+        outcome = states.AgentOutcome(ExitCode.FAILED) if self._end is None else self._end.outcome
         # torch's agent raises an exception when a signal comes, and returns when its workers fail.
         self.torch.record_end(succeeded=outcome.exit_code is not ExitCode.LEFT)
         return outcome
@@ -163,18 +163,18 @@ class Agent:
     def _run_main_loop(self) -> RunResult:
         self._show_state()
         self._diagnosis.start()
-        self._handle(lifecycle.Started(signalled=self._diagnosis.has_news))
+        self._handle(events.Started(signalled=self._diagnosis.has_news))
         while self._end is None:
             self._wait()
             self._process_inputs()
         return self._torch_result(self._end)
 
     def _wait(self) -> None:
-        watch, due = lifecycle.worker_watch(self._state), lifecycle.deadline(self._state)
+        watch, due = states.worker_watch(self._state), states.deadline(self._state)
         timeout = None if due is None else max(0.0, due - time.monotonic())
         fds = [self._coordination.fd, self._notices.fd, self._diagnosis.fd]
         fds += [feature.fd for feature in self._features if feature.fd is not None]
-        if watch is lifecycle.WorkerWatch.END:
+        if watch is states.WorkerWatch.END:
             timeout = 0.0 if self._all_ended() else timeout
             fds += self._processes.running_fds() if self._processes is not None else []
         elif self._processes is not None:
@@ -197,9 +197,9 @@ class Agent:
                 self._round_end = leader_event
             self._handle(leader_event)
         self._check_workers()
-        due = lifecycle.deadline(self._state)
+        due = states.deadline(self._state)
         if due is not None and time.monotonic() >= due:
-            self._handle(lifecycle.DeadlineReached())
+            self._handle(events.DeadlineReached())
 
     def _check_signals(self) -> None:
         finding = self._diagnosis.check()
@@ -208,24 +208,24 @@ class Agent:
             interrupts = first is not None and first.signal is signal.SIGINT
             asked = self._diagnosis.is_asked
             self._handle(
-                lifecycle.Signalled(leave_reason(finding.cause), finding.detail, finding.seconds, asked, interrupts)
+                events.Signalled(leave_reason(finding.cause), finding.detail, finding.seconds, asked, interrupts)
             )
         while (finding := self._diagnosis.next_finding()) is not None:
             for_job = self._diagnosis.tells_job(finding.cause)
-            self._handle(lifecycle.Diagnosed(leave_reason(finding.cause), finding.seconds, str(finding), for_job))
+            self._handle(events.Diagnosed(leave_reason(finding.cause), finding.seconds, str(finding), for_job))
 
     def _check_workers(self) -> None:
-        match lifecycle.worker_watch(self._state):
-            case lifecycle.WorkerWatch.RESULT:
+        match states.worker_watch(self._state):
+            case states.WorkerWatch.RESULT:
                 self._result = self.torch.poll_workers(self._processes)
                 if self._result.state is WorkerState.SUCCEEDED:
-                    self._handle(lifecycle.WorkersSucceeded(agreed=any(worker.stopped for worker in self.progress())))
+                    self._handle(events.WorkersSucceeded(agreed=any(worker.stopped for worker in self.progress())))
                 elif self._result.state in (WorkerState.FAILED, WorkerState.UNHEALTHY):
-                    self._handle(lifecycle.WorkersFailed())
-            case lifecycle.WorkerWatch.EXITS:
+                    self._handle(events.WorkersFailed())
+            case states.WorkerWatch.EXITS:
                 self._all_ended()
-            case lifecycle.WorkerWatch.END if self._all_ended():
-                self._handle(lifecycle.WorkersEnded())
+            case states.WorkerWatch.END if self._all_ended():
+                self._handle(events.WorkersEnded())
 
     def _all_ended(self) -> bool:
         return self._processes is None or self._processes.all_ended()
@@ -236,18 +236,18 @@ class Agent:
         ready, _, _ = select.select([self._coordination.fd], [], [], 0)
         return bool(ready) or self._diagnosis.has_news
 
-    def _handle(self, event: lifecycle.Event) -> None:
+    def _handle(self, event: events.Event) -> None:
         """Let the life cycle decide about an event, execute its actions, and handle their results in the same way."""
-        events = deque([event])
-        while events:
+        due = deque([event])
+        while due:
             before = self._state
-            self._state, actions = lifecycle.step(self._config, before, events.popleft(), time.monotonic())
+            self._state, decided = machine.step(self._config, before, due.popleft(), time.monotonic())
             if self._state is not before:
                 self._show_state()
-            for action in actions:
+            for action in decided:
                 result = self._execute(action)
                 if result is not None:
-                    events.append(result)
+                    due.append(result)
 
     def _show_state(self) -> None:
         for feature in self._features:
@@ -255,9 +255,9 @@ class Agent:
 
     # Actions.
 
-    def _execute(self, action: lifecycle.Action) -> lifecycle.Event | None:
+    def _execute(self, action: actions.Action) -> events.Event | None:
         match action:
-            case lifecycle.Join():
+            case actions.Join():
                 self._assignment = None
                 self._reserved = self._ports.reserve()
                 inventory = next((copies for feature in self._features if (copies := feature.inventory())), "")
@@ -266,68 +266,68 @@ class Agent:
                 self._proven = self._proven or ran == STEPPED
                 info = self._rendezvous_config.agent_info(reserved.port, inventory, ran, proven=self._proven)
                 self._coordination.join(info)
-            case lifecycle.StartWorkers(assignment):
+            case actions.StartWorkers(assignment):
                 return self._start(assignment)
-            case lifecycle.SignalWorkers():
+            case actions.SignalWorkers():
                 if self._processes is not None and self._worker_signal is not None:
                     self._processes.signal(self._worker_signal)
-            case lifecycle.Hold(round_):
-                return lifecycle.Held(round_, self._agreement.hold())
-            case lifecycle.StopAtStep(round_, at, reason, seconds):
+            case actions.Hold(round_):
+                return events.Held(round_, self._agreement.hold())
+            case actions.StopAtStep(round_, at, reason, seconds):
                 try:
                     self._agreement.stop_at(at, reason, seconds)
                 except ValueError as error:
                     logger.warning("the workers do not stop at step %d of round %d: %s", at, round_, error)
-                    return lifecycle.StepRefused(round_)
+                    return events.StepRefused(round_)
                 for feature in self._features:
                     feature.stop_agreed(reason)
-                return lifecycle.StepAccepted(at)
-            case lifecycle.Fence():
+                return events.StepAccepted(at)
+            case actions.Fence():
                 self._agreement.fence()
-            case lifecycle.ExpectExits(unplanned):
+            case actions.ExpectExits(unplanned):
                 self._note_ran()
                 self._agreement.await_dumps(_DUMP_TIMEOUT)
                 for feature in self._features:
                     feature.exits_expected(unplanned=unplanned)
-            case lifecycle.TerminateWorkers(interrupt):
+            case actions.TerminateWorkers(interrupt):
                 if self._processes is not None:
                     ending = signal.SIGKILL if self._agreement.shielded() else signal.SIGTERM
                     self._processes.signal(signal.SIGINT if interrupt else ending)
-            case lifecycle.CloseRound():
+            case actions.CloseRound():
                 return self._close_round()
-            case lifecycle.StopServingStore():
+            case actions.StopServingStore():
                 self.torch.serve_store(None)
-            case lifecycle.AnnounceLeave(reason, seconds):
+            case actions.AnnounceLeave(reason, seconds):
                 for feature in self._features:
                     feature.leave_announced(action)
                 self._coordination.leaving(reason, seconds)
-            case lifecycle.AnswerHold(round_, at):
+            case actions.AnswerHold(round_, at):
                 self._coordination.held(round_, at)
-            case lifecycle.ReportLeft(reason, stopped):
+            case actions.ReportLeft(reason, stopped):
                 self._coordination.left(reason, stopped=stopped)
-            case lifecycle.ReportFinished():
+            case actions.ReportFinished():
                 self.torch.set_state(self._result.state)
                 logger.debug("the workers of %s have ended well; it waits for the others", self._rendezvous_config.node)
                 self._coordination.finished()
-            case lifecycle.DescribeFailure():
+            case actions.DescribeFailure():
                 self.torch.set_state(self._result.state)
                 self._note_ran()
                 failure = self._first_failure(self._result)
                 self._worked = self._worked and (failure.consequence or self._ran == STEPPED)
-                return lifecycle.FailureDescribed(failure)
-            case lifecycle.ReportFailure(failure):
+                return events.FailureDescribed(failure)
+            case actions.ReportFailure(failure):
                 self._coordination.worker_failed(failure)
-            case lifecycle.RequestLeave(reason, seconds, detail):
+            case actions.RequestLeave(reason, seconds, detail):
                 self._coordination.request_leave(job_of(self._rendezvous_config.agent), reason, seconds, detail)
-            case lifecycle.NoteLeaveRequest(request):
+            case actions.NoteLeaveRequest(request):
                 self._diagnosis.note_answer(None if request.seconds is not None else requested_cause(request.reason))
-            case lifecycle.Log(text):
+            case actions.Log(text):
                 logger.info("%s", text)
-            case lifecycle.End():
+            case actions.End():
                 self._end = action
         return None
 
-    def _start(self, assignment: Assignment) -> lifecycle.Event:
+    def _start(self, assignment: Assignment) -> events.Event:
         assert self._reserved is not None
         self._assignment, self._worked, self._round_end = assignment, False, None
         self._diagnosis.learn_grace()
@@ -350,10 +350,10 @@ class Agent:
         try:
             self._processes = self._starter(self.torch.spec, environments, self._has_other_input)
         except StartInterruptedError:
-            return lifecycle.StartInterrupted()
+            return events.StartInterrupted()
         except OSError as error:
             rendezvous = self._rendezvous_config
-            return lifecycle.StartFailed(
+            return events.StartFailed(
                 WorkerFailure(rendezvous.agent, rendezvous.node, assignment.place.base_rank, _CANNOT_RUN, str(error))
             )
         self._started_at = time.monotonic()
@@ -362,7 +362,7 @@ class Agent:
         self.torch.workers_started(pids)
         for feature in self._features:
             feature.workers_started(running)
-        return lifecycle.WorkersStarted()
+        return events.WorkersStarted()
 
     def _first_failure(self, result: RunResult) -> WorkerFailure:
         assert self._assignment is not None
@@ -401,7 +401,7 @@ class Agent:
             self._ran, self._worked = STEPPED if stepped else seconds, stepped or not reports
             self._started_at = None
 
-    def _close_round(self) -> lifecycle.RoundClosed:
+    def _close_round(self) -> events.RoundClosed:
         self._last_checkpoint, self._newest_save = self.last_checkpoint(), self.newest_save()
         unended: tuple[int, ...] = ()
         if self._processes is not None:
@@ -413,7 +413,7 @@ class Agent:
             feature.round_ended(self.progress())
         if self._control is not None:
             self._control.close()
-        return lifecycle.RoundClosed(
+        return events.RoundClosed(
             self._coordination.leads, survivors(self._rendezvous_config.node, unended) if unended else ""
         )
 
@@ -432,10 +432,10 @@ class Agent:
 
     # The end.
 
-    def _torch_result(self, end: lifecycle.End) -> RunResult:
-        if end.result is lifecycle.WorkersResult.SUCCEEDED:
+    def _torch_result(self, end: actions.End) -> RunResult:
+        if end.result is states.WorkersResult.SUCCEEDED:
             return self._result
-        if end.result is lifecycle.WorkersResult.FAILED:
+        if end.result is states.WorkersResult.FAILED:
             return RunResult(state=WorkerState.FAILED, failures=self._result.failures)
         raise RendezvousGracefulExitError(end.outcome.detail or "the run has ended")
 

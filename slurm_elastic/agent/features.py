@@ -11,25 +11,18 @@ from pathlib import Path
 
 from slurm_elastic.agent.forkserver import ForkServer
 from slurm_elastic.agent.health import Readings, Reporter, RoundInfo, Stage, WorkerInfo
-from slurm_elastic.agent.lifecycle import (
-    AnnounceLeave,
-    Joining,
-    Lingering,
-    Rejoin,
-    Reported,
-    State,
-    Stopping,
-    WorkersResult,
-)
-from slurm_elastic.agent.scratch_dir import NodeDirectory
+from slurm_elastic.agent.lifecycle.actions import AnnounceLeave
+from slurm_elastic.agent.lifecycle.states import Joining, Lingering, Rejoin, Reported, State, Stopping, WorkersResult
 from slurm_elastic.agent.watchdog import Hang, Watchdog, Watched
+from slurm_elastic.agent.workers.scratch_dir import NodeDirectory
 from slurm_elastic.control import Agreement, StopReason, WorkerProgress
 from slurm_elastic.failures import BY_WATCHDOG
 from slurm_elastic.rendezvous.connect import RendezvousConfig
 from slurm_elastic.rendezvous.membership import WorkerFailure
 from slurm_elastic.rendezvous.run_events import Entry
 from slurm_elastic.rendezvous.transport.messages import Assignment
-from slurm_elastic.snapshot.agent_side import AgentMemory, Group
+from slurm_elastic.snapshot.agent_round import Group
+from slurm_elastic.snapshot.agent_side import AgentMemory
 from slurm_elastic.snapshot.lineage import SLOTS
 
 logger = logging.getLogger("slurm_elastic")

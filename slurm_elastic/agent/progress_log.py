@@ -18,7 +18,7 @@ from threading import Event, Thread
 
 from slurm_elastic.agent.event_log import json_number, stamp
 from slurm_elastic.agent.features import Feature, RunningRound
-from slurm_elastic.agent.lifecycle import Leaving, State, Training
+from slurm_elastic.agent.lifecycle.states import Leaving, State, Training
 from slurm_elastic.control import TimeUse, WorkerProgress
 from slurm_elastic.errors import ExitCode
 from slurm_elastic.rendezvous.identity import job_of

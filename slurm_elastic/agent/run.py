@@ -26,13 +26,13 @@ from slurm_elastic.agent.features import (
 )
 from slurm_elastic.agent.forkserver import ForkServer, StartInterruptedError
 from slurm_elastic.agent.health import Health, Readings, health_port, withdraw_lost
-from slurm_elastic.agent.job_end import AgentEnd, represents_job
-from slurm_elastic.agent.job_end_effects import is_known_done
-from slurm_elastic.agent.lifecycle import AgentOutcome
+from slurm_elastic.agent.job.job_end import AgentEnd, represents_job
+from slurm_elastic.agent.job.job_end_effects import is_known_done
+from slurm_elastic.agent.job.preemption import SignalDiagnosis
+from slurm_elastic.agent.lifecycle.states import AgentOutcome
 from slurm_elastic.agent.live_report import live_report, process_letters
 from slurm_elastic.agent.notification import NotifyFeature
 from slurm_elastic.agent.option_values import GROWS_VARIABLE
-from slurm_elastic.agent.preemption import SignalDiagnosis
 from slurm_elastic.agent.process_end import at_process_end
 from slurm_elastic.agent.root_cause import end_on_record, root_cause
 from slurm_elastic.agent.run_parts import (
@@ -49,7 +49,7 @@ from slurm_elastic.agent.settings import AgentSettings
 from slurm_elastic.agent.signals import record_signals
 from slurm_elastic.agent.step_timing import StepTimingFeature, leader_reports
 from slurm_elastic.agent.watchdog import Hang, Watchdog, make_pipe
-from slurm_elastic.agent.worker_processes import require_numa_binding, worker_starter
+from slurm_elastic.agent.workers.processes import require_numa_binding, worker_starter
 from slurm_elastic.errors import ExitCode, SlurmElasticError, UsageError
 from slurm_elastic.rendezvous.connect import RendezvousConfig, connect
 from slurm_elastic.rendezvous.membership import Decision, Drop, Publish
@@ -57,21 +57,14 @@ from slurm_elastic.rendezvous.options import RendezvousOptions
 from slurm_elastic.rendezvous.records.api import Records, RecordsInterruptedError
 from slurm_elastic.rendezvous.records.open import open_records
 from slurm_elastic.rendezvous.run_events import Entry, describe
-from slurm_elastic.rendezvous.store_process import prepare_stores
 from slurm_elastic.rendezvous.torch_handler import SlurmRendezvousHandler
-from slurm_elastic.rundir import (
-    RunContents,
-    RunDir,
-    incarnation_of,
-    join_named,
-    join_own,
-    remember_directory,
-)
+from slurm_elastic.rendezvous.worker_store import prepare_stores
+from slurm_elastic.rundir import RunContents, RunDir, incarnation_of, join_named, join_own, remember_directory
 from slurm_elastic.slow_ranks import LOOK
 from slurm_elastic.snapshot.lineage import read_origin
 
 if TYPE_CHECKING:
-    from slurm_elastic.agent.replacement import Submission
+    from slurm_elastic.agent.job.replacement import Submission
 
 logger = logging.getLogger("slurm_elastic")
 

@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING
 from torch.distributed.elastic.agent.server.api import WorkerSpec
 
 from slurm_elastic.agent.event_log import utc_now
-from slurm_elastic.agent.failure_domain import failure_domain
 from slurm_elastic.agent.health import AgentState
-from slurm_elastic.agent.job_end import notice_record
-from slurm_elastic.agent.job_end_effects import JobAtEnd
+from slurm_elastic.agent.job.job_end import notice_record
+from slurm_elastic.agent.job.job_end_effects import JobAtEnd
+from slurm_elastic.agent.job.preemption import SignalDiagnosis, asks_slurm
+from slurm_elastic.agent.job.run_history import read_history
+from slurm_elastic.agent.node.failure_domain import failure_domain
 from slurm_elastic.agent.notification import Delivery, NotifyFeature
 from slurm_elastic.agent.option_values import require_known
-from slurm_elastic.agent.preemption import SignalDiagnosis, asks_slurm
 from slurm_elastic.agent.progress_log import ProgressLog
-from slurm_elastic.agent.run_history import read_history
 from slurm_elastic.agent.settings import AgentSettings
 from slurm_elastic.agent.signals import record_signals
 from slurm_elastic.failures import Loop, find_loops
@@ -41,7 +41,7 @@ from slurm_elastic.slurm import (
 from slurm_elastic.snapshot.lineage import choose
 
 if TYPE_CHECKING:
-    from slurm_elastic.agent.replacement import Replacer, Submission
+    from slurm_elastic.agent.job.replacement import Replacer, Submission
 
 logger = logging.getLogger("slurm_elastic")
 
@@ -151,7 +151,7 @@ def replacer(
     """Return what has lost nodes replaced, started; None where nothing does."""
     if settings.replace is None or settings.job is None:
         return None
-    from slurm_elastic.agent.replacement import Replacer, Run
+    from slurm_elastic.agent.job.replacement import Replacer, Run
 
     run = Run(
         settings.run_dir,

@@ -31,16 +31,16 @@ from slurm_elastic.agent.option_values import (
     replace_settings,
     requeue_policy,
 )
-from slurm_elastic.agent.script_check import require_entry_point
-from slurm_elastic.agent.torchrun_options import (
+from slurm_elastic.agent.watchdog import STACKS_AFTER, HangTimeout, hang_timeout, is_enabled
+from slurm_elastic.agent.workers.logs import RoundLogsSpecs, local_ranks, streams
+from slurm_elastic.agent.workers.script_check import require_entry_point
+from slurm_elastic.agent.workers.torchrun_options import (
     endpoint,
     ignored_options,
     limit_threads,
     local_world_size,
     torchrun_config,
 )
-from slurm_elastic.agent.watchdog import STACKS_AFTER, HangTimeout, hang_timeout, is_enabled
-from slurm_elastic.agent.worker_logs import RoundLogsSpecs, local_ranks, streams
 from slurm_elastic.errors import UsageError
 from slurm_elastic.rendezvous.identity import AgentIdentity
 from slurm_elastic.rendezvous.options import RendezvousOptions

@@ -6,6 +6,7 @@ import argparse
 import functools
 import logging
 import os
+import shutil
 import signal
 import socket
 import sys
@@ -18,15 +19,18 @@ from typing import TYPE_CHECKING, TextIO
 
 from slurm_elastic.cli._command import Command, Parser
 from slurm_elastic.clock_times import local_time
+from slurm_elastic.finding import Finding
 from slurm_elastic.observe.find import find_run, newest_run
 from slurm_elastic.observe.records import RunRecords, read_records
-from slurm_elastic.observe.status import JobInQueue, RunState, RunStatus, jobs_of, run_status
+from slurm_elastic.observe.status import jobs_of, run_status
+from slurm_elastic.observe.views import JobInQueue, RunState, RunStatus
 from slurm_elastic.rundir import RunContents, RunDir, RunDirError, known_directories
 from slurm_elastic.slurm import Controller, QueuedJob
 from slurm_elastic.text import printable
 
 if TYPE_CHECKING:
     from slurm_elastic.observe.live import LiveRun
+
 
 _COLOURS = {
     RunState.RUNNING: "32",
@@ -282,3 +286,52 @@ def rank_list(numbers: Iterable[int]) -> str:
         else:
             spans.append([number, number])
     return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in spans)
+
+
+_MARK_COLOURS = {"ok": "green", "unknown": "yellow", "limit": "yellow", "broken": "bold red"}
+
+_WIDE = 80
+"""Columns below which a table has no room for sentences side by side."""
+
+
+def show_findings(findings: Sequence[Finding], terminal: Terminal) -> None:
+    """Print a table on a terminal that is wide enough, else a few lines for each finding."""
+    wide = shutil.get_terminal_size().columns >= _WIDE
+    if wide and sys.stdout.isatty() and os.environ.get("TERM") != "dumb":
+        _show_table(findings)
+        return
+    for finding in findings:
+        terminal.write(f"{finding.level.value:<8}{finding.check}{_where(finding, ' [', ']')}: {_fit(finding.found)}")
+        if finding.why:
+            terminal.write(f"        why: {_fit(finding.why)}")
+        if finding.fix:
+            terminal.write(f"        fix: {_fit(finding.fix)}")
+
+
+def _show_table(findings: Sequence[Finding]) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("check", no_wrap=True)
+    for name in ("found", "why it matters", "fix"):
+        table.add_column(name, ratio=1, overflow="fold")
+    for finding in findings:
+        check = Text(f"{finding.check}{_where(finding, chr(10), '')}", style="")
+        title = Text(f"{finding.level.value} ", style=_MARK_COLOURS[finding.level.value]) + check
+        table.add_row(title, *(Text(_fit(text)) for text in (finding.found, finding.why, finding.fix)))
+    Console(highlight=False).print(table)
+
+
+def _where(finding: Finding, before: str, after: str) -> str:
+    """Return the nodes, or the place in the script, that a finding is about."""
+    from slurm_elastic.slurm import compress
+
+    text = compress(finding.nodes) if finding.nodes else printable(finding.place, 200)
+    return f"{before}{text}{after}" if text else ""
+
+
+def _fit(text: str) -> str:
+    return printable(text, 1000)

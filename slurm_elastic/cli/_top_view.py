@@ -16,10 +16,10 @@ from textual.screen import ModalScreen
 from textual.widgets import DataTable, Footer, RichLog, Static
 
 from slurm_elastic.cli._run_view import ago, clock, rank_list
-from slurm_elastic.cli.top import RunSource
+from slurm_elastic.cli.commands.top import RunSource
 from slurm_elastic.errors import SlurmElasticError
-from slurm_elastic.observe.status import AgentView, RunState, RunStatus
 from slurm_elastic.observe.trend import StepTimes, Trends, advance, sparkline
+from slurm_elastic.observe.views import AgentView, RunState, RunStatus
 from slurm_elastic.text import printable
 
 _COLUMNS = ("NODE", "STATE", "ROUND", "RANKS", "STEP", "S/STEP", "STEP TIMES", "SCORE", "SAVED", "JOB", "SINCE")

@@ -35,7 +35,7 @@ _COMMANDS = {
     "template": "Template",
     "top": "Top",
 }
-_MODULES = {"example": "template"}
+_MODULES = {"example": "template", "grow": "resize", "shrink": "resize"}
 """The class of each command, and the modules whose name is not that of the command. Only the module of the command that
 runs is imported: until the agent records signals, a signal from Slurm ends the process."""
 
@@ -124,7 +124,7 @@ def commands() -> list[Command]:
 
 
 def _imported(name: str) -> Command:
-    module = importlib.import_module(f"slurm_elastic.cli.{_MODULES.get(name, name).replace('-', '_')}")
+    module = importlib.import_module(f"slurm_elastic.cli.commands.{_MODULES.get(name, name).replace('-', '_')}")
     command: type[Command] = getattr(module, _COMMANDS[name])
     return command()
 

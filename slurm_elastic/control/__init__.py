@@ -10,13 +10,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from slurm_elastic._lazy import lazy
-from slurm_elastic.control._fence import is_superseded
-from slurm_elastic.control._signal_shield import shield, unshield
+from slurm_elastic.control._fence import is_superseded, shield, unshield
 from slurm_elastic.control._worker_side import RECORDING, Stop, StopReason, WorkerControl, attach
 
 if TYPE_CHECKING:
     from slurm_elastic.control._agent_side import Agreement, RoundControl, TimeUse, WorkerProgress
-    from slurm_elastic.control._membarrier import has_membarrier
+    from slurm_elastic.control._shared_page import has_membarrier
     from slurm_elastic.control._time_use import start_sampling
 else:
     __getattr__ = lazy(
@@ -26,7 +25,7 @@ else:
             "RoundControl": "_agent_side",
             "TimeUse": "_agent_side",
             "WorkerProgress": "_agent_side",
-            "has_membarrier": "_membarrier",
+            "has_membarrier": "_shared_page",
             "start_sampling": "_time_use",
         },
     )

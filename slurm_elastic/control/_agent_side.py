@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from slurm_elastic.control._flight_recorder import Collective
-from slurm_elastic.control._membarrier import full_barrier
 from slurm_elastic.control._shared_page import (
     ATTACHED,
     AWAITED,
@@ -47,6 +46,7 @@ from slurm_elastic.control._shared_page import (
     USES,
     Fields,
     bits_float,
+    full_barrier,
     new_page,
     read_text,
     write_text,
@@ -279,7 +279,7 @@ class RoundControl(Agreement):
     If the pages cannot be made, a warning goes to the log, and the round goes on as if no script used the trainer API.
 
     Args:
-        directory: Scratch directory of this agent, see `slurm_elastic.agent.scratch_dir`; made if it does not exist.
+        directory: Scratch directory of this agent, see `agent.workers.scratch_dir`; made if it does not exist.
         round: Number of the round.
         local_world_size: Number of workers on this node.
     """

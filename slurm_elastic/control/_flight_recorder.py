@@ -90,7 +90,7 @@ def write_dump(environ: Mapping[str, str], *, stacks: bool = True) -> None:
     """Write the dump of this process beside its logs; do nothing if it has none, or the disk is full.
 
     Args:
-        environ: The environment: the directory is that of torch's error file, see `slurm_elastic.agent.worker_logs`.
+        environ: The environment: the directory is that of torch's error file, see `slurm_elastic.agent.workers.logs`.
         stacks: True to append the stacks of all threads to ``stacks.txt``, too.
     """
     error_file = environ.get("TORCHELASTIC_ERROR_FILE")

@@ -7,7 +7,6 @@ import os
 import time
 from collections.abc import Callable, Iterable, Mapping
 
-from slurm_elastic.control._membarrier import register
 from slurm_elastic.control._shared_page import (
     ATTACHED,
     AWAITED,
@@ -35,6 +34,7 @@ from slurm_elastic.control._shared_page import (
     float_bits,
     map_page,
     read_text,
+    register,
 )
 
 VARIABLE = "SLURM_ELASTIC_CONTROL"
@@ -107,7 +107,7 @@ class WorkerControl:
     Args:
         fields: The fields of the page.
         pause: Waits for a number of seconds; called repeatedly while the agents agree on a stop step.
-        shield: See `slurm_elastic.control._signal_shield`. Called at the first boundary, when the script has set its
+        shield: See `slurm_elastic.control._fence`. Called at the first boundary, when the script has set its
             signal handlers, and when a stop is near. None for no shield.
     """
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from slurm_elastic._version import __version__
-from slurm_elastic.agent.torch_hooks import HOOKS, gaps, require_torch
+from slurm_elastic.agent.workers.torch_hooks import HOOKS, gaps, require_torch
 from slurm_elastic.control import has_membarrier
 from slurm_elastic.doctor.facts import EtcdFacts, GpuFacts, NodeFacts, RunDirFacts, SlurmFacts, StopFacts, TorchFacts
 from slurm_elastic.errors import SlurmElasticError, UsageError, did_you_mean

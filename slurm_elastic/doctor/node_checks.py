@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from slurm_elastic import descriptors
-from slurm_elastic.agent.torch_hooks import NEWEST, OLDEST, release_numbers
+from slurm_elastic.agent.workers.torch_hooks import NEWEST, OLDEST, release_numbers
 from slurm_elastic.doctor.facts import NodeFacts, SiteFacts
 from slurm_elastic.finding import Finding, Level, merged
 from slurm_elastic.slurm import compress

@@ -1,10 +1,19 @@
 """Failures of workers: their causes, whether one is the last one again, nodes with strikes, and loops. Pure."""
 
-from slurm_elastic.failures.attribution import Attribution, attribute, explanation, named
-from slurm_elastic.failures.endings import ending, error_line, without_prefixes
+from slurm_elastic.failures.attribution import (
+    BEFORE_FIRST_STEP,
+    Attribution,
+    attribute,
+    ending,
+    error_line,
+    explanation,
+    fingerprint,
+    named,
+    position,
+    without_prefixes,
+)
 from slurm_elastic.failures.loops import Loop, find_loops
 from slurm_elastic.failures.registry import BY_KERNEL, BY_WATCHDOG, Cause, Domain, Outlook, registry
-from slurm_elastic.failures.repetition import BEFORE_FIRST_STEP, fingerprint, position
 from slurm_elastic.failures.strikes import (
     EXPIRY,
     Strike,

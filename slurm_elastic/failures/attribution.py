@@ -1,12 +1,125 @@
-"""Attribution: the cause of a failure, and which of several failures is the root. Pure functions."""
+"""The cause of a failure: the end of a worker in its output, the root of several, and a failure that comes again. Pure.
+
+Python and libraries print other tracebacks, too: of finalizers and exit functions, which Python ignores; of threads; of
+errors that were logged and handled; and those of this package's own machinery. None of them has ended the worker while
+another one is there.
+"""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from slurm_elastic.failures.endings import ending
 from slurm_elastic.failures.registry import BY_KERNEL, BY_WATCHDOG, Cause, Domain, Outlook, registry
+
+_HEADER = "Traceback (most recent call last):"
+_PREFIX = re.compile(r"^\[rank\d+\]:(?:\[[^\]\n]*\])? ?", re.MULTILINE)
+"""torch's prefix of the lines of a traceback (distributed_c10d.py, _distributed_excepthook, 2.13)."""
+_GROUP = re.compile(r"^[ |+-]*\| ?")
+"""The margin of an exception group (traceback.py, Python 3.11)."""
+_IGNORED = re.compile(r"^(?:Exception ignored |Error in (?:atexit\._run_exitfuncs|sys\.\w+):|--- Logging error ---)")
+"""Before tracebacks after which the process goes on (Python/errors.c, atexitmodule.c, logging, Python 3.10 to 3.14)."""
+_THREAD = re.compile(r"^Exception in thread ")
+_CHAINED = re.compile(
+    r"^(?:During handling of the above|The above exception was|Original Traceback|-- Process \d+ term)"
+)
+_OURS = re.compile(r'^ *File "[^"\n]*/slurm_elastic/(?:agent/forkserver|control)/')
+_NATIVE_FRAME = re.compile(r"^(?:frame #\d+: |Exception raised from .* \(most recent call first\):$)")
+_SURVIVED = 20
+"""Lines after a traceback that show that the worker went on; an exception's own words are fewer."""
+_FATAL = re.compile(r"^(?:Fatal Python error: .*|\s*what\(\): .*|terminate called without .*)$")
+_AFTER = re.compile(
+    r"^(?:wandb: |\[W\d+ |\[rank\d+\]:\[W|srun: |slurmstepd: |Usage: |Set the environment variable HYDRA_|\s*$"
+    r"|Extension modules: |Current thread |Thread 0x|  File \"|  <no Python frame>"
+    r"|.*\b(?:resource_tracker\.py|UserWarning|warnings\.warn\())"
+)
+"""Lines that libraries print while a process ends; none of them is its error."""
+_DEAD, _THREADS, _MACHINERY, _MAIN, _RANK = range(5)
+
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """One traceback: the lines from `first` to `last`, which names the exception. The highest kind is the fatal one."""
+
+    first: int
+    last: int
+    kind: int
+
+
+def without_prefixes(text: str) -> str:
+    """Return the text without the prefix that torch gives each line of a traceback."""
+    return _PREFIX.sub("", text)
+
+
+def ending(text: str) -> str:
+    """Return the output from the traceback that ended the worker on, without those that did not.
+
+    Without such a traceback it is the whole output, and without prefixes of torch in any case.
+    """
+    lines, fatal, blocks = _parse(text)
+    dropped = {
+        number
+        for block in blocks
+        if (block.kind == _DEAD if fatal is None else block.first > fatal.first and block.kind < fatal.kind)
+        for number in range(block.first, block.last + 1)
+    }
+    first = 0 if fatal is None else fatal.first
+    kept = [_GROUP.sub("", lines[number]) for number in range(first, len(lines)) if number not in dropped]
+    return "\n".join(kept) if any(line.strip() for line in kept) else "\n".join(lines)
+
+
+def error_line(text: str) -> str:
+    """Return the line of a worker's output that names its error; empty if the output is."""
+    lines, fatal, _ = _parse(text)
+    if fatal is not None:
+        return _GROUP.sub("", lines[fatal.last]).strip()
+    own_lines = [line.strip() for line in ending(text).split("\n") if not _AFTER.match(line)]
+    return next((line for line in reversed(own_lines) if _FATAL.match(line)), own_lines[-1] if own_lines else "")
+
+
+def _parse(text: str) -> tuple[Sequence[str], _Block | None, Sequence[_Block]]:
+    """Return the lines, without torch's prefixes; the traceback that ended the worker, if one did; and all of them."""
+    raw = text.split("\n")
+    lines = [_PREFIX.sub("", line) for line in raw]
+    blocks: list[_Block] = []
+    for number, line in enumerate(lines):
+        if line.rstrip().endswith(_HEADER):
+            blocks.append(_block(raw, lines, number, blocks))
+    newest = max(blocks, key=lambda block: (block.kind, block.first), default=None)
+    if newest is None or newest.kind == _DEAD:
+        return lines, None, blocks
+    later = {number for block in blocks if block.first > newest.last for number in range(block.first, block.last + 1)}
+    rest = [line for number, line in enumerate(lines) if number > newest.last and number not in later]
+    after = sum(bool(line.strip()) and not _NATIVE_FRAME.match(line) and not _AFTER.match(line) for line in rest)
+    return lines, None if after > _SURVIVED and newest.kind < _RANK else newest, blocks
+
+
+def _block(raw: Sequence[str], lines: Sequence[str], header: int, before: Sequence[_Block]) -> _Block:
+    margin = len(lines[header]) - len(_GROUP.sub("", lines[header]))
+    bare = [line[margin:] if margin else line for line in lines[header + 1 : header + 1 + 2000]]
+    last = next((header + 1 + number for number, line in enumerate(bare) if line and line[0] not in " \t"), None)
+    last = len(lines) - 1 if last is None else last
+    number_before = next((number for number in range(header - 1, -1, -1) if lines[number].strip()), None)
+    words = "" if number_before is None else lines[number_before]
+    chained = _CHAINED.match(words) or _CHAINED.match(lines[header])
+    first = header
+    if chained and before:
+        kind = before[-1].kind
+        first = number_before if kind == _DEAD and number_before is not None else header
+    elif _IGNORED.match(words):
+        kind, first = _DEAD, header - 1
+        if words.startswith("--- Logging"):
+            ends = (number for number in range(last, len(lines)) if lines[number].startswith("Arguments: "))
+            last = next(ends, last)
+    elif _THREAD.match(words):
+        kind = _THREADS
+    elif header + 1 < len(lines) and _OURS.match(lines[header + 1]):
+        kind = _MACHINERY
+    else:
+        kind = _RANK if raw[header] != lines[header] else _MAIN
+    return _Block(first, last, kind)
+
 
 _TRACEBACK = "Traceback (most recent call last):"
 _END = 40
@@ -77,3 +190,53 @@ def _detail(row: Cause, text: str) -> str:
     if row.name == "host_memory" and text.startswith(BY_KERNEL):
         return text.split("\n")[0].removeprefix(BY_KERNEL)
     return ""
+
+
+BEFORE_FIRST_STEP = "before the first step"
+_FRAME = re.compile(r'^  File "([^"\n]+)", line (\d+)', re.MULTILINE)
+_RAISED = re.compile(r"^(?!Traceback \()\S.*", re.MULTILINE)
+_NUMBERS = re.compile(r"0x[0-9a-fA-F]+|[0-9]+(?:\.[0-9]+)*")
+_WIDTH = 200
+_CAN_HELP = frozenset({Outlook.AGAIN, Outlook.ELSEWHERE})
+
+
+def position(*, reports: bool, calls: int, step: int | None) -> str | None:
+    """Return where in the training a worker was; None if that cannot be compared with another round.
+
+    Args:
+        reports: True if the script uses the trainer API.
+        calls: Calls of should_stop in this round.
+        step: The step that the script gave to the last of them, in its own count; None if it gave none. The number of
+            calls is not comparable: a round may start from a later checkpoint than the one before.
+    """
+    if not reports:
+        return None
+    if calls == 0:
+        return BEFORE_FIRST_STEP
+    return None if step is None else f"at step {step}"
+
+
+def fingerprint(attribution: Attribution, text: str, exit_code: int, where: str | None) -> str:
+    """Return what two failures have in common if the second is the first one again; empty if that is never known.
+
+    It is empty for a consequence of another failure, for a signal from outside, and where a restart can help. A script
+    that does not say where it was has one only if a restart will not help.
+
+    Args:
+        attribution: Of the failure.
+        text: The traceback of the worker, or the end of its stderr.
+        exit_code: Of the worker, negative for a signal.
+        where: Of the worker, see `position`.
+    """
+    row = attribution.cause
+    outside = row.domain is Domain.UNKNOWN and exit_code < 0 and row.name != "hang"
+    if row.consequence or outside or row.outlook in _CAN_HELP:
+        return ""
+    if where is None and row.outlook is not Outlook.NOT_AGAIN:
+        return ""
+    text = without_prefixes(text)
+    frames = list(_FRAME.finditer(text))
+    raised = _RAISED.search(text, frames[-1].end() if frames else 0)
+    words = "" if row.name == "hang" or raised is None else _NUMBERS.sub("#", raised[0])[:_WIDTH]
+    place = f"{frames[-1][1]}:{frames[-1][2]}" if frames else ""
+    return " | ".join((row.name, str(exit_code), words, place[-_WIDTH:], where or ""))

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from slurm_elastic import typed_json
-from slurm_elastic.rendezvous.status_requests import StatusAnswer
+from slurm_elastic.rendezvous.requests import StatusAnswer
 from slurm_elastic.slow_ranks import Pace
 
 _SCHEMA = 1

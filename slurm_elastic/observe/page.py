@@ -13,7 +13,7 @@ from slurm_elastic.clock_times import local_time
 from slurm_elastic.finding import Finding
 from slurm_elastic.observe.goodput import Bucket, Goodput
 from slurm_elastic.observe.report import Report, RoundReport
-from slurm_elastic.observe.status import RunState
+from slurm_elastic.observe.views import RunState
 from slurm_elastic.slurm.hostlist import compress, natural_key
 from slurm_elastic.text import printable
 

@@ -11,7 +11,7 @@ from slurm_elastic.agent.event_log import json_number
 from slurm_elastic.observe.goodput import Goodput, RoundProgress, Segment, goodput, round_progress, segments
 from slurm_elastic.observe.pace import SlowRankView, slow_by_round
 from slurm_elastic.observe.records import Event, RunRecords, Worker
-from slurm_elastic.observe.status import RunState, RunStatus
+from slurm_elastic.observe.views import RunState, RunStatus
 from slurm_elastic.rendezvous.identity import AgentIdentity
 from slurm_elastic.slurm.hostlist import natural_key
 

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import enum
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from slurm_elastic.agent.event_log import json_number
 from slurm_elastic.clock_times import parse_time
 from slurm_elastic.failures import Loop, find_loops
-from slurm_elastic.observe.pace import RankScore, SlowRankView, rank_scores, slow_ranks
+from slurm_elastic.observe.pace import rank_scores, slow_ranks
 from slurm_elastic.observe.records import Event, Round, RunRecords, Worker
 from slurm_elastic.rendezvous.identity import AgentIdentity
 from slurm_elastic.slurm import QueuedJob
@@ -20,6 +19,20 @@ from slurm_elastic.slurm.hostlist import compress, natural_key
 if TYPE_CHECKING:
     # It imports msgspec.
     from slurm_elastic.observe.live import LiveAgent, LiveRun
+from slurm_elastic.observe.views import (
+    GOES_ON,
+    RUNS,
+    TRAINS,
+    WAITS,
+    AgentView,
+    JobInQueue,
+    LiveAnswer,
+    NoticeView,
+    Replacing,
+    RootCause,
+    RunState,
+    RunStatus,
+)
 
 STATUS_SCHEMA = 1
 _NEWEST_EVENTS = 10
@@ -27,184 +40,6 @@ _OWN_ID = re.compile(r"([0-9]+(?:_[0-9]+)?)(?:\.[0-9]+)?")
 """Id of a run of one step, with the name of its job: ``12``, ``12.1``, ``12_3``."""
 _NOT_PLANNED = 300 * 86400.0
 """Seconds from now."""
-_TRAINS = frozenset({"training", "done"})
-"""States of agents whose workers run, or have ended well while others still run."""
-_WAITS = frozenset({"PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "CONFIGURING"})
-_RUNS = frozenset({"RUNNING", "COMPLETING", "SUSPENDED", "RESIZING", "SIGNALING", "STOPPED", "STAGE_OUT"})
-
-
-class RunState(enum.Enum):
-    """The states of a run."""
-
-    RUNNING = "running"
-    """Workers train."""
-    WAITING = "waiting"
-    """No workers train, and the run will go on: its agents wait for nodes, or its job waits in the queue."""
-    FINISHED = "finished"
-    """The run is done."""
-    FAILED = "failed"
-    """The workers failed for good, or the run was given up."""
-    STOPPED = "stopped"
-    """No agent runs and no job waits: the run was drained, cancelled or killed, and can be submitted again."""
-
-
-_GOES_ON = frozenset({RunState.RUNNING, RunState.WAITING})
-
-
-class StatusExit(enum.IntEnum):
-    """Exit codes of ``slurm-elastic status``; 2 is wrong usage, as for every command."""
-
-    FINISHED = 0
-    FAILED = 1
-    RUNNING = 3
-    WAITING = 4
-    STOPPED = 5
-
-
-@dataclass(frozen=True, slots=True)
-class AgentView:
-    """An agent that has taken part in the run, the newest of its node and job.
-
-    Attributes:
-        node: Its node.
-        job: Its job.
-        agent: Its identity.
-        state: ``joining``, ``spare``, ``training``, ``lost`` or ``ended``; of an agent that has answered, the stage as
-            on its health port.
-        since: Seconds since 1970 at which the state began.
-        round: The last round in which its workers ran; None if it had none.
-        rank: Its first rank in that round.
-        workers: Number of its workers in that round.
-        exit_code: How it ended; None before, or if it was killed.
-        domain: Its failure domain; empty if none is known.
-        live: What it has answered just now; None if it was not asked, or did not answer.
-    """
-
-    node: str
-    job: str
-    agent: str
-    state: str
-    since: float
-    round: int | None = None
-    rank: int | None = None
-    workers: int = 0
-    exit_code: int | None = None
-    domain: str = ""
-    live: LiveAgent | None = None
-
-    @property
-    def alive(self) -> bool:
-        """True unless the agent is known to have ended."""
-        return self.state not in ("lost", "ended")
-
-
-@dataclass(frozen=True, slots=True)
-class NoticeView:
-    """A notice that an agent of the run got and whose job has not ended yet; seconds are those left now.
-
-    `node` is the node of the agent, if the agent itself has told; a notice on record is for the whole job.
-    """
-
-    job: str
-    text: str
-    seconds: float | None
-    node: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class JobInQueue:
-    """A job of the run that Slurm has not ended; `start` is the expected start in seconds since 1970."""
-
-    job: str
-    state: str
-    reason: str | None
-    start: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class RootCause:
-    """The failure that ended the run, or the last one that a restart has followed.
-
-    Attributes:
-        node: Its node.
-        rank: Its rank; None if it is not known.
-        text: The last words of the worker.
-        log: The file with the rest.
-        cause, domain, outlook: As in the event `round_ended`; empty if they are not known.
-    """
-
-    node: str
-    rank: int | None
-    text: str
-    log: str = ""
-    cause: str = ""
-    domain: str = ""
-    outlook: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Replacing:
-    """The jobs for lost nodes: after how many seconds they are submitted, how many have been, and how many may be."""
-
-    after: float
-    submitted: int
-    limit: int
-
-
-@dataclass(frozen=True, slots=True)
-class LiveAnswer:
-    """The leader's own part of a live answer. Fields as in LiveRun."""
-
-    leader: str
-    phase: str
-    phase_seconds: float
-    min_nodes: int
-    max_nodes: int
-    asked: int
-    answered: int
-    silent: str
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True)
-class RunStatus:
-    """The state of a run. Fields of ``status --json`` have the same names; docs/events.md describes them."""
-
-    run: str
-    directory: str
-    state: RunState
-    command: tuple[str, ...] = ()
-    round: int | None = None
-    reason: str = ""
-    nodes: int = 0
-    world_size: int = 0
-    restarts: int = 0
-    restarts_left: int | None = None
-    step: int | None = None
-    checkpoint: int | None = None
-    loss: float | None = None
-    loss_step: int | None = None
-    steps_per_second: float | None = None
-    leader: str = ""
-    leader_answers: bool | None = None
-    live: LiveAnswer | None = None
-    agents: tuple[AgentView, ...] = ()
-    replacing: Replacing | None = None
-    notices: tuple[NoticeView, ...] = ()
-    jobs: tuple[JobInQueue, ...] | None = None
-    root_cause: RootCause | None = None
-    slow: tuple[SlowRankView, ...] = ()
-    scores: tuple[RankScore, ...] = ()
-    loops: tuple[Loop, ...] = ()
-    events: tuple[Event, ...] = ()
-    updated: float | None = None
-    holds: str = ""
-    problems: tuple[str, ...] = ()
-
-    @property
-    def has_domains(self) -> bool:
-        """True if the agents that live, and those of the newest round, are in more than one failure domain."""
-        return len({agent.domain for agent in self.agents if agent.alive or agent.round == self.round}) > 1
 
 
 def run_status(
@@ -230,7 +65,7 @@ def run_status(
     cause, final = _root_cause(records, newest)
     queued = None if jobs is None else _in_queue(jobs, jobs_of(records), now)
     state, problems = _state(records, agents, queued, leader_answers, final)
-    training = [agent for agent in agents if agent.state in _TRAINS] if state is RunState.RUNNING else []
+    training = [agent for agent in agents if agent.state in TRAINS] if state is RunState.RUNNING else []
     in_round = [event for event in records.progress if newest is not None and event.round == newest.number]
     workers = [worker for event in in_round for worker in event.workers if worker.reports]
     limit = next(
@@ -262,19 +97,19 @@ def run_status(
         loss_step=loss_step,
         steps_per_second=_speed(in_round) or min(speeds, default=None),
         leader=_leader(records),
-        leader_answers=leader_answers if state in _GOES_ON else None,
+        leader_answers=leader_answers if state in GOES_ON else None,
         live=None if live is None else _leaders_part(live),
-        agents=agents if state in _GOES_ON else tuple(_over(agent) for agent in agents),
-        replacing=_replacing(records) if state in _GOES_ON else None,
-        notices=_notices(records, agents, now) if state in _GOES_ON else (),
+        agents=agents if state in GOES_ON else tuple(_over(agent) for agent in agents),
+        replacing=_replacing(records) if state in GOES_ON else None,
+        notices=_notices(records, agents, now) if state in GOES_ON else (),
         jobs=queued,
         root_cause=cause,
         slow=slow_ranks(records.events, newest.number) if newest and state is RunState.RUNNING else (),
         scores=() if live is None or newest is None else rank_scores(live.agents, newest.number),
-        loops=_loops(records, now) if state in _GOES_ON else (),
+        loops=_loops(records, now) if state in GOES_ON else (),
         events=records.events[-_NEWEST_EVENTS:],
         updated=max((events[-1].time for events in (records.events, records.progress) if events), default=None),
-        holds="" if state in _GOES_ON else _holds(agents, queued or ()),
+        holds="" if state in GOES_ON else _holds(agents, queued or ()),
         problems=(*records.problems, *problems, *(live.problems if live is not None else ())),
     )
 
@@ -424,7 +259,7 @@ def _state(
     alive = [agent for agent in agents if agent.alive]
     problems = []
     in_slurm = queued is not None and any(agent.job != "0" for agent in agents)
-    if in_slurm and queued is not None and not any(job.state in _RUNS for job in queued):
+    if in_slurm and queued is not None and not any(job.state in RUNS for job in queued):
         # Slurm knows better than records whose writers were killed.
         alive = [agent for agent in alive if agent.job == "0"]
     elif alive and leader_answers is False:
@@ -434,20 +269,20 @@ def _state(
             )
         else:
             alive = []
-    if failed and not any(agent.state not in _TRAINS for agent in alive):
+    if failed and not any(agent.state not in TRAINS for agent in alive):
         return RunState.FAILED, []
-    if any(agent.state in _TRAINS for agent in alive):
+    if any(agent.state in TRAINS for agent in alive):
         return RunState.RUNNING, problems
-    if alive or any(job.state in _WAITS for job in queued or ()):
+    if alive or any(job.state in WAITS for job in queued or ()):
         return RunState.WAITING, problems
-    if queued and any(job.state in _RUNS for job in queued):
+    if queued and any(job.state in RUNS for job in queued):
         return RunState.WAITING, problems
     return (RunState.FAILED if failed else RunState.STOPPED), problems
 
 
 def _holds(agents: Sequence[AgentView], queued: Sequence[JobInQueue]) -> str:
     """Return why jobs of a run that is over still hold their nodes; empty if none does."""
-    jobs = [job for job in queued if job.state in _RUNS]
+    jobs = [job for job in queued if job.state in RUNS]
     if not jobs:
         return ""
     nodes = [agent.node for agent in agents if agent.alive]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from slurm_elastic.observe.status import AgentView, RunStatus
+from slurm_elastic.observe.views import AgentView, RunStatus
 
 _KEPT = 60
 _BLOCKS = "▁▂▃▄▅▆▇█"

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import PurePath
-from statistics import fmean, median
+from statistics import median
 
 from slurm_elastic.errors import UsageError
 from slurm_elastic.finding import Finding, Level
-from slurm_elastic.rehearsal.facts import Happened, RunFacts, WorkerSeen
+from slurm_elastic.rehearsal._changes import changes_of, first_steps, is_left_out, losses
+from slurm_elastic.rehearsal.facts import RunFacts, WorkerSeen
 from slurm_elastic.rehearsal.scenario import Kind, Mishap, Plan
 
 _GPU = re.compile(r"CUDA|NVIDIA|\bGPU|HIP|nccl", re.IGNORECASE)
@@ -21,40 +21,6 @@ _UNEQUAL = re.compile(r"^step \d+ of round \d+ is not the same on ")
 _PARTS = re.compile(r"^no agent that is left holds part ")
 _GRACE = 30.0
 """Seconds of notice where the scenario gives none: what the agent takes for Slurm's (--grace)."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Change:
-    """The end of a round and the beginning of the next one with steps.
-
-    Attributes:
-        before, after: Numbers of the rounds.
-        last: Last step of the round, by its slowest worker.
-        resumed: The step that the next round went on from.
-        lost: Steps that were taken again.
-        checkpoint: The newest checkpoint that was reported; None if none was.
-        causes: The mishaps between.
-        place: Where the script asks for its next step.
-    """
-
-    before: int
-    after: int
-    last: int
-    resumed: int
-    lost: int
-    checkpoint: int | None
-    causes: tuple[Happened, ...]
-    place: str
-
-    @property
-    def announced(self) -> bool:
-        """True if the workers could save before."""
-        return bool(self.causes) and all(cause.mishap.announced for cause in self.causes)
-
-    @property
-    def cause(self) -> str:
-        """The mishaps as text."""
-        return "; ".join(str(cause.mishap) for cause in self.causes) or "a worker failed by itself"
 
 
 def findings(planned: Plan, undisturbed: RunFacts, disturbed: RunFacts, tolerance: float) -> list[Finding]:
@@ -117,61 +83,6 @@ def require_comparable(facts: RunFacts, mishaps: Sequence[Mishap] | None) -> int
     return steps
 
 
-def steps_lost(facts: RunFacts) -> dict[str, int]:
-    """Return the steps that were taken again, by what caused it."""
-    counts: Counter[str] = Counter()
-    for change in _changes(facts):
-        counts[change.cause] += change.lost
-    return dict(counts)
-
-
-def losses(facts: RunFacts) -> dict[int, float]:
-    """Return the losses of the steps that counted: of each step as it was taken last, the mean of all ranks."""
-    by_step: dict[int, float] = {}
-    for round_ in facts.rounds:
-        steps: dict[int, list[float]] = {}
-        for worker in round_:
-            for step, loss in worker.losses.items():
-                steps.setdefault(step, []).append(loss)
-        first = min(_first_steps(round_), default=0)
-        by_step = {step: loss for step, loss in by_step.items() if step < first}
-        by_step.update({step: fmean(values) for step, values in steps.items()})
-    return dict(sorted(by_step.items()))
-
-
-def _changes(facts: RunFacts) -> list[_Change]:
-    changes: list[_Change] = []
-    checkpoint: int | None = None
-    for before, after in itertools.pairwise(facts.rounds):
-        lasts = [worker.last_step for worker in before if worker.last_step is not None]
-        firsts = _first_steps(after)
-        saved = [step for worker in before for step, _ in worker.checkpoints]
-        checkpoint = max([*saved, *([] if checkpoint is None else [checkpoint])], default=None)
-        if not lasts or not firsts:
-            continue
-        numbers = range(before[0].round, after[0].round)
-        changes.append(
-            _Change(
-                before=before[0].round,
-                after=after[0].round,
-                last=min(lasts),
-                resumed=min(firsts) - 1,
-                lost=max(0, min(lasts) - min(firsts) + 1),
-                checkpoint=checkpoint,
-                causes=tuple(happened for happened in facts.happened if happened.round in numbers),
-                place=after[0].asked,
-            )
-        )
-        if checkpoint is not None:
-            # A later round writes its own over those beyond its beginning.
-            checkpoint = min(checkpoint, changes[-1].resumed)
-    return changes
-
-
-def _first_steps(round_: Sequence[WorkerSeen]) -> list[int]:
-    return [worker.first_step for worker in round_ if worker.first_step is not None]
-
-
 def _ends(planned: Plan, undisturbed: RunFacts, facts: RunFacts) -> Finding:
     codes = sorted({end.exit_code for end in facts.agents if not end.killed} - {0, 75})
     missed = len(planned.mishaps) - len(facts.happened)
@@ -184,7 +95,7 @@ def _ends(planned: Plan, undisturbed: RunFacts, facts: RunFacts) -> Finding:
     elif missed:
         text = f"the run ended before '{planned.mishaps[-missed]}'"
         fix = "a later round took fewer steps than the run without mishaps: see the rows below"
-        began = min(_first_steps(facts.rounds[0]), default=0) if facts.rounds else 0
+        began = min(first_steps(facts.rounds[0]), default=0) if facts.rounds else 0
         if began > 1:
             text = f"the run with mishaps began at step {began}: it found the checkpoints of the run without them"
             fix = "let it keep its checkpoints in SLURM_ELASTIC_RUN_DIR, in its current directory, or below {run}"
@@ -251,7 +162,7 @@ def _too_slow(worker: WorkerSeen, facts: RunFacts) -> bool:
 
 
 def _resume(facts: RunFacts) -> Finding:
-    changes = _changes(facts)
+    changes = changes_of(facts)
     if not changes:
         return Finding("resume.step", Level.UNKNOWN, "no round followed the first one")
     for change in changes:
@@ -317,7 +228,7 @@ def _because_of(warned: Sequence[Finding], finding: Finding) -> Finding:
 
 
 def _lost(facts: RunFacts) -> Iterator[Finding]:
-    changes = _changes(facts)
+    changes = changes_of(facts)
     announced = [change for change in changes if change.announced]
     if announced:
         lost = sum(change.lost for change in announced)
@@ -367,7 +278,7 @@ def _counted_samples(facts: RunFacts) -> Counter[tuple[int, int]]:
     """Count the samples of the steps that were not taken again."""
     kept: list[tuple[int, int, int]] = []
     for round_ in facts.rounds:
-        first = min(_first_steps(round_), default=0)
+        first = min(first_steps(round_), default=0)
         kept = [sample for sample in kept if sample[0] < first]
         kept += [sample for worker in round_ for sample in worker.samples]
     return Counter((epoch, number) for _, epoch, number in kept)
@@ -483,7 +394,7 @@ def _files(undisturbed: RunFacts, disturbed: RunFacts) -> Finding:
             "write a file of another name and rename it: os.replace(temporary, final)",
             place=saved,
         )
-    taken = [name for round_, name in disturbed.halves.items() if not _is_left_out(round_, disturbed)]
+    taken = [name for round_, name in disturbed.halves.items() if not is_left_out(round_, disturbed)]
     if taken:
         return Finding(
             check,
@@ -496,11 +407,6 @@ def _files(undisturbed: RunFacts, disturbed: RunFacts) -> Finding:
         )
     left_out = "".join(f"; half of {name} was left out" for name in disturbed.halves.values())
     return Finding(check, Level.OK, f"no file was overwritten in place{left_out}")
-
-
-def _is_left_out(round_: int, facts: RunFacts) -> bool:
-    """Return True if the round after this one went on from the newest whole checkpoint."""
-    return any(change.before == round_ and change.resumed >= (change.checkpoint or 0) for change in _changes(facts))
 
 
 def _superseded(facts: RunFacts) -> Iterator[Finding]:

@@ -1,11 +1,17 @@
-"""Files that are changed in place: a process that is killed meanwhile leaves half of the new content."""
+"""Files that a kill leaves half written: those changed in place, and checkpoints named before they are complete."""
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import errno
 import os
+import re
+import shutil
+import struct
 import zlib
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -82,3 +88,160 @@ def _open(path: Path) -> _Seen:
 def _head(descriptor: int, size: int) -> int:
     """Return a checksum of the beginning of what the file was when it had this size."""
     return zlib.crc32(os.pread(descriptor, min(size, _HEAD), 0))
+
+
+NamePattern = tuple[str, str]
+"""What a name has before and after a number."""
+
+_NUMBER = re.compile(r"\d+")
+_IN_MOVED_TO, _IN_CREATE, _IN_ISDIR, _IN_ONLYDIR = 0x80, 0x100, 0x40000000, 0x01000000
+_EVENT = struct.Struct("iIII")
+
+
+@dataclass(frozen=True, slots=True)
+class StepEntry:
+    """A file or directory with a step in its name.
+
+    Attributes:
+        path: The file or directory.
+        step: The step.
+        width: Number of digits of the step.
+        pattern: The rest of the name.
+    """
+
+    path: Path
+    step: int
+    width: int
+    pattern: NamePattern
+
+    def of_step(self, step: int) -> Path:
+        """Return the path that another step would have."""
+        before, after = self.pattern
+        return self.path.with_name(f"{before}{step:0{self.width}d}{after}")
+
+
+def patterns(name: str) -> list[tuple[NamePattern, str]]:
+    """Return each number in a name, as it is written, with what is around it."""
+    return [((name[: match.start()], name[match.end() :]), match[0]) for match in _NUMBER.finditer(name)]
+
+
+def newest_in_place(
+    paths: Iterable[Path], steps: Collection[int], in_place: Collection[NamePattern]
+) -> StepEntry | None:
+    """Return the newest checkpoint that was written under its own name; None if there is none.
+
+    Args:
+        paths: All files and directories.
+        steps: Steps of the checkpoints that workers have reported. Names that are also there with another number, such
+            as those of rounds, are none of checkpoints.
+        in_place: Names that were given to what was empty, and never to what had another name before.
+    """
+    groups: dict[tuple[Path, NamePattern], list[StepEntry]] = defaultdict(list)
+    for path in paths:
+        for pattern, digits in patterns(path.name):
+            if pattern in in_place:
+                groups[path.parent, pattern].append(StepEntry(path, int(digits), len(digits), pattern))
+    candidates = [file for group in groups.values() if all(file.step in steps for file in group) for file in group]
+    # A directory of a checkpoint may have files with its step in their names.
+    return max(candidates, key=lambda file: (file.step, -len(file.path.parts)), default=None)
+
+
+def entries(roots: Sequence[Path]) -> Iterator[Path]:
+    """Yield all files and directories, without links."""
+    for root in roots:
+        for directory, directories, files in os.walk(root):
+            for name in (*directories, *files):
+                path = Path(directory, name)
+                if not path.is_symlink():
+                    yield path
+
+
+def leave_half(source: Path, target: Path) -> None:
+    """Make what a kill in the middle of writing would have left: the older files of a directory, the last one cut.
+
+    Args:
+        source: A complete checkpoint.
+        target: The path that gets half of it.
+    """
+    files = [source] if source.is_file() else [path for path in source.rglob("*") if path.is_file()]
+    files.sort(key=lambda path: path.stat().st_mtime_ns)
+    half = files[: (len(files) + 1) // 2]
+    for path in half:
+        copy = target / path.relative_to(source) if path != source else target
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, copy)
+    if half:
+        os.truncate(copy, copy.stat().st_size // 2)
+    else:
+        target.mkdir()
+
+
+class NewNames:
+    """The names that files and directories got, without their numbers.
+
+    What is made in a directory that is as new as itself may be missed.
+
+    Args:
+        root: The directory below which they are.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self._libc = ctypes.CDLL(None, use_errno=True)
+        self._descriptor = self._libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._is_watching = self._descriptor >= 0
+        self._made: set[NamePattern] = set()
+        self._renamed: set[NamePattern] = set()
+        self._directories: dict[int, Path] = {}
+        self._watch(root)
+
+    @property
+    def in_place(self) -> set[NamePattern]:
+        """The names that were given to what was empty, and never to what had another name; empty if it is unknown."""
+        return self._made - self._renamed if self._is_watching else set()
+
+    def read(self) -> None:
+        """Take what has happened since the last call."""
+        while self._is_watching:
+            try:
+                content = os.read(self._descriptor, 65536)
+            except BlockingIOError:
+                return
+            offset = 0
+            while offset < len(content):
+                watch, mask, _, length = _EVENT.unpack_from(content, offset)
+                offset += _EVENT.size + length
+                self._note(watch, mask, os.fsdecode(content[offset - length : offset].rstrip(b"\0")))
+
+    def close(self) -> None:
+        """Stop watching."""
+        if self._is_watching:
+            os.close(self._descriptor)
+        self._is_watching = False
+
+    def _note(self, watch: int, mask: int, name: str) -> None:
+        directory = self._directories.get(watch)
+        if directory is None:
+            # The kernel has dropped events.
+            self.close()
+            return
+        for bit, names in ((_IN_CREATE, self._made), (_IN_MOVED_TO, self._renamed)):
+            if mask & bit:
+                names.update(pattern for pattern, _ in patterns(name))
+        if mask & _IN_ISDIR:
+            self._watch(directory / name)
+
+    def _watch(self, directory: Path) -> None:
+        if not self._is_watching:
+            return
+        mask = _IN_CREATE | _IN_MOVED_TO | _IN_ONLYDIR
+        watch = self._libc.inotify_add_watch(self._descriptor, os.fsencode(directory), mask)
+        if watch < 0:
+            if ctypes.get_errno() not in (errno.ENOENT, errno.ENOTDIR):
+                # More directories than the kernel lets a user watch.
+                self.close()
+            return
+        self._directories[watch] = directory
+        with contextlib.suppress(OSError):
+            for entry in os.scandir(directory):
+                if entry.is_dir(follow_symlinks=False):
+                    self._watch(directory / entry.name)

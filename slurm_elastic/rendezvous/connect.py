@@ -12,10 +12,9 @@ from dataclasses import dataclass
 from slurm_elastic.rendezvous.election.campaign import Campaign, CampaignConfig, CampaignRecords, locate
 from slurm_elastic.rendezvous.election.leader_location import LeaderLocation
 from slurm_elastic.rendezvous.election.runner import FollowerConfig
-from slurm_elastic.rendezvous.leader.absent_agents import agents_gone
+from slurm_elastic.rendezvous.leader.absent_agents import agents_gone, own_releases
 from slurm_elastic.rendezvous.leader.fenced_records import FencedRecords, last_failure, worked_sizes
 from slurm_elastic.rendezvous.leader.leader import Leader
-from slurm_elastic.rendezvous.leader.releases import own_releases
 from slurm_elastic.rendezvous.membership import AgentInfo, Decision, Reason, Settings, adapted_limit
 from slurm_elastic.rendezvous.options import RendezvousOptions
 from slurm_elastic.rendezvous.records.api import Record, Records, RecordsError

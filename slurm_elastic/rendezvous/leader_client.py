@@ -13,9 +13,8 @@ from dataclasses import dataclass
 
 from slurm_elastic.errors import SlurmElasticError
 from slurm_elastic.rendezvous.leader.fenced_records import newest_endpoint
-from slurm_elastic.rendezvous.leave_requests import LeaveAnswer, LeaveRequest
 from slurm_elastic.rendezvous.records.api import RunDirRecords
-from slurm_elastic.rendezvous.status_requests import StatusAnswer, StatusPart, StatusRequest
+from slurm_elastic.rendezvous.requests import LeaveAnswer, LeaveRequest, StatusAnswer, StatusPart, StatusRequest
 from slurm_elastic.rendezvous.transport.messages import LeaderMessage, MessageError, decode_leader_message, encode
 from slurm_elastic.rendezvous.transport.session import Role, Session, SessionError
 from slurm_elastic.rundir import RunDir

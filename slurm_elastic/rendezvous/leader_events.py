@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from slurm_elastic.rendezvous.leave_requests import LeaveRequested
 from slurm_elastic.rendezvous.membership import Interrupted, MembershipMessage
+from slurm_elastic.rendezvous.requests import LeaveRequested
 from slurm_elastic.rendezvous.transport.messages import Assignment
 
 

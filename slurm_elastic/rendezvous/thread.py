@@ -31,9 +31,9 @@ from slurm_elastic.rendezvous.election.policy import Successor
 from slurm_elastic.rendezvous.election.runner import FollowerConfig, Runner
 from slurm_elastic.rendezvous.leader.leader import Leader
 from slurm_elastic.rendezvous.leader_events import LeaderEvent, LeaderLost, RecordsLost
-from slurm_elastic.rendezvous.leave_requests import LeaveRequest
 from slurm_elastic.rendezvous.membership import AgentInfo, Held, LeaveReason, Phase, WorkerFailure, WorkerPosition
 from slurm_elastic.rendezvous.records.api import RecordsError
+from slurm_elastic.rendezvous.requests import LeaveRequest
 from slurm_elastic.rendezvous.transport.drop_log import FaultLog
 from slurm_elastic.rendezvous.transport.messages import AgentMessage
 from slurm_elastic.rendezvous.transport.session import Role, Session

@@ -35,10 +35,15 @@ from slurm_elastic.rendezvous.records.api import RecordsError
 from slurm_elastic.rendezvous.records.open import etcd_wanted, open_records
 from slurm_elastic.rendezvous.run_events import describe
 from slurm_elastic.rendezvous.secret_env import take_private
-from slurm_elastic.rendezvous.store_process import ServedStore, prepare_stores
 from slurm_elastic.rendezvous.thread import Coordination, RecordsLost
 from slurm_elastic.rendezvous.transport.messages import Assignment, Ended, Interrupted, Waiting
-from slurm_elastic.rendezvous.worker_store import FreshPorts, ReservedPort, open_worker_store
+from slurm_elastic.rendezvous.worker_store import (
+    FreshPorts,
+    ReservedPort,
+    ServedStore,
+    open_worker_store,
+    prepare_stores,
+)
 from slurm_elastic.rundir import RunDir, RunDirError, incarnation, join_own
 from slurm_elastic.slurm import (
     AddressPreference,

@@ -1,25 +1,25 @@
 """The run directory, which the agents of a run share on disk; only this package knows its file names."""
 
+from slurm_elastic.rundir._atomic_files import RecordError, RunDirError, list_names
 from slurm_elastic.rundir._atomic_files import claim as claim_file
-from slurm_elastic.rundir._atomic_files import list_names
 from slurm_elastic.rundir._atomic_files import publish as publish_file
 from slurm_elastic.rundir._atomic_files import read as read_file
 from slurm_elastic.rundir._contents import LogFile, RunContents, RunFile, run_ids
-from slurm_elastic.rundir._errors import RecordError, RunDirError
-from slurm_elastic.rundir._job_records import JobRecords
 from slurm_elastic.rundir._job_runs import (
+    JobRecords,
     KnownRun,
     RunStart,
     choose_run,
     incarnation_of,
     join_named,
     join_own,
+    known_directories,
+    remember_directory,
     run_start,
     runs_of_job,
 )
-from slurm_elastic.rundir._known_directories import known_directories, remember_directory
 from slurm_elastic.rundir._run_dir import RUNS, RunDir, incarnation
-from slurm_elastic.rundir._signatures import is_signature, signature
+from slurm_elastic.rundir._signed_files import is_signature, signature
 
 __all__ = [
     "RUNS",

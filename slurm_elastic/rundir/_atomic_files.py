@@ -1,15 +1,11 @@
-"""Atomic creation, replacement and reading of files that other nodes read at the same time.
-
-The functions rely only on guarantees of NFS v3 and v4 and of Lustre: link() and rename() are atomic at the server, and
-open() revalidates (nfs(5), "close-to-open cache consistency"). They use neither locks nor time stamps. A process that
-opens a file by its name finds it complete.
-"""
+"""Files of a run directory: names, errors, and creation, replacement and reading while other nodes read the same."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
 import os
+import re
 import secrets
 import stat
 import time
@@ -17,8 +13,81 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
+from slurm_elastic.errors import SlurmElasticError, UsageError
 from slurm_elastic.ownership import NEW_DIRECTORY, NEW_FILE, group_may_write, open_own, write_own
 
+
+class RunDirError(SlurmElasticError):
+    """The run directory has worked before and fails now: it is full, read-only or gone.
+
+    The message names the file and says how to fix it.
+    """
+
+
+class RecordError(RunDirError):
+    """A record is not one complete JSON object: it is truncated, or another program has written it."""
+
+
+_CAUSES = {
+    errno.EACCES: "no permission for this user; fix its permissions",
+    errno.EPERM: "no permission for this user; fix its permissions",
+    errno.EROFS: "the file system is mounted read-only",
+    errno.ENOSPC: "the file system is full; free some space",
+    errno.EDQUOT: "the disk quota is used up; free some space",
+    errno.ENOTDIR: "a file has the name of a directory; move the file",
+    errno.ENOENT: "it or its directory is gone; do not remove it while the run is alive",
+}
+
+
+def explain(path: Path, error: OSError) -> str:
+    """Return a line that says what is wrong with a path and how to fix it."""
+    return f"{path}: {_CAUSES.get(error.errno or 0) or error.strerror or error}"
+
+
+_SAFE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
+_NUMBERED = re.compile(r"([0-9]{6,})\.json")
+
+
+def is_safe(name: str) -> bool:
+    """Return True if a name is a safe file name."""
+    return _SAFE_NAME.fullmatch(name) is not None
+
+
+def safe(kind: str, name: str) -> str:
+    """Return a name unchanged if it is a safe file name.
+
+    Args:
+        kind: The kind of thing that has the name, for the message.
+        name: The name.
+
+    Raises:
+        UsageError: The name is no safe file name.
+    """
+    if not is_safe(name):
+        raise UsageError(
+            f"{kind} {name[:140]!r} is no safe file name; use at most 128 letters, digits, '.', '_' and '-', "
+            "and begin with a letter or digit"
+        )
+    return name
+
+
+def numbered(number: int) -> str:
+    """Return the file name of a round or a term."""
+    if number < 0:
+        raise ValueError(f"numbers start at 0: {number}")
+    return f"{number:06d}.json"
+
+
+def descending_numbers(names: list[str]) -> list[int]:
+    """Return the numbers in those file names that `numbered` has made, the highest first."""
+    return sorted((int(match[1]) for name in names if (match := _NUMBERED.fullmatch(name))), reverse=True)
+
+
+# Atomic creation, replacement and reading of files that other nodes read at the same time.
+#
+# The functions rely only on guarantees of NFS v3 and v4 and of Lustre: link() and rename() are atomic at the server,
+# and open() revalidates (nfs(5), "close-to-open cache consistency"). They use neither locks nor time stamps. A
+# process that opens a file by its name finds it complete.
 _T = TypeVar("_T")
 
 _STALE_ATTEMPTS = 5

@@ -11,8 +11,7 @@ from pathlib import Path
 
 from slurm_elastic.ownership import open_own
 from slurm_elastic.rundir import _atomic_files
-from slurm_elastic.rundir._errors import RecordError, RunDirError, explain
-from slurm_elastic.rundir._file_names import is_safe
+from slurm_elastic.rundir._atomic_files import RecordError, RunDirError, explain, is_safe
 from slurm_elastic.rundir._run_dir import RUNS, RunDir
 
 _READERS = 16

@@ -11,7 +11,7 @@ from pathlib import Path
 from slurm_elastic.errors import UsageError
 from slurm_elastic.ownership import group_may_write, require_own, require_safe_parent
 from slurm_elastic.rundir import _atomic_files
-from slurm_elastic.rundir._errors import explain
+from slurm_elastic.rundir._atomic_files import explain
 
 _PROBE_BYTES = 65536
 _FIX = "give a run directory of your own by --run-dir"

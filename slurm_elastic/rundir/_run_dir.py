@@ -11,11 +11,9 @@ from typing import Any
 
 from slurm_elastic.errors import UsageError
 from slurm_elastic.rundir import _atomic_files, _secret
-from slurm_elastic.rundir._errors import RunDirError, explain
-from slurm_elastic.rundir._file_names import descending_numbers, numbered, safe
+from slurm_elastic.rundir._atomic_files import RunDirError, descending_numbers, explain, numbered, safe
 from slurm_elastic.rundir._filesystem_check import make_fit
-from slurm_elastic.rundir._signatures import signature
-from slurm_elastic.rundir._signed_files import SignedFiles
+from slurm_elastic.rundir._signed_files import SignedFiles, signature
 
 RUNS = "elastic-runs"
 _HEALTH_TOKEN = b"slurm_elastic health token 1\0"

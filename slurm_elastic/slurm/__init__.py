@@ -5,8 +5,11 @@ from slurm_elastic.slurm.address import (
     AddressPreference,
     choose_address,
     data_interface,
+    ephemeral_low,
     gather_facts,
     gloo_interface,
+    port_sequence,
+    ports_exhausted,
     resolve,
 )
 from slurm_elastic.slurm.cause import Cause, Diagnosis, SignalDefaults, classify, least_grace, presume, save_time
@@ -14,7 +17,6 @@ from slurm_elastic.slurm.controller import NEWEST_RELEASE, OLDEST_RELEASE, SILEN
 from slurm_elastic.slurm.hostlist import compress, expand, natural_key
 from slurm_elastic.slurm.job import ArrayElement, Context, HetComponent, SlurmJob
 from slurm_elastic.slurm.own_variables import Reader, agent_settings, drop_foreign, foreign_variables
-from slurm_elastic.slurm.ports import ephemeral_low, port_sequence, ports_exhausted
 from slurm_elastic.slurm.requeue_policy import History, Requeue, RequeueDecision, requeue_decision
 from slurm_elastic.slurm.scontrol_output import ControllerClock, JobView, NodesInQueue, NodeState, NodeView, QueuedJob
 from slurm_elastic.slurm.site_output import ClusterConfig, PartitionView, QosView

@@ -12,12 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from slurm_elastic.errors import UsageError
-from slurm_elastic.slurm._env_nodes import job_and_step_nodes, node_list, own_node
 from slurm_elastic.slurm._env_values import (
     count_gpus,
     expand_counts,
+    job_and_step_nodes,
+    node_list,
     number,
     optional_number,
+    own_node,
     port_list,
     present,
 )

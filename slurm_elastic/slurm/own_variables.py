@@ -9,8 +9,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping, MutableMapping
 
-from slurm_elastic.slurm._env_nodes import node_list
-from slurm_elastic.slurm._env_values import present
+from slurm_elastic.slurm._env_values import node_list, present
 
 WORKER_VARIABLES = frozenset(
     {

@@ -7,14 +7,13 @@ import logging
 import operator
 import os
 import sys
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from collections.abc import Callable, Collection, Mapping
+from typing import TYPE_CHECKING, Any
 
-from slurm_elastic.snapshot._disk_side import DiskSide
 from slurm_elastic.snapshot._rank_values import RankValues
 from slurm_elastic.snapshot._slot_writer import SlotWriter
+from slurm_elastic.snapshot.disk.worker_side import DiskSide
 from slurm_elastic.snapshot.hand_over import (
-    MOST_RANGES,
     VARIABLE,
     Answer,
     Directory,
@@ -25,29 +24,35 @@ from slurm_elastic.snapshot.hand_over import (
 )
 from slurm_elastic.snapshot.lineage import SLOTS, Copy, Holder, SnapshotId
 from slurm_elastic.snapshot.memory import OutOfMemoryError, Reserve, Slot, free_memory
-from slurm_elastic.snapshot.sharding import Layout, Parts, Piece, Planner, needed_ranges
+from slurm_elastic.snapshot.sharding import Layout, Planner
 from slurm_elastic.snapshot.slots import HEADER, Contents
 from slurm_elastic.snapshot.state import (
     PER_RANK,
     Describer,
     Flat,
-    PresentTensors,
     StateError,
     Table,
     describe,
     flatten,
     read_description,
     read_layout,
-    rebuild,
     table_of,
-    tensor_in,
     write_layout,
 )
 
 if TYPE_CHECKING:
     import torch
 
-    from slurm_elastic.snapshot.checkpoints import Stored
+    from slurm_elastic.snapshot.disk.stored import Stored
+from slurm_elastic.snapshot._parts import (
+    Part,
+    PartsOfOrigin,
+    global_rank,
+    missing_snapshot,
+    own_state,
+    restored_state,
+    slot_size,
+)
 
 logger = logging.getLogger("slurm_elastic")
 
@@ -83,7 +88,7 @@ class WorkerMemory:
         self._writer = SlotWriter(slots)
         self._own_writer = None if part_slots is None else SlotWriter(part_slots)
         self._describer = Describer()
-        self._values = RankValues(_rank(), int(os.environ.get("GROUP_WORLD_SIZE", "1")) if path else 1, round_)
+        self._values = RankValues(global_rank(), int(os.environ.get("GROUP_WORLD_SIZE", "1")) if path else 1, round_)
         self._saved: int | None = None
         self._reserved = False
         self._refused = False
@@ -129,8 +134,8 @@ class WorkerMemory:
         description = bytes(body[contents.tensors :])
         tree, views = read_description(description, body[: contents.tensors])
         layout = read_layout(description)
-        parts = _Parts(self._path, self._round, contents.copy, layout)
-        restored = _restored(tree, views, layout, parts, present, in_place, own=own)
+        parts = PartsOfOrigin(self._path, self._round, contents.copy, layout)
+        restored = restored_state(tree, views, layout, parts, present, in_place, own=own)
         return restored if parts.are_unchanged() else None
 
     def save(
@@ -140,7 +145,7 @@ class WorkerMemory:
         if self._saved is not None and step < self._saved:
             raise ValueError(f"snapshot of step {step} after that of step {self._saved}: count steps over all epochs")
         flat = flatten(state)
-        own = None if per_rank is None else _own_state(per_rank)
+        own = None if per_rank is None else own_state(per_rank)
         repeated, self._saved = step == self._saved, step
         has_part = bool(flat.sharded) or own is not None
         if has_part and _disk.is_configured and not _disk.has_parts:
@@ -168,9 +173,9 @@ class WorkerMemory:
         layout = b"null" if self._layout is None or part is None else self._layout[2]
         description = self._describer.describe(flat.tree, table, layout) if self._writes else b""
         if self._writes and not self._reserved:
-            size = 0 if part is None else _size(self._table_of("part", part.tensors), part.description)
+            size = 0 if part is None else slot_size(self._table_of("part", part.tensors), part.description)
             own_size = 0 if part is None or own is None else size - part.shards
-            self._check_memory(_size(table, description), size, own_size)
+            self._check_memory(slot_size(table, description), size, own_size)
             self._reserved = True
         if part is not None:
             self._write_part(snapshot, part)
@@ -195,7 +200,7 @@ class WorkerMemory:
         reserve = Reserve(whole, part, workers, answered.replicates, nodes, own, len(self.slots))
         free, fewest = free_memory(), answered.fewest_nodes
         reserve.require(answered.held, free)
-        if fewest < nodes and _rank() == 0:
+        if fewest < nodes and global_rank() == 0:
             try:
                 reserve.with_nodes(fewest).require(answered.held, free)
             except OutOfMemoryError as error:
@@ -203,7 +208,7 @@ class WorkerMemory:
                     "a round with only %d of the nodes, which --nnodes allows, would fail: %s", fewest, error
                 )
 
-    def _part_of(self, flat: Flat, own: Flat | None) -> _Part:
+    def _part_of(self, flat: Flat, own: Flat | None) -> Part:
         """Return what this rank has besides the state of all ranks."""
         world = int(os.environ.get("WORLD_SIZE", "1"))
         shards: list[torch.Tensor] = []
@@ -216,27 +221,27 @@ class WorkerMemory:
         if self._layout is None or self._layout[0] != key:
             layout = Layout(world, own is not None, (), ())
             if flat.sharded:
-                layout = layout_of(flat.sharded, _rank(), world, own=own is not None)
+                layout = layout_of(flat.sharded, global_rank(), world, own=own is not None)
             self._layout = key, Planner(layout), write_layout(layout)
         planner = self._layout[1]
         own = own or flatten({})
         description = describe(own.tree, self._table_of("own", own.tensors))
-        return _Part(
-            planner.part_numbers[_rank()],
+        return Part(
+            planner.part_numbers[global_rank()],
             planner.parts,
             description,
             [*shards, *own.tensors],
-            planner.shards(_rank())[1] if shards else 0,
+            planner.shards(global_rank())[1] if shards else 0,
         )
 
-    def _write_part(self, snapshot: SnapshotId, part: _Part) -> None:
+    def _write_part(self, snapshot: SnapshotId, part: Part) -> None:
         if self._own_writer is None:
             assert self._path is not None
             local_rank = int(os.environ.get("LOCAL_RANK", "0"))
             try:
                 _, descriptors = ask(self._path, Request(self._round, writes=local_rank))
             except HandOverError as error:
-                raise RuntimeError(f"the agent has no memory for what rank {_rank()} saves: {error}") from None
+                raise RuntimeError(f"the agent has no memory for what rank {global_rank()} saves: {error}") from None
             self._own_writer = SlotWriter([Slot(descriptor) for descriptor in descriptors])
         table = self._table_of("part", part.tensors)
         copy = Copy.of_part(snapshot, part.number, part.of)
@@ -261,144 +266,6 @@ class WorkerMemory:
         self._writer.close()
         if self._own_writer is not None:
             self._own_writer.close()
-
-
-class _Part(NamedTuple):
-    """The shards and the own state of a rank.
-
-    Attributes:
-        number: Of the part.
-        of: Number of parts.
-        description: Of the state of its own.
-        tensors: Its shards, and then those of the state of its own.
-        shards: Bytes of the shards.
-    """
-
-    number: int
-    of: int
-    description: bytes
-    tensors: list[torch.Tensor]
-    shards: int
-
-
-class _Parts:
-    """The parts of the origin, from the agent.
-
-    Args:
-        path: Of the socket of the agent; None without an agent.
-        round_: The round of this worker.
-        origin: The state of all ranks.
-        layout: Of the snapshot; None if it has no parts.
-    """
-
-    def __init__(self, path: str | None, round_: int, origin: Copy, layout: Layout | None) -> None:
-        self._path, self._round, self._origin, self._layout = path, round_, origin, layout
-        self._read: dict[tuple[int, bool], tuple[Slot, Contents]] = {}
-        self._ranges: dict[int, tuple[tuple[int, int], ...]] = {}
-
-    def expect(self, pieces: Iterable[tuple[int, Piece]]) -> None:
-        """Note which bytes of each part are needed: another agent sends no others."""
-        assert self._layout is not None
-        self._ranges = needed_ranges(self._layout, pieces, MOST_RANGES)
-
-    def shard(self, index: int, piece: Piece) -> torch.Tensor:
-        """Return the shard of a sharded tensor to which these elements belong, in the memory of the agent."""
-        assert self._layout is not None
-        slot, contents = self._get(piece.part, own=False)
-        shards = slot.memory()[HEADER : HEADER + contents.shards]
-        return tensor_in(shards, self._layout.tensors[index].dtype, piece.shard.size, piece.offset)
-
-    def own(self, rank: int) -> dict[str, Any]:
-        """Return what a rank had of its own."""
-        slot, contents = self._get(rank, own=True)
-        body = slot.memory()[HEADER + contents.shards : contents.size]
-        size = contents.tensors - contents.shards
-        tree, views = read_description(bytes(body[size:]), body[:size])
-        content: dict[str, Any] = rebuild(tree, [view.clone() for view in views])[PER_RANK]
-        return content
-
-    def are_unchanged(self) -> bool:
-        """Return True if no worker has written into what was read, so that it is what it was taken for."""
-        return all(slot.contents() == contents for slot, contents in self._read.values())
-
-    def _get(self, part: int, *, own: bool) -> tuple[Slot, Contents]:
-        views = self._read.get((part, own)) or self._read.get((part, False))
-        if views is None:
-            assert self._path is not None
-            try:
-                ranges = None if own else self._ranges.get(part)
-                _, descriptors = ask(self._path, Request(self._round, part=part, own=own, ranges=ranges))
-            except HandOverError as error:
-                raise _cannot_be_had(self._round, error) from None
-            slot = Slot(descriptors[0])
-            contents = slot.contents()
-            copy = Copy.of_part(self._origin.id, part, self._origin.parts)
-            if contents is None or contents.copy != copy:
-                raise RuntimeError("snapshot.load comes too late: call it on all ranks before the first snapshot.save")
-            views = self._read[part, own] = slot, contents
-        return views
-
-
-class _PartsOfState(Parts, Protocol):
-    """The parts of a state, with what ranks had of their own."""
-
-    def own(self, rank: int, /) -> dict[str, Any]: ...
-
-
-def _restored(
-    tree: Mapping[str, Any],
-    tensors: Sequence[torch.Tensor],
-    layout: Layout | None,
-    parts: _PartsOfState,
-    present: Callable[[], Mapping[str, Any]],
-    in_place: Collection[str],
-    *,
-    own: bool,
-) -> dict[str, Any]:
-    """Return a state, with sharded tensors divided as those of the present state.
-
-    Args:
-        tree: The state, with indices in the places of tensors.
-        tensors: Its tensors, which stay as they are.
-        layout: Of its sharded tensors; None if it has no parts.
-        parts: Its parts.
-        present: Returns the present state.
-        in_place: See :class:`~.state.PresentTensors`.
-        own: True to return what the ranks had of their own, too, as a list.
-    """
-    places = PresentTensors(tree, present(), in_place)
-    if "torch.distributed.tensor" in sys.modules or (layout is not None and layout.tensors):
-        from slurm_elastic.snapshot._sharded import restore
-
-        planner = None if layout is None else Planner(layout)
-        loaded, sharded = restore(tensors, planner, places, _rank(), parts)
-    else:
-        loaded, sharded = [places.copied(index, tensor) for index, tensor in enumerate(tensors)], []
-    restored = rebuild(tree, loaded, sharded)
-    if own and layout is not None and layout.own:
-        restored[PER_RANK] = [parts.own(rank) for rank in range(layout.world)]
-    return restored
-
-
-def _size(table: Table, description: bytes) -> int:
-    # Plain values change their length.
-    return HEADER + table.size + 2 * len(description)
-
-
-def _own_state(per_rank: Mapping[str, Any]) -> Flat:
-    flat = flatten({PER_RANK: dict(per_rank)})
-    if flat.sharded:
-        raise StateError("per_rank has a DTensor: pass sharded state beside it, as part of the state of all ranks")
-    return flat
-
-
-def _rank() -> int:
-    return int(os.environ.get("RANK", "0"))
-
-
-def _cannot_be_had(round_: int, error: HandOverError) -> RuntimeError:
-    # Without it this rank would start from another state than the others.
-    return RuntimeError(f"the snapshot that round {round_} starts from cannot be had: {error}")
 
 
 def save(step: int, /, *, check_finite: bool = False, per_rank: Mapping[str, Any] | None = None, **state: Any) -> None:
@@ -484,7 +351,7 @@ def load(**state: Any) -> Any:
             is_in_memory = False
             layout, present = stored.layout, lambda: _state_of(state)
             restored = _disk.read(
-                lambda: _restored(stored.tree, stored.tensors, layout, stored, present, modules, own=own)
+                lambda: restored_state(stored.tree, stored.tensors, layout, stored, present, modules, own=own)
             )
     plain = []
     for name, value in state.items():
@@ -581,7 +448,7 @@ def _ask(path: str) -> WorkerMemory:
     try:
         answered, descriptors = ask(path, Request(round_))
     except HandOverError as error:
-        raise _cannot_be_had(round_, error) from None
+        raise missing_snapshot(round_, error) from None
     writes = os.environ.get("LOCAL_RANK", "0") == "0"
     slots = [Slot(descriptor) for descriptor in descriptors]
     bounds = answered.below, answered.lost

@@ -10,14 +10,13 @@ import threading
 import time
 import zlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 
 from slurm_elastic.rendezvous.transport.messages import INVENTORY_LIMIT
 from slurm_elastic.snapshot import lineage
 from slurm_elastic.snapshot._child_process import Fork
-from slurm_elastic.snapshot.checkpoint_lineage import CheckpointId
-from slurm_elastic.snapshot.disk import DiskWriter, HeldSlots, Target
+from slurm_elastic.snapshot.agent_round import Borrowed, Group, RoundSnapshots, log_origin, start_thread, target_of
+from slurm_elastic.snapshot.disk.agent_side import DiskWriter, HeldSlots
 from slurm_elastic.snapshot.hand_over import (
     MOST_RANGES,
     VARIABLE,
@@ -29,7 +28,7 @@ from slurm_elastic.snapshot.hand_over import (
     read_request,
 )
 from slurm_elastic.snapshot.lineage import SLOTS, Copy, Holder, Origin, Protection
-from slurm_elastic.snapshot.memory import OutOfMemoryError, Slot, require_memory
+from slurm_elastic.snapshot.memory import OutOfMemoryError, Slot, copies_in, require_memory
 from slurm_elastic.snapshot.replicator import Ended, Members, ReplicatorProcess, Settings, Slots, Wanted
 from slurm_elastic.snapshot.sharding import expected_ranges
 from slurm_elastic.snapshot.slots import HEADER
@@ -96,7 +95,7 @@ class AgentMemory:
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.bind(str(self._path))
         self._listener.listen(128)
-        self._round = _Round(-1)
+        self._round = RoundSnapshots(-1)
         self._disk = DiskWriter(self._held_slots, self._ask_for_step, fork)
         if replicates:
             self._replicator = self._make_replicator()
@@ -149,14 +148,14 @@ class AgentMemory:
         self._end_round()
         origin = lineage.read_origin(text)
         if first:
-            _log(round_, origin)
-        plan = lineage.prepare(_held(self._slots), origin)
+            log_origin(round_, origin)
+        plan = lineage.prepare(copies_in(self._slots), origin)
         for slot in plan.clear:
             self._slots[slot].clear()
         for slots in (*self._parts.values(), *self._replicas.values()):
-            for slot in lineage.off_line(_held(slots), origin):
+            for slot in lineage.off_line(copies_in(slots), origin):
                 slots[slot].clear()
-        current = self._round = _Round(round_, plan.slot, origin)
+        current = self._round = RoundSnapshots(round_, plan.slot, origin)
         current.group = group
         # Nothing is to be taken yet.
         protection = Protection(origin.protected)
@@ -171,11 +170,11 @@ class AgentMemory:
             except OSError as error:
                 current.fail(f"{self._node} has no memory for it: {error.strerror}")
                 return {VARIABLE: str(self._path)}
-            _start(current, self._fetch, origin, current.fetches)
+            start_thread(current, self._fetch, origin, current.fetches)
         else:
             current.ready.set()
             if plan.slot is not None and group is not None and origin.copy is not None and origin.copy.parts:
-                _start(current, self._fetch_parts, group, self._slots[plan.slot])
+                start_thread(current, self._fetch_parts, group, self._slots[plan.slot])
         return {VARIABLE: str(self._path)}
 
     def held(self) -> tuple[int, int | None]:
@@ -255,7 +254,7 @@ class AgentMemory:
             if self._replicates and moves:
                 self._replicator.settle(current.number, leaving=leaving, until=until, is_leaving=is_leaving)
 
-    def _replicate(self, current: _Round, local_rank: int, slots: Sequence[Slot]) -> None:
+    def _replicate(self, current: RoundSnapshots, local_rank: int, slots: Sequence[Slot]) -> None:
         """Have the parts of a local rank copied to another node, or reported, from now on."""
         collector = current.origin.collector if self._replicates else current.collector
         if self._replicator is None or current.group is None or collector is None:
@@ -286,7 +285,7 @@ class AgentMemory:
         with self._lock:
             current.borrowed.clear()
 
-    def _fetch(self, current: _Round, origin: Origin, slot: Slot) -> None:
+    def _fetch(self, current: RoundSnapshots, origin: Origin, slot: Slot) -> None:
         assert origin.copy is not None
         slots = tuple(self._slots)
         try:
@@ -302,7 +301,7 @@ class AgentMemory:
         with contextlib.suppress(OutOfMemoryError):
             require_memory(slot.size, slots)
 
-    def _fetch_parts(self, current: _Round, group: Group, slot: Slot) -> None:
+    def _fetch_parts(self, current: RoundSnapshots, group: Group, slot: Slot) -> None:
         """Get what workers will probably ask for, while they start: their models may take as long as the transfer."""
         contents = slot.contents()
         if contents is None:
@@ -323,7 +322,7 @@ class AgentMemory:
 
     def _receive(
         self,
-        current: _Round,
+        current: RoundSnapshots,
         copy: Copy,
         slot: Slot,
         slots: tuple[Slot, ...],
@@ -345,7 +344,9 @@ class AgentMemory:
                 self._parts[local_rank] = [Slot.make() for _ in self._slots]
             return self._parts[local_rank]
 
-    def _part(self, current: _Round, part: int, own: bool, ranges: Ranges | None, *, asked: bool = False) -> Slot:
+    def _part(
+        self, current: RoundSnapshots, part: int, own: bool, ranges: Ranges | None, *, asked: bool = False
+    ) -> Slot:
         """Return memory with a part of the origin, or with these ranges of it; waits until it is there.
 
         Args:
@@ -371,7 +372,7 @@ class AgentMemory:
             if borrowed is None:
                 if asked and not own and current.expected and (part, ranges) not in current.expected:
                     current.drop_expected()
-                borrowed = current.borrowed[part, own, ranges] = _Borrowed()
+                borrowed = current.borrowed[part, own, ranges] = Borrowed()
             borrowed.asked |= asked
         if first:
             try:
@@ -405,7 +406,7 @@ class AgentMemory:
                         "the workers of round %d start from the checkpoint %s of %s",
                         *(request.round, request.directory.checkpoint, request.directory.path),
                     )
-                self._disk.aim(_target(request.directory, current))
+                self._disk.aim(target_of(request.directory, current))
                 answer(connection, Answer(collector=self._find_steps(request.directory, current)), [])
                 return
             current.ready.wait()
@@ -431,7 +432,7 @@ class AgentMemory:
             )
             answer(connection, answered, descriptors)
 
-    def _find_steps(self, directory: Directory, current: _Round) -> Holder | None:
+    def _find_steps(self, directory: Directory, current: RoundSnapshots) -> Holder | None:
         """Have steps found that all agents keep for the disk; returns the process that finds them if it is ours."""
         group = current.group
         if self._replicates or not directory.has_parts or group is None or group.nodes == 1:
@@ -451,7 +452,7 @@ class AgentMemory:
             self._replicate(current, local_rank, slots)
         return collector
 
-    def _wanted(self, request: Request, current: _Round) -> Sequence[Slot]:
+    def _wanted(self, request: Request, current: RoundSnapshots) -> Sequence[Slot]:
         if request.part is not None:
             return [self._part(current, request.part, request.own, request.ranges, asked=True)]
         if request.writes is not None:
@@ -465,131 +466,3 @@ class AgentMemory:
             self._replicate(current, request.writes, slots)
             return slots
         return self._slots
-
-
-@dataclass(frozen=True, slots=True)
-class Group:
-    """The place of an agent among those of a round.
-
-    Attributes:
-        rank: Of the agent.
-        nodes: Number of agents.
-        workers: Number of its workers.
-        base_rank: Global rank of its first worker.
-        world: Number of workers of all agents.
-    """
-
-    rank: int
-    nodes: int
-    workers: int
-    base_rank: int
-    world: int
-
-
-class _Borrowed:
-    """A part of the origin in memory that lasts until the workers have loaded it.
-
-    Attributes:
-        slot: With the part; None if it cannot be had.
-        error: Why not.
-        ready: Set when one of them is known.
-        asked: True if a worker has asked for it.
-    """
-
-    def __init__(self) -> None:
-        self.slot: Slot | None = None
-        self.error = ""
-        self.ready = threading.Event()
-        self.asked = False
-
-
-class _Round:
-    """The preparation of the memory for one round.
-
-    Attributes:
-        number: Of the round.
-        slot: Index of the slot from which its workers start; None if from none.
-        origin: Of the round.
-        fetches: The memory that a transfer writes; None if the snapshot is here.
-        replacement: An empty slot that takes its place if the round ends before the transfer: made before, because
-            there may be no descriptor left then, and the agent cannot wait for the other side.
-        ready: Set when the slot has its snapshot, or will not have it.
-        cancelled: Set when the round is over.
-        error: Why the slot does not have it.
-        borrowed: Parts of the origin that other agents hold, by number, whether without shards, and their ranges.
-        group: The place of the agent among those of the round; None if it copies no parts to other nodes.
-        collector: The process that finds steps for the disk, if no parts are copied to other nodes.
-        writers: The slots of the local ranks that write parts.
-        reports: True if the other process of this agent copies parts to another node, or reports them.
-        settled: True if that process knows that the workers have ended.
-        expected: Parts, with their ranges, that workers will probably ask for; empty if that is not known.
-    """
-
-    def __init__(self, number: int, slot: int | None = None, origin: Origin | None = None) -> None:
-        self.number, self.slot, self.origin = number, slot, origin or Origin()
-        self.fetches: Slot | None = None
-        self.replacement: Slot | None = None
-        self.ready, self.cancelled = threading.Event(), threading.Event()
-        self.error = ""
-        self.borrowed: dict[tuple[int, bool, Ranges | None], _Borrowed] = {}
-        self.group: Group | None = None
-        self.collector: Holder | None = None
-        self.writers: dict[int, Sequence[Slot]] = {}
-        self.reports = self.settled = False
-        self.expected: frozenset[tuple[int, Ranges | None]] = frozenset()
-
-    def drop_expected(self) -> None:
-        """Let go of what no worker has asked for, as what they need was not foreseen: the memory may be needed."""
-        self.expected = frozenset()
-        for key in [key for key, loan in self.borrowed.items() if not loan.asked]:
-            del self.borrowed[key]
-
-    def fail(self, why: str) -> None:
-        """Have the workers fail, unless the round is over: another state than that of the others is not theirs."""
-        if not self.cancelled.is_set():
-            self.error = why
-            logger.error("the snapshot that round %d starts from: %s", self.number, why)
-        self.ready.set()
-
-
-def _start(current: _Round, work: Callable[..., None], *arguments: object) -> None:
-    def prepare() -> None:
-        try:
-            work(current, *arguments)
-        except OSError:
-            # An agent that ends closes its slots.
-            if not current.cancelled.is_set():
-                raise
-
-    threading.Thread(target=prepare, name="slurm-elastic-snapshot-fetch", daemon=True).start()
-
-
-def _held(slots: Sequence[Slot]) -> list[Copy | None]:
-    return [None if (contents := slot.contents()) is None else contents.copy for slot in slots]
-
-
-def _target(directory: Directory, current: _Round) -> Target:
-    copy = current.origin.copy
-    origin = None
-    if copy is not None and directory.origin is not None:
-        origin = copy.id, CheckpointId(directory.origin, copy.id.step)
-    group = current.group or Group(0, 1, 1, 0, 1)
-    return replace(
-        Target.of(directory, current.number),
-        origin=origin,
-        first=directory.first,
-        nodes=group.nodes,
-        workers=group.workers,
-    )
-
-
-def _log(round_: int, origin: Origin) -> None:
-    if origin.note:
-        logger.warning("snapshots: %s", origin.note)
-    if origin.copy is not None:
-        step, taken = origin.copy.id.step, origin.copy.id.round
-        logger.info(
-            "the workers of round %d start from the snapshot of step %d, taken in round %d%s",
-            *(round_, step, taken),
-            f", unless one up to step {origin.lost.step} is on disk" if origin.lost is not None else "",
-        )

@@ -321,3 +321,8 @@ def _left(root: Path, path: str, limit: str, usage: str, reclaimable: str) -> li
             limits.append(max(0, int(most) - used + int(statistics.get(reclaimable, 0))))
         group = group.parent
     return limits
+
+
+def copies_in(slots: Sequence[Slot]) -> list[Copy | None]:
+    """Return the snapshot of each slot; None for one that holds none."""
+    return [None if (contents := slot.contents()) is None else contents.copy for slot in slots]

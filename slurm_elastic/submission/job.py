@@ -13,10 +13,9 @@ from submitit.slurm import slurm
 from slurm_elastic.agent.root_cause import recorded_traceback, root_cause
 from slurm_elastic.rendezvous.membership import WorkerFailure
 from slurm_elastic.rundir import RunDir, list_names, runs_of_job
-from slurm_elastic.submission.job_states import is_final, state_of_array
+from slurm_elastic.submission.job_states import RunStatus, is_final, latest_log, read_status, state_of_array
 from slurm_elastic.submission.payload import Script, read_ranks, script_file
 from slurm_elastic.submission.resize import further_jobs, resize
-from slurm_elastic.submission.run_status import RunStatus, latest_log, read_status
 from slurm_elastic.unpickling import unpickle
 
 _LINES = 40

@@ -1,11 +1,21 @@
-"""The state of a run from what Slurm's accounting says of its jobs.
+"""The state of a run, from what Slurm's accounting says of its jobs and from its run directory.
 
 State names: sacct(1), "JOB STATE CODES", 22.05 to 26.05.
 """
 
 from __future__ import annotations
 
+import contextlib
+import re
 from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from slurm_elastic import typed_json
+from slurm_elastic.errors import SlurmElasticError
+from slurm_elastic.rendezvous.membership import WorkerFailure
+from slurm_elastic.rundir import RunDir
 
 _GOES_ON = frozenset(
     {
@@ -57,3 +67,71 @@ def state_of_array(states: Iterable[str]) -> str:
 def _base(state: str) -> str:
     """Return CANCELLED for ``CANCELLED by 1000``."""
     return (state.split() or ["UNKNOWN"])[0].upper()
+
+
+_ROUND = re.compile(r"round_([0-9]+)")
+
+
+@dataclass(frozen=True, slots=True)
+class RunStatus:
+    """The present status of a run.
+
+    Attributes:
+        done: True if the run is finished.
+        world_size: Number of workers in the newest round; None before the first round.
+        failure: The failure that ended the run; None if it did not fail, or has been started again since.
+    """
+
+    done: bool = False
+    world_size: int | None = None
+    failure: WorkerFailure | None = None
+
+
+def read_status(run_dir: RunDir) -> RunStatus:
+    """Read the run directory. A record that is missing or cannot be read counts as not written."""
+    with contextlib.suppress(SlurmElasticError):
+        newest = _newest_round(run_dir)
+        return RunStatus(
+            done=run_dir.is_done(),
+            world_size=newest.get("world_size"),
+            failure=_failure(run_dir, newest),
+        )
+    return RunStatus()
+
+
+def latest_log(run_dir: RunDir, rank: int, name: str) -> Path | None:
+    """Return the path of a rank's log in the last round that has one; None if no round has.
+
+    Args:
+        run_dir: Directory of the run.
+        rank: Rank of the worker.
+        name: ``stdout.log`` or ``stderr.log``.
+    """
+    paths = [path for path in run_dir.path.glob(f"logs/round_*/*/rank_*/{name}") if _rank(path) == rank]
+    return max(paths, key=_round, default=None)
+
+
+def _newest_round(run_dir: RunDir) -> dict[str, Any]:
+    number = run_dir.last_round()
+    content = None if number is None else run_dir.round_record(number)
+    return {} if content is None else typed_json.decode(content, dict[str, Any])
+
+
+def _failure(run_dir: RunDir, newest: dict[str, Any]) -> WorkerFailure | None:
+    """Return the failure of the newest round's incarnation: no agent identity is used twice."""
+    agents = {place["agent"] for place in newest.get("places", ())}
+    for content in run_dir.failures():
+        with contextlib.suppress(typed_json.JSONError):
+            failure = typed_json.decode(content, WorkerFailure)
+            if failure.agent in agents:
+                return failure
+    return None
+
+
+def _rank(log: Path) -> int:
+    return int(log.parent.name.removeprefix("rank_"))
+
+
+def _round(log: Path) -> int:
+    match = _ROUND.fullmatch(log.parents[2].name)
+    return int(match[1]) if match else -1

@@ -14,8 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from slurm_elastic.errors import UsageError
-from slurm_elastic.submission.batch_script import BatchScript
-from slurm_elastic.submission.shipped_files import TEMPLATES
+from slurm_elastic.submission.batch_script import TEMPLATES, BatchScript
 
 TEMPLATE_VARIABLE = "SLURM_ELASTIC_TEMPLATE"
 """Names the template for submissions that give none: of a site, or of a user."""

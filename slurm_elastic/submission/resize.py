@@ -12,8 +12,8 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from slurm_elastic.agent.job.replacement import Result, Run, comment, grows
 from slurm_elastic.agent.option_values import GROWS_VARIABLE
-from slurm_elastic.agent.replacement import Result, Run, comment, grows
 from slurm_elastic.errors import UsageError
 from slurm_elastic.observe.live import LiveRun, live_run
 from slurm_elastic.rendezvous.identity import AgentIdentity, job_of
@@ -25,14 +25,13 @@ from slurm_elastic.rendezvous.leader_client import (
     client_name,
     find_leader,
 )
-from slurm_elastic.rendezvous.leave_requests import LeaveRequest
 from slurm_elastic.rendezvous.membership import LeaveReason
+from slurm_elastic.rendezvous.requests import LeaveRequest
 from slurm_elastic.rundir import RunContents, RunDir
 from slurm_elastic.slurm import Controller, NodesInQueue, natural_key
 from slurm_elastic.submission.batch_script import BatchScript
 from slurm_elastic.submission.plan import WHOLE_ARRAY, require_possible
-from slurm_elastic.submission.sbatch import UnansweredError, submit
-from slurm_elastic.submission.started import Started, read_start
+from slurm_elastic.submission.sbatch import Started, UnansweredError, read_start, submit
 
 _ONCE = frozenset({"array", "begin", "comment", "deadline", "dependency", "nodefile", "nodelist", "nodes", "wait"})
 """Options of sbatch that were for the first job alone."""
@@ -190,7 +189,7 @@ def further_jobs(run_dir: RunDir) -> tuple[NodesInQueue, ...]:
 
 
 class ReplacementJobs:
-    """Submits jobs for nodes that a run has lost; see `slurm_elastic.agent.replacement.Submission`."""
+    """Submits jobs for nodes that a run has lost; see `slurm_elastic.agent.job.replacement.Submission`."""
 
     def time_limit(self, run_dir: RunDir) -> str | None:
         """Return the time limit of the first job, empty for none; None if it is not on record how it was submitted."""

@@ -18,8 +18,14 @@ from submitit.core import utils
 from torch.distributed.elastic.multiprocessing.errors import record
 
 from slurm_elastic.rundir import list_names, publish_file
-from slurm_elastic.submission.checkpointing import SIGNAL, Checkpointing, is_checkpointable, is_stopping
-from slurm_elastic.submission.payload import job_id_of, write_ranks
+from slurm_elastic.submission.payload import (
+    SIGNAL,
+    Checkpointing,
+    is_checkpointable,
+    is_stopping,
+    job_id_of,
+    write_ranks,
+)
 from slurm_elastic.unpickling import unpickle
 
 

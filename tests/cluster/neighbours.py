@@ -9,7 +9,7 @@ from typing import Any
 
 from slurm_elastic.rendezvous.records.etcd.config import EtcdConfig
 from slurm_elastic.rendezvous.transport.session import Role, Session
-from slurm_elastic.slurm.ports import ephemeral_low, port_sequence
+from slurm_elastic.slurm.address import ephemeral_low, port_sequence
 from tests.cluster.jobs import CHECKOUT, Job, Jobs
 from tests.cluster.testbed.settings import NEIGHBOUR
 

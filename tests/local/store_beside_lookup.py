@@ -15,7 +15,7 @@ import threading
 import time
 from pathlib import Path
 
-from slurm_elastic.rendezvous.store_process import prepare_stores, serve_store
+from slurm_elastic.rendezvous.worker_store import prepare_stores, serve_store
 
 RESOLV_CONF = "/etc/resolv.conf"
 # This process would wait for the lock.

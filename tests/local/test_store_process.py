@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from torch._C._distributed_c10d import TCPStore
 
-from slurm_elastic.rendezvous.store_process import ServedStore, serve_store
+from slurm_elastic.rendezvous.worker_store import ServedStore, serve_store
 from tests.local.agents import ROOT
 from tests.local.waiting import HANG
 

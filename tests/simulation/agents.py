@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from slurm_elastic.agent.lifecycle import Departure, depart
+from slurm_elastic.agent.lifecycle.states import Departure, depart
 from slurm_elastic.rendezvous.election.follower import Follower
 from slurm_elastic.rendezvous.membership import (
     STEPPED,

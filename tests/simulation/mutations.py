@@ -22,7 +22,7 @@ from slurm_elastic.rendezvous.election import campaign, endpoints, leader_locati
 from slurm_elastic.rendezvous.election import machine as election
 from slurm_elastic.rendezvous.election import state as election_state
 from slurm_elastic.rendezvous.election.follower import Follower
-from slurm_elastic.rendezvous.election.term import CheckTerm, ConfirmLastRound, RecordsAction
+from slurm_elastic.rendezvous.election.term_events import CheckTerm, ConfirmLastRound, RecordsAction
 from slurm_elastic.rendezvous.leader.fenced_records import FencedRecords, LastRound
 from slurm_elastic.rendezvous.membership import (
     AgentInfo,
@@ -38,11 +38,11 @@ from slurm_elastic.rendezvous.membership import (
     Table,
     leader_change,
     machine,
-    pending_joins,
-    quorum,
     transitions,
     usable_sizes,
 )
+from slurm_elastic.rendezvous.membership import config as quorum
+from slurm_elastic.rendezvous.membership import transitions as pending_joins
 from tests.simulation import shrink
 from tests.simulation.drawing import draw, draw_sizes
 from tests.simulation.election import agent, faults

@@ -22,7 +22,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from slurm_elastic.snapshot import lineage, replication
-from slurm_elastic.snapshot.checkpoint_lineage import CheckpointId
+from slurm_elastic.snapshot.disk.lineage import CheckpointId
 from slurm_elastic.snapshot.lineage import Copy, Holder, Origin, Protection, SnapshotId
 from slurm_elastic.snapshot.replication import Goal, Report
 from tests.simulation.snapshots import KINDS, Directory, ViolationError

@@ -17,8 +17,9 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from slurm_elastic.snapshot import checkpoint_lineage, lineage, slots
-from slurm_elastic.snapshot.checkpoint_lineage import CheckpointId, Start
+from slurm_elastic.snapshot import lineage, slots
+from slurm_elastic.snapshot.disk import lineage as checkpoint_lineage
+from slurm_elastic.snapshot.disk.lineage import CheckpointId, Start
 from slurm_elastic.snapshot.lineage import Copy, Holder, Inventory, SnapshotId
 
 WORDS = 3

@@ -20,11 +20,11 @@ from slurm_elastic.rendezvous.membership import (
     advance,
     join_leave,
     machine,
-    pending_joins,
     planned_stop,
     state,
     transitions,
 )
+from slurm_elastic.rendezvous.membership import transitions as pending_joins
 from tests.simulation.drawing import draw, draw_planned, draw_sizes
 from tests.simulation.faults import CALM, NORMAL, Arrive, Schedule
 from tests.simulation.schedules import play_all, play_membership

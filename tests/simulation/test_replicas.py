@@ -7,8 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from slurm_elastic.snapshot import checkpoint_lineage, lineage, replication
-from slurm_elastic.snapshot.checkpoint_lineage import CheckpointId, Start
+from slurm_elastic.snapshot import lineage, replication
+from slurm_elastic.snapshot.disk import lineage as checkpoint_lineage
+from slurm_elastic.snapshot.disk.lineage import CheckpointId, Start
 from slurm_elastic.snapshot.lineage import Copy, Origin, Protection, SnapshotId
 from slurm_elastic.snapshot.replication import Goal, Report
 from tests.simulation.replicas import play

@@ -7,8 +7,9 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 
 import pytest
 
-from slurm_elastic.snapshot import checkpoint_lineage, lineage, slots
-from slurm_elastic.snapshot.checkpoint_lineage import CheckpointId, Start
+from slurm_elastic.snapshot import lineage, slots
+from slurm_elastic.snapshot.disk import lineage as checkpoint_lineage
+from slurm_elastic.snapshot.disk.lineage import CheckpointId, Start
 from slurm_elastic.snapshot.lineage import Copy, Origin, Preparation, SnapshotId
 from tests.simulation.snapshots import ViolationError, play
 

@@ -24,12 +24,12 @@ import pytest
 from slurm_elastic import typed_json
 from slurm_elastic.agent.forkserver._import_list import parse_list
 from slurm_elastic.agent.health import _http
+from slurm_elastic.agent.job.run_history import read_history
 from slurm_elastic.agent.root_cause import recorded_traceback
-from slurm_elastic.agent.run_history import read_history
 from slurm_elastic.agent.step_timing import paces_of
-from slurm_elastic.agent.watchdog._timer_protocol import LineReader
+from slurm_elastic.agent.watchdog._timers import LineReader
 from slurm_elastic.cli._run_view import Terminal
-from slurm_elastic.cli.status import _show
+from slurm_elastic.cli.commands.status import _show
 from slurm_elastic.control._agent_side import Agreement
 from slurm_elastic.control._flight_recorder import collectives, shortened
 from slurm_elastic.control._shared_page import COLLECTIVES, COLLECTIVES_FIELDS, PLACE
@@ -42,7 +42,7 @@ from slurm_elastic.observe.records import run_records
 from slurm_elastic.observe.report import chrome_trace, report, report_json
 from slurm_elastic.observe.status import run_status, status_json
 from slurm_elastic.rendezvous.records.etcd.leased_records import _CONTEXT, _verified
-from slurm_elastic.rendezvous.status_requests import StatusAnswer, StatusReport
+from slurm_elastic.rendezvous.requests import StatusAnswer, StatusReport
 from slurm_elastic.rendezvous.transport.messages import (
     Heartbeat,
     MessageError,
@@ -53,8 +53,9 @@ from slurm_elastic.rendezvous.transport.messages import (
 from slurm_elastic.rendezvous.transport.session import PROTOCOL, Role, Session, SessionError
 from slurm_elastic.rundir import RecordError, RunContents, RunDir, RunFile, signature
 from slurm_elastic.slurm import SlurmJob, compress, expand, natural_key, scontrol_output, site_output
-from slurm_elastic.snapshot.checkpoint_lineage import CheckpointId, read_start
-from slurm_elastic.snapshot.checkpoints import CheckpointError, Checkpoints
+from slurm_elastic.snapshot.disk.checkpoints import Checkpoints
+from slurm_elastic.snapshot.disk.lineage import CheckpointId, read_start
+from slurm_elastic.snapshot.disk.stored import CheckpointError
 from slurm_elastic.snapshot.hand_over import HandOverError, read_request
 from slurm_elastic.snapshot.lineage import read_inventories, read_origin
 from slurm_elastic.snapshot.state import read_layout

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_elastic.agent.torch_hooks import NEWEST, release_numbers
+from slurm_elastic.agent.workers.torch_hooks import NEWEST, release_numbers
 from slurm_elastic.slurm import NEWEST_RELEASE, OLDEST_RELEASE
 from tests.matrix.cells import (
     NEWEST_TORCH,

@@ -79,14 +79,17 @@ def test_the_membership_machine_imports_nothing_of_the_project_and_nothing_that_
     assert foreign == set()
 
 
-@pytest.mark.parametrize("name", ["lifecycle", "job_end"])
+@pytest.mark.parametrize(
+    "name", ["lifecycle.machine", "lifecycle.states", "lifecycle.events", "lifecycle.actions", "job.job_end"]
+)
 def test_what_an_agent_decides_imports_nothing_that_acts(name: str) -> None:
     # Their values come from these packages; signal is there for the names of signals.
-    values = {"slurm_elastic.errors"}
-    values |= {f"slurm_elastic.rendezvous.{module}" for module in ("identity", "membership", "leave_requests")}
+    own = "slurm_elastic.agent.lifecycle"
+    values = {"slurm_elastic.errors", own, *(f"{own}.{module}" for module in ("states", "events", "actions"))}
+    values |= {f"slurm_elastic.rendezvous.{module}" for module in ("identity", "membership", "requests")}
     values |= {"slurm_elastic.rendezvous", "slurm_elastic.rendezvous.transport", "slurm_elastic.slurm", "signal"}
     values |= {"slurm_elastic.rendezvous.election.policy", "slurm_elastic.rendezvous.transport.messages"}
-    imported = set(imports(PACKAGE / "agent" / f"{name}.py"))
+    imported = set(imports(PACKAGE.joinpath("agent", *name.split(".")).with_suffix(".py")))
     assert {module for module in imported - values if module.partition(".")[0] not in PURE} == set()
     torch = f"import sys, slurm_elastic.agent.{name}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", torch], timeout=60).returncode == 0

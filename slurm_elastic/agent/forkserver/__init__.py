@@ -11,7 +11,7 @@ profilers.
 The command line imports torch once for the agent and the fork server (see `joint`). A Python program that starts an
 agent itself uses it so::
 
-    from slurm_elastic.agent.forkserver import Program, ForkServer            # needs no torch
+    from slurm_elastic.agent.forkserver import Program, ForkServer# needs no torch
 
     program = Program.from_command_line(arguments)                       # or Program.script(...), FUNCTION, None
     fork_server = ForkServer.start(program, preload=["numpy"], local_world_size=8)

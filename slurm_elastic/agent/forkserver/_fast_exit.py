@@ -17,8 +17,7 @@ import weakref
 from types import FunctionType, ModuleType
 from typing import Any
 
-from slurm_elastic.agent.forkserver._linux import silence_c_stderr, spare_exit_handlers
-from slurm_elastic.agent.forkserver._namespaces import has_type, namespace_of
+from slurm_elastic.agent.forkserver._linux import has_type, namespace_of, silence_c_stderr, spare_exit_handlers
 
 _OF_THE_INTERPRETER = frozenset({"builtins", "sys"})
 """Modules that Python itself clears last."""

@@ -12,11 +12,11 @@ from dataclasses import replace
 from importlib.machinery import PathFinder
 from typing import Any, NamedTuple
 
-from slurm_elastic.agent.forkserver._early_settings import script_file
-from slurm_elastic.agent.forkserver._fork_probe import probe_forks
+from slurm_elastic.agent.forkserver._fork_eligibility import script_file
 from slurm_elastic.agent.forkserver._import_list import (
     EVERYTHING,
     ImportList,
+    UntrustedFileError,
     common,
     fingerprint,
     list_path,
@@ -25,9 +25,8 @@ from slurm_elastic.agent.forkserver._import_list import (
     write_list,
 )
 from slurm_elastic.agent.forkserver._import_record import ImportRecord, is_installed, observe
-from slurm_elastic.agent.forkserver._import_trial import PROBE_TIMEOUT, ImportTrial
-from slurm_elastic.agent.forkserver._namespaces import namespace_of
-from slurm_elastic.agent.forkserver._signed_file import UntrustedFileError
+from slurm_elastic.agent.forkserver._import_trial import PROBE_TIMEOUT, ImportTrial, probe_forks
+from slurm_elastic.agent.forkserver._linux import namespace_of
 
 _QUIET_SECONDS = 2.0
 """Seconds without a new import after which the fork server has tried what was recorded so far."""

@@ -10,21 +10,19 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import resource
 import signal
 import stat
 import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
+from datetime import timedelta
 from typing import Any, NoReturn
 
-from slurm_elastic.agent.devices import cuda_is_open, devices_counted
-from slurm_elastic.agent.forkserver._audit import listen
-from slurm_elastic.agent.forkserver._fork_probe import probe_forks
-from slurm_elastic.agent.forkserver._import_record import is_own_file, random_states
-from slurm_elastic.agent.forkserver._linux import children, set_parent_death_signal
-from slurm_elastic.agent.forkserver._memory_limit import limited_memory
-from slurm_elastic.agent.forkserver._namespaces import namespace_of
+from slurm_elastic.agent.forkserver._import_record import is_own_file, listen, random_states
+from slurm_elastic.agent.forkserver._linux import children, memory_file, namespace_of, set_parent_death_signal
 from slurm_elastic.agent.forkserver._preload import BrokenPreloadError, import_module, torch_says, uncollected
+from slurm_elastic.agent.node.devices import cuda_is_open, devices_counted
 
 _WORKER_VARIABLES = frozenset(
     {
@@ -339,3 +337,139 @@ def _run_delay() -> float:
             return int(file.read().split()[1]) / 1e9
     except (OSError, IndexError, ValueError):
         return 0.0
+
+
+_SHARE_OF_MEMORY = 0.5
+"""The part of the free memory that imports may take: the rest is for workers."""
+
+
+@contextlib.contextmanager
+def limited_memory() -> Iterator[None]:
+    """Limit imports to a part of the free memory; allocations beyond it fail in this process and not in a worker."""
+    free = _free_memory()
+    kept = resource.getrlimit(resource.RLIMIT_DATA)
+    if free is not None:
+        # RLIMIT_DATA counts private writable memory (getrlimit(2), since Linux 4.7); statm(5) has that in pages.
+        with open("/proc/self/statm", "rb") as file:  # noqa: PTH123
+            data = int(file.read().split()[5]) * resource.getpagesize()
+        limit = data + int(free * _SHARE_OF_MEMORY)
+        soft = limit if kept[1] == resource.RLIM_INFINITY else min(limit, kept[1])
+        resource.setrlimit(resource.RLIMIT_DATA, (soft, kept[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, kept)
+
+
+def _free_memory() -> int | None:
+    """Return the free bytes of the machine or of this job's cgroup, whichever is less; None if neither is known."""
+    sizes = []
+    with contextlib.suppress(OSError, ValueError, StopIteration):
+        with open("/proc/meminfo", "rb") as file:  # noqa: PTH123
+            line = next(line for line in file if line.startswith(b"MemAvailable:"))
+        sizes.append(int(line.split()[1]) * 1024)
+    with contextlib.suppress(OSError, ValueError):
+        with open("/proc/self/cgroup") as file:  # noqa: PTH123
+            groups = [line.rstrip("\n").split(":", 2) for line in file]
+        for _number, controllers, group in groups:
+            names = controllers.split(",")
+            root, limit, used, cache = (
+                ("/sys/fs/cgroup", "memory.max", "memory.current", "inactive_file")
+                if controllers == ""
+                else ("/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+            )
+            if controllers == "" or "memory" in names:
+                # Limits of the groups above hold, too (Slurm sets them for the job, the step and the task).
+                while group not in ("", "/"):
+                    with contextlib.suppress(OSError, ValueError):
+                        free = _number_in(f"{root}{group}/{limit}") - _number_in(f"{root}{group}/{used}")
+                        sizes.append(free + _statistic(f"{root}{group}/memory.stat", cache))
+                    group = group.rpartition("/")[0]
+    return max(0, min(sizes)) if sizes else None
+
+
+def _number_in(path: str) -> int:
+    with open(path) as file:  # noqa: PTH123
+        return int(file.read())
+
+
+def _statistic(path: str, name: str) -> int:
+    with open(path) as file:  # noqa: PTH123
+        return next((int(value) for key, value in map(str.split, file) if key == name), 0)
+
+
+_PROCESSES = 2
+_BAD_FORK = 3
+
+
+def probe_forks(timeout: float) -> str | None:
+    """Fork processes that compute in parallel and all-reduce a tensor; return the problem, None if there is none.
+
+    Args:
+        timeout: Seconds after which the processes are killed.
+    """
+    meeting = memory_file()
+    pids = [_fork(rank, f"/proc/{os.getpid()}/fd/{meeting}", timeout) for rank in range(_PROCESSES)]
+    end, trouble = time.monotonic() + timeout, None
+    while pids:
+        for pid in [*pids]:
+            ended, status = os.waitpid(pid, os.WNOHANG)
+            if ended:
+                pids.remove(pid)
+                code = os.waitstatus_to_exitcode(status)
+                trouble = trouble or (None if code == 0 else _described(code))
+        if pids and (trouble is not None or time.monotonic() > end):
+            trouble = trouble or f"a forked process hangs: it has not reduced a tensor within {timeout:.0f} s"
+            for pid in pids:
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.005)
+    os.close(meeting)
+    return trouble
+
+
+def _fork(rank: int, meeting: str, timeout: float) -> int:
+    pid = os.fork()
+    if pid == 0:
+        try:
+            set_parent_death_signal(signal.SIGKILL)
+            silent = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(silent, 1)
+            os.dup2(silent, 2)
+            if torch_says("_is_in_bad_fork"):
+                os._exit(_BAD_FORK)
+            os._exit(0 if _works(rank, meeting, timeout) else 1)
+        except BaseException:
+            os._exit(1)
+    return pid
+
+
+def _works(rank: int, meeting: str, timeout: float) -> bool:
+    torch: Any = sys.modules["torch"]
+    torch.set_num_threads(2)
+    square = torch.ones(300, 300)
+    if float((square @ square).sum()) != 300.0**3 or float(torch.ones(1 << 17).sum()) != float(1 << 17):
+        return False
+    if "numpy" in sys.modules:
+        numpy: Any = sys.modules["numpy"]
+        if float((numpy.ones((300, 300)) @ numpy.ones((300, 300))).sum()) != 300.0**3:
+            return False
+    distributed: Any = sys.modules["torch.distributed"]
+    if not distributed.is_gloo_available():
+        return True
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    store = distributed.FileStore(meeting, _PROCESSES)
+    group = distributed.ProcessGroupGloo(store, rank, _PROCESSES, timedelta(seconds=timeout))
+    tensor = torch.ones(8)
+    group.allreduce([tensor]).wait()
+    return bool((tensor == _PROCESSES).all())
+
+
+def _described(code: int) -> str:
+    if code < 0:
+        with contextlib.suppress(ValueError):
+            return f"a forked process ends with {signal.Signals(-code).name}"
+    if code == _BAD_FORK:
+        # torch marks a child in which CUDA cannot be used any more, also where CUDA was only asked for its devices
+        # (torch/csrc/cuda/Module.cpp, poison_fork, 2.13).
+        return "CUDA was used, and cannot be used after a fork"
+    return "a forked process cannot compute or reduce a tensor"

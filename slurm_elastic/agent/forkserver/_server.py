@@ -19,9 +19,7 @@ from typing import Any, NamedTuple
 
 from slurm_elastic.agent.forkserver import _preload as preload
 from slurm_elastic.agent.forkserver import _worker_setup as worker
-from slurm_elastic.agent.forkserver._agent_child import run_agent_child
-from slurm_elastic.agent.forkserver._channel import Channel
-from slurm_elastic.agent.forkserver._child_reaper import ChildReaper
+from slurm_elastic.agent.forkserver._child_reaper import ChildReaper, run_agent_child
 from slurm_elastic.agent.forkserver._fast_exit import FastExit
 from slurm_elastic.agent.forkserver._import_learner import Attempt, ImportLearner, Outcome
 from slurm_elastic.agent.forkserver._import_record import ImportRecord
@@ -30,13 +28,14 @@ from slurm_elastic.agent.forkserver._linux import (
     ancestors,
     become_subreaper,
     flush_c_streams,
+    keep_owned_groups,
+    read_memory_file,
     sent_signals,
     set_parent_death_signal,
     set_task_name,
     signal_descriptor,
 )
-from slurm_elastic.agent.forkserver._memfd import read_memory_file
-from slurm_elastic.agent.forkserver._process_groups import keep_owned_groups
+from slurm_elastic.agent.forkserver._protocol import Channel
 from slurm_elastic.control import start_sampling
 
 _FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)

@@ -14,16 +14,17 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from slurm_elastic.agent.forkserver._channel import Channel
-from slurm_elastic.agent.forkserver._early_settings import early_setting, script_file
-from slurm_elastic.agent.forkserver._fork_eligibility import Launch, obstacle_to_any_warm_start, obstacle_to_warm_start
+from slurm_elastic.agent.forkserver._fork_eligibility import (
+    Launch,
+    early_setting,
+    obstacle_to_any_warm_start,
+    obstacle_to_warm_start,
+    script_file,
+)
 from slurm_elastic.agent.forkserver._import_list import fingerprint, forget_list
-from slurm_elastic.agent.forkserver._linux import become_subreaper
-from slurm_elastic.agent.forkserver._orphans import kill_orphans
-from slurm_elastic.agent.forkserver._protocol import Order, StartInterruptedError, State
-from slurm_elastic.agent.forkserver._replacement import ForkedProcess, FormerServers, Replacement
-from slurm_elastic.agent.forkserver._spawn import spawn
-from slurm_elastic.agent.forkserver._waiting import wait_on
+from slurm_elastic.agent.forkserver._linux import become_subreaper, kill_orphans
+from slurm_elastic.agent.forkserver._processes import ForkedProcess, FormerServers, Replacement, spawn
+from slurm_elastic.agent.forkserver._protocol import Channel, Order, StartInterruptedError, State, wait_on
 from slurm_elastic.agent.forkserver.worker_command import FUNCTION, Program, worker_environment
 from slurm_elastic.errors import UsageError
 

@@ -15,9 +15,8 @@ import signal
 import sys
 from collections.abc import Mapping, Sequence
 
-from slurm_elastic.agent.forkserver._bootstrap_env import boot_environment
-from slurm_elastic.agent.forkserver._memfd import memory_file
-from slurm_elastic.agent.forkserver.worker_command import FUNCTION, Program
+from slurm_elastic.agent.forkserver._linux import memory_file
+from slurm_elastic.agent.forkserver.worker_command import FUNCTION, Program, boot_environment
 
 
 def obstacle(program: Program) -> str | None:

@@ -10,12 +10,14 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import multiprocessing.spawn
 import os
+import pickle
 import re
 import signal as signals
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from inspect import signature
 from pathlib import Path
 from typing import Any
@@ -24,15 +26,13 @@ from torch.distributed.elastic.multiprocessing import LogsSpecs, PContext, Proce
 from torch.numa.binding import NumaOptions
 from torch.numa.binding import _maybe_wrap_command_args_with_numa_binding as _wrap_with_numa_binding
 
-from slurm_elastic.agent.devices import asked_apart
 from slurm_elastic.agent.forkserver._fork_eligibility import SWITCHED_OFF
-from slurm_elastic.agent.forkserver._function_call import packed_call, unpacked_result
-from slurm_elastic.agent.forkserver._memfd import memory_file, read_memory_file
-from slurm_elastic.agent.forkserver._protocol import Order, State
-from slurm_elastic.agent.forkserver._waiting import wait_on
+from slurm_elastic.agent.forkserver._linux import memory_file, read_memory_file
+from slurm_elastic.agent.forkserver._protocol import Order, State, wait_on
 from slurm_elastic.agent.forkserver.client import ForkServer
 from slurm_elastic.agent.forkserver.worker_command import FUNCTION
-from slurm_elastic.agent.log_tail import FollowedFile, LastWords, LogTimes, Tail
+from slurm_elastic.agent.node.devices import asked_apart
+from slurm_elastic.agent.workers.log_tail import FollowedFile, LastWords, LogTimes, Tail
 from slurm_elastic.ownership import write_own
 
 logger = logging.getLogger(__name__)
@@ -373,3 +373,39 @@ def _opened(path: str) -> int:
     if path.startswith("/dev/"):
         return os.open(path, os.O_WRONLY | os.O_CLOEXEC)
     return write_own(path)
+
+
+# Passes the call of a function to its worker, and the result back to the agent.
+#
+# Both are in memory files that only the agent, the fork server and this one worker can open. The function has to be
+# importable, as with multiprocessing's spawn, which is torch elastic's default for functions.
+def packed_call(name: str, function: Callable[..., Any], arguments: Sequence[Any]) -> bytes:
+    """Return the content of the call file: the state of `__main__`, the function and its arguments, pickled.
+
+    Raises:
+        pickle.PicklingError, AttributeError, TypeError: The function or an argument cannot be pickled.
+    """
+    preparation = multiprocessing.spawn.get_preparation_data(name)
+    # The key cannot be pickled outside of multiprocessing; the worker draws its own.
+    preparation.pop("authkey", None)
+    return pickle.dumps((preparation, pickle.dumps((function, tuple(arguments)))))
+
+
+def unpacked_result(data: bytes) -> Any:
+    """Return the value that the function has returned; None if the function has ended the process."""
+    return pickle.loads(data) if data else None
+
+
+def main() -> None:
+    """In the worker: call the function, and write its result."""
+    from torch.distributed.elastic.multiprocessing.errors import record
+
+    call, result = (int(text) for text in os.environ.pop("SLURM_ELASTIC_CALL").split(":"))
+    os.set_inheritable(result, False)
+    preparation, packed = pickle.loads(read_memory_file(call))
+    # Makes the agent's __main__ importable, as for a child of multiprocessing, so that its functions can be found.
+    multiprocessing.spawn.prepare(preparation)
+    function, arguments = pickle.loads(packed)
+    returned = record(function)(*arguments)
+    with os.fdopen(result, "wb") as file:
+        file.write(pickle.dumps(returned))

@@ -16,8 +16,8 @@ from typing import Any
 
 from torch.distributed.elastic.multiprocessing import RunProcsResult, start_processes
 
-from slurm_elastic.agent.forkserver._orphans import kill_orphans
-from slurm_elastic.agent.forkserver._waiting import wait_on
+from slurm_elastic.agent.forkserver._linux import kill_orphans
+from slurm_elastic.agent.forkserver._protocol import wait_on
 
 _POLL_INTERVAL = 0.1
 """Seconds between two polls of the workers, as in torch's own agent: start_processes tells the end of no function."""
@@ -26,7 +26,7 @@ _KILLED_WITHIN = 5.0
 
 
 class TorchProcesses:
-    """See `slurm_elastic.agent.worker_processes.WorkerProcesses`.
+    """See `slurm_elastic.agent.workers.processes.WorkerProcesses`.
 
     Args:
         should_stop: Not used: torch's start cannot be interrupted.

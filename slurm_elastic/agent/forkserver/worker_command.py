@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from slurm_elastic.agent.option_table import scan
 
@@ -80,7 +81,20 @@ FUNCTION = Program(
         "-u",
         "-c",
         f"import sys; sys.path.insert(0, {_PACKAGE_ROOT!r}); "
-        "from slurm_elastic.agent.forkserver._function_call import main; main()",
+        "from slurm_elastic.agent.forkserver.torch_context import main; main()",
     ),
 )
 """The program of workers whose entry point is a function; each gets its call through a memory file."""
+
+
+_BOOT = os.path.join(os.path.dirname(__file__), "_boot")  # noqa: PTH118, PTH120  pathlib takes long to import
+
+
+def boot_environment(environment: Mapping[str, str], settings: Mapping[str, Any]) -> dict[str, str]:
+    """Return the environment to execute the Python with. The settings come first, which `set_title` relies on."""
+    python_path = environment.get("PYTHONPATH")
+    return {
+        "SLURM_ELASTIC_WARM": json.dumps(settings),
+        **environment,
+        "PYTHONPATH": os.pathsep.join([_BOOT, python_path] if python_path else [_BOOT]),
+    }

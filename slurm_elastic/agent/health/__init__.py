@@ -13,10 +13,10 @@ from slurm_elastic._lazy import lazy
 
 if TYPE_CHECKING:
     from slurm_elastic.agent.health._config import HealthSettings, health_settings
+    from slurm_elastic.agent.health._pages import Reporter
     from slurm_elastic.agent.health._server import HealthServer, create_healthcheck_server
     from slurm_elastic.agent.health._service import Health, health_port, withdraw_lost
     from slurm_elastic.agent.health._state import AgentState, Readings, RoundInfo, Stage, WorkerInfo
-    from slurm_elastic.agent.health._status_reporter import Reporter
 else:
     # Most parts need no torch, and are imported while its libraries are loaded.
     __getattr__ = lazy(
@@ -27,7 +27,7 @@ else:
             "HealthServer": "_server",
             "HealthSettings": "_config",
             "Readings": "_state",
-            "Reporter": "_status_reporter",
+            "Reporter": "_pages",
             "RoundInfo": "_state",
             "Stage": "_state",
             "WorkerInfo": "_state",

@@ -16,8 +16,19 @@ from typing import cast
 from torch.distributed.elastic.agent.server.health_check_server import HealthCheckServer
 
 from slurm_elastic.agent.health._config import HealthSettings, listen
-from slurm_elastic.agent.health._http import MAX_HEAD, HTTPError, Request, Response, read_request
-from slurm_elastic.agent.health._routes import LIVENESS, Pages, Refused, Slow, find, liveness
+from slurm_elastic.agent.health._http import (
+    LIVENESS,
+    MAX_HEAD,
+    HTTPError,
+    Pages,
+    Refused,
+    Request,
+    Response,
+    Slow,
+    find,
+    liveness,
+    read_request,
+)
 
 logger = logging.getLogger("slurm_elastic")
 

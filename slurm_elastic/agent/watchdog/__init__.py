@@ -11,11 +11,10 @@ and readline(), accepts any process id, and kills its own agent together with th
 """
 
 from slurm_elastic.agent.watchdog._end_watch import STACKS_AFTER
-from slurm_elastic.agent.watchdog._hang import Hang
-from slurm_elastic.agent.watchdog._proc import Watched, process_state
-from slurm_elastic.agent.watchdog._stacks import collect_stacks
+from slurm_elastic.agent.watchdog._hang_handler import Hang
+from slurm_elastic.agent.watchdog._stacks import Watched, collect_stacks, process_state
 from slurm_elastic.agent.watchdog._step_timeout import HangTimeout, hang_timeout
-from slurm_elastic.agent.watchdog._timer_pipe import Pipe, is_enabled, make_pipe
+from slurm_elastic.agent.watchdog._timers import Pipe, is_enabled, make_pipe
 from slurm_elastic.agent.watchdog._watchdog import Watchdog
 
 __all__ = [

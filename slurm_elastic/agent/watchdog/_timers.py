@@ -1,10 +1,107 @@
-"""The timers that run at this moment. No clock, no I/O."""
+"""torch's file timers: the lines that clients write, the named pipe for them, and the timers that run.
+
+A line is a JSON object of at most PIPE_BUF bytes, so that writes are whole.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import fcntl
+import logging
+import os
+import select
+import signal
+import stat
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated
 
-from slurm_elastic.agent.watchdog._timer_protocol import Request
+import msgspec
+
+from slurm_elastic import typed_json
+from slurm_elastic.agent.workers.scratch_dir import SHARED_MEMORY, NodeDirectory
+
+_LONGEST_SCOPE = 512
+_BEGINNING = b'{"version"'
+"""The beginning of each line of torch 2.13 (FileTimerRequest.to_json). It occurs nowhere else in a line, as a quote
+inside a JSON string is escaped."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """The request of a client.
+
+    Attributes:
+        pid: The process that hangs when the timer expires.
+        scope: The name of the timer.
+        expires_at: Seconds since 1970 by the wall clock of this machine; negative to release the timer.
+        signal: The signal to kill the process with; 0 or less to report only.
+    """
+
+    pid: int
+    scope: str
+    expires_at: float
+    signal: int
+
+    def later(self, seconds: float) -> Request:
+        """Return the request with its expiry moved by `seconds`; a release stays as it is."""
+        return self if self.expires_at < 0 else replace(self, expires_at=self.expires_at + seconds)
+
+
+class LineReader:
+    """Splits the content of the pipe into requests; drops and counts everything else.
+
+    Attributes:
+        dropped: The number of lines, or parts of lines, that were no requests.
+    """
+
+    def __init__(self) -> None:
+        self.dropped = 0
+        self._rest = b""
+
+    def feed(self, content: bytes) -> list[Request]:
+        """Return the requests that are complete now."""
+        *lines, rest = (self._rest + content).split(b"\n")
+        if len(rest) > select.PIPE_BUF:
+            # A process writes without end. A whole request may still begin in what is kept.
+            self.dropped += 1
+            rest = rest[-select.PIPE_BUF :]
+        self._rest = rest
+        requests = []
+        for line in lines:
+            request = _request(line)
+            begin = line.rfind(_BEGINNING)
+            if request is None and begin > 0:
+                # A partial line of another process, followed by a whole one.
+                self.dropped += 1
+                request = _request(line[begin:])
+            if request is None:
+                self.dropped += 1
+            else:
+                requests.append(request)
+        return requests
+
+
+class _Line(msgspec.Struct, frozen=True):
+    """The fields of a line that count."""
+
+    pid: Annotated[int, msgspec.Meta(gt=1, lt=2**31)]
+    scope_id: Annotated[str, msgspec.Meta(max_length=_LONGEST_SCOPE)]
+    expiration_time: float
+    signal: Annotated[int, msgspec.Meta(lt=signal.NSIG)]
+
+
+def _request(line: bytes) -> Request | None:
+    if len(line) > select.PIPE_BUF:
+        return None
+    try:
+        fields = typed_json.decode(line, _Line)
+    except typed_json.JSONError:
+        return None
+    return Request(fields.pid, fields.scope_id, fields.expiration_time, fields.signal)
+
 
 _MOST = 10_000
 """Timers of one node at a time. A script has a few; more are a mistake or an attack."""
@@ -70,3 +167,95 @@ class Timers:
     def next_expiry(self) -> float | None:
         """Return the time at which the next timer expires; None if none runs."""
         return min((timer.expires for timer in self._timers.values()), default=None)
+
+
+logger = logging.getLogger("slurm_elastic")
+
+_ENABLE = "TORCHELASTIC_ENABLE_FILE_TIMER"
+_FILE = "TORCHELASTIC_TIMER_FILE"
+_CAPACITY = 1 << 20
+"""Bytes, the most that pipe(7) allows to every user. torch's client opens the pipe non-blocking, so a full pipe would
+raise an error in the training script."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pipe:
+    """A named pipe and its reading end.
+
+    Attributes:
+        path: The value of TORCHELASTIC_TIMER_FILE in workers.
+        fd: A descriptor for reading, which never meets an end of file and never blocks.
+        directory: The directory that was made for the pipe; None if the user has chosen the path.
+        variable: The name of the variable that tells workers the path.
+    """
+
+    path: Path
+    fd: int
+    directory: NodeDirectory | None
+    variable: str = _FILE
+
+    def close(self) -> None:
+        """Close the pipe, and remove it with its directory."""
+        os.close(self.fd)
+        with contextlib.suppress(OSError):
+            self.path.unlink()
+        if self.directory is not None:
+            self.directory.close()
+
+
+def is_enabled(environ: Mapping[str, str]) -> bool:
+    """Return True if TORCHELASTIC_ENABLE_FILE_TIMER is not set, or 1, which enables torch's own watchdog."""
+    return environ.get(_ENABLE, "1") == "1"
+
+
+def make_pipe(environ: Mapping[str, str], memory: Path = SHARED_MEMORY) -> Pipe | None:
+    """Make the pipe of this agent.
+
+    Its path is TORCHELASTIC_TIMER_FILE if that is set and no file exists there. Otherwise, for instance if two agents
+    of a node were given the same path, it is in a new directory with mode 0700; see
+    :class:`~slurm_elastic.agent.workers.scratch_dir.NodeDirectory`.
+
+    Args:
+        environ: The environment of the agent.
+        memory: See `NodeDirectory`.
+
+    Returns:
+        The pipe; None, with a line in the log, if it cannot be made.
+    """
+    path = environ.get(_FILE)
+    if path:
+        try:
+            return _open(Path(path).absolute(), None)
+        except OSError as error:
+            logger.warning("no pipe at %s=%s (%s): the watchdog uses one of its own", _FILE, path, error.strerror)
+    try:
+        directory = NodeDirectory("watchdog", memory)
+    except OSError as error:
+        logger.warning("no watchdog: no directory for its pipe (%s); fix TMPDIR or give --no-watchdog", error)
+        return None
+    try:
+        return _open(directory.path / "timer", directory)
+    except OSError as error:
+        directory.close()
+        logger.warning("no watchdog: no pipe in %s (%s); fix it or give --no-watchdog", directory.path, error.strerror)
+        return None
+
+
+def _open(path: Path, directory: NodeDirectory | None) -> Pipe:
+    # Fails if the path exists.
+    os.mkfifo(path, 0o600)
+    try:
+        # Linux opens a pipe for reading and writing (fifo(7)): so there is always a writer, and no end of file.
+        fd = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:
+        path.unlink()
+        raise
+    status = os.fstat(fd)
+    if not stat.S_ISFIFO(status.st_mode) or status.st_uid != os.geteuid():
+        # Another user who may write to the directory has replaced the pipe.
+        os.close(fd)
+        raise PermissionError(errno.EPERM, "another user has replaced it", str(path))
+    with contextlib.suppress(OSError):
+        # The kernel refuses it beyond /proc/sys/fs/pipe-user-pages-soft.
+        fcntl.fcntl(fd, getattr(fcntl, "F_SETPIPE_SZ", 1031), _CAPACITY)
+    return Pipe(path, fd, directory)

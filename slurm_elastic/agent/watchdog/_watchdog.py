@@ -13,14 +13,10 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from slurm_elastic.agent.watchdog._end_watch import STACKS_AFTER, EndWatch, Said
-from slurm_elastic.agent.watchdog._hang import Hang, write_stacks
-from slurm_elastic.agent.watchdog._hang_handler import DUMP_TIMEOUT, HangHandler
-from slurm_elastic.agent.watchdog._proc import Watched, nearest_ancestor, process_state
-from slurm_elastic.agent.watchdog._stacks import collect_stacks
+from slurm_elastic.agent.watchdog._hang_handler import DUMP_TIMEOUT, Hang, HangHandler, write_stacks
+from slurm_elastic.agent.watchdog._stacks import Watched, collect_stacks, nearest_ancestor, process_state
 from slurm_elastic.agent.watchdog._step_timeout import HangTimeout, StepWatch
-from slurm_elastic.agent.watchdog._timer_pipe import Pipe
-from slurm_elastic.agent.watchdog._timer_protocol import LineReader, Request
-from slurm_elastic.agent.watchdog._timers import Timer, Timers
+from slurm_elastic.agent.watchdog._timers import LineReader, Pipe, Request, Timer, Timers
 from slurm_elastic.control import Agreement, WorkerProgress
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from slurm_elastic.rendezvous.election.attempts import Answer
+from slurm_elastic.rendezvous.election.leader_location import Answer
 from slurm_elastic.rendezvous.election.policy import RESTORE, Successor
 from slurm_elastic.rendezvous.election.state import Campaigning, Election, Leading
 from slurm_elastic.rendezvous.transport.connect import Endpoint

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from slurm_elastic.rendezvous.election.attempts import Answer
 from slurm_elastic.rendezvous.election.campaign import CampaignRecords
-from slurm_elastic.rendezvous.election.leader_location import LeaderLocation
+from slurm_elastic.rendezvous.election.leader_location import Answer, LeaderLocation
 from slurm_elastic.rendezvous.membership import AgentInfo, LeaveReason, WorkerFailure
 from slurm_elastic.rendezvous.transport.connect import Endpoint
 from slurm_elastic.rendezvous.transport.messages import AgentMessage, LeaderMessage

@@ -15,7 +15,7 @@ from slurm_elastic.errors import SlurmElasticError
 from slurm_elastic.rendezvous.election.campaign import Campaign
 from slurm_elastic.rendezvous.election.events import CampaignBlocked, Event, LeaderEnded, TermClaimed
 from slurm_elastic.rendezvous.election.state import FOUNDER
-from slurm_elastic.rendezvous.election.term import ReportBlocking, ReportClaimed
+from slurm_elastic.rendezvous.election.term_events import ReportBlocking, ReportClaimed
 from slurm_elastic.rendezvous.leader.leader import FencedError, Leader
 from slurm_elastic.rendezvous.transport.listener import Listener
 from slurm_elastic.rendezvous.transport.session import Session

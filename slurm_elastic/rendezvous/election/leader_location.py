@@ -1,9 +1,15 @@
-"""The possible endpoints of a run's leader, and a follower's knowledge of it. Pure."""
+"""The possible endpoints of a run's leader, a follower's knowledge of it, and attempts to connect. Pure.
+
+A dead node delays no other endpoint.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+import enum
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from slurm_elastic.rendezvous.election.policy import Successor, newest_order
 from slurm_elastic.rendezvous.membership import replace
@@ -100,3 +106,113 @@ class Leadership:
     def order(self, seen: LeaderLocation) -> Sequence[Successor]:
         """The agents that may follow the leader, the first to campaign first, if the records say this."""
         return newest_order(self.successors, self.round, seen.successors, seen.round)
+
+
+_SOON, _LATER = 0.03, 0.5
+"""Seconds from the start of an attempt to the start of the next one at that endpoint: the pause doubles from the first
+to the second where no agent answers, and stays the first where an agent lives that does not lead."""
+
+
+class Answer(enum.Enum):
+    """The answer of the other end, as a failed attempt shows it."""
+
+    ENDED = "no process listens"
+    """The node's kernel refuses the connection: the process that listened there has ended."""
+    IDLE = "does not lead"
+    """An agent of the run listens there, as it has proved."""
+    TWIN = "leads by another directory"
+    """An agent there claims to lead this run, and has another secret."""
+    VERSION = "another version"
+    """An agent of this run, which speaks another protocol."""
+    SILENT = "no answer"
+    """No answer, or one that proves nothing."""
+
+
+class Tried(NamedTuple):
+    """The attempts at one endpoint.
+
+    Attributes:
+        number: Number of the attempt that is under way, None if none is.
+        began: When the newest attempt started.
+        again_at: When the next one may start.
+        pause: Seconds between those two.
+        answer: The result of the last attempt that failed.
+    """
+
+    number: int | None = None
+    began: float = -math.inf
+    again_at: float = -math.inf
+    pause: float = _SOON / 2
+    answer: Answer | None = None
+
+
+_NEVER = Tried()
+
+
+@dataclass(frozen=True, slots=True)
+class Attempts:
+    """The attempts of one search.
+
+    Attributes:
+        tried: The attempts at each endpoint.
+        problem: One line about the last attempt that failed.
+    """
+
+    tried: Mapping[Endpoint, Tried] = field(default_factory=dict)
+    problem: str = "no process listens"
+
+    def endpoint(self, number: int) -> Endpoint | None:
+        """Return the endpoint of an attempt, None if it is none of these."""
+        for endpoint, tried in self.tried.items():
+            if tried.number == number:
+                return endpoint
+        return None
+
+    def pending(self) -> tuple[int, ...]:
+        """Return the numbers of the attempts that are under way."""
+        return tuple(tried.number for tried in self.tried.values() if tried.number is not None)
+
+    def with_answer(self, answer: Answer) -> frozenset[Endpoint]:
+        """Return the endpoints whose newest answer is this one."""
+        return frozenset([endpoint for endpoint, tried in self.tried.items() if tried.answer is answer])
+
+    def answer(self, endpoint: Endpoint) -> Answer | None:
+        """Return the newest answer of an endpoint, None if there is none."""
+        return self.tried.get(endpoint, _NEVER).answer
+
+
+def due(attempts: Attempts, endpoints: Iterable[Endpoint], now: float) -> tuple[list[Endpoint], float]:
+    """Return the endpoints where another attempt starts now, and when the next one starts at another of them."""
+    starting, next_at = [], math.inf
+    for endpoint in endpoints:
+        number, _, again_at, _, _ = attempts.tried.get(endpoint, _NEVER)
+        if number is None and now >= again_at:
+            starting.append(endpoint)
+        elif number is None and again_at < next_at:
+            next_at = again_at
+    return starting, next_at
+
+
+def begin(attempts: Attempts, endpoint: Endpoint, number: int, now: float) -> Attempts:
+    """Note that an attempt has started."""
+    tried = attempts.tried.get(endpoint, _NEVER)._replace(number=number, began=now)
+    return Attempts({**attempts.tried, endpoint: tried}, attempts.problem)
+
+
+def answered(
+    attempts: Attempts, endpoint: Endpoint, answer: Answer, problem: str, busy: float = 0.0, least_pause: float = 0.0
+) -> Attempts:
+    """Note that the attempt at an endpoint has failed.
+
+    Args:
+        attempts: The attempts so far.
+        endpoint: The endpoint of the attempt.
+        answer: What the failure tells about the other end.
+        problem: One line about the failure.
+        busy: Seconds after which the other end has asked to try again.
+        least_pause: Least seconds from the start of this attempt to that of the next one.
+    """
+    _, began, _, pause, _ = attempts.tried[endpoint]
+    pause = _SOON if answer is Answer.IDLE else min(2 * pause, _LATER)
+    tried = Tried(None, began, began + max(pause, least_pause, busy), pause, answer)
+    return Attempts({**attempts.tried, endpoint: tried}, problem)

@@ -32,9 +32,9 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 from slurm_elastic.rendezvous.election import actions, endpoints, events
-from slurm_elastic.rendezvous.election import attempts as attempting
 from slurm_elastic.rendezvous.election import campaign as campaigning
-from slurm_elastic.rendezvous.election.attempts import Answer, Attempts
+from slurm_elastic.rendezvous.election import leader_location as attempting
+from slurm_elastic.rendezvous.election.leader_location import Answer, Attempts
 from slurm_elastic.rendezvous.election.policy import (
     BLOCKING_LIMIT,
     FENCE,
@@ -46,9 +46,8 @@ from slurm_elastic.rendezvous.election.policy import (
 )
 from slurm_elastic.rendezvous.election.state import Campaigning, Election, Following, Leading, Lookup, Preparing, Search
 from slurm_elastic.rendezvous.leader_events import CutOff, LeaderEvent, LeaderLost, Unreachable
-from slurm_elastic.rendezvous.leave_requests import LeaveAnswer
 from slurm_elastic.rendezvous.membership import Held, Reason, replace
-from slurm_elastic.rendezvous.status_requests import StatusAnswer, StatusPart, StatusRequested
+from slurm_elastic.rendezvous.requests import LeaveAnswer, StatusAnswer, StatusPart, StatusRequested
 from slurm_elastic.rendezvous.transport.connect import Endpoint
 from slurm_elastic.rendezvous.transport.messages import (
     AgentMessage,

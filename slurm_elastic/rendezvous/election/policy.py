@@ -1,7 +1,7 @@
 """The rules by which agents campaign when the leader is lost. Pure.
 
 A campaign does no harm. The candidate collects joins, and may claim the next term only with a majority of the last
-round (:mod:`~slurm_elastic.rendezvous.membership.quorum`). The rules here only make it likely that one agent campaigns.
+round (:mod:`~slurm_elastic.rendezvous.membership.config`). The rules here only make it likely that one agent campaigns.
 """
 
 from __future__ import annotations

@@ -26,7 +26,6 @@ from slurm_elastic.rendezvous.election.actions import (
     StopWorkers,
     Warn,
 )
-from slurm_elastic.rendezvous.election.attempts import Answer
 from slurm_elastic.rendezvous.election.campaign import CampaignConfig, CampaignRecords
 from slurm_elastic.rendezvous.election.events import (
     CampaignRecordsFailed,
@@ -41,13 +40,13 @@ from slurm_elastic.rendezvous.election.events import (
     Tick,
 )
 from slurm_elastic.rendezvous.election.leader_host import LeaderHost
-from slurm_elastic.rendezvous.election.leader_location import LeaderLocation
+from slurm_elastic.rendezvous.election.leader_location import Answer, LeaderLocation
 from slurm_elastic.rendezvous.election.policy import Successor
 from slurm_elastic.rendezvous.election.state import ElectionConfig, initial_election
 from slurm_elastic.rendezvous.leader_events import LeaderEvent
 from slurm_elastic.rendezvous.membership import Ponged, WorkerPosition
+from slurm_elastic.rendezvous.requests import StatusReport, StatusRequested
 from slurm_elastic.rendezvous.run_in_thread import run_in_thread
-from slurm_elastic.rendezvous.status_requests import StatusReport, StatusRequested
 from slurm_elastic.rendezvous.transport.client_connection import BusyError, ClosedError, Link, open_link
 from slurm_elastic.rendezvous.transport.connect import Endpoint
 from slurm_elastic.rendezvous.transport.messages import LeaderMessage

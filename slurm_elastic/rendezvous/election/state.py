@@ -6,10 +6,9 @@ import enum
 import math
 from dataclasses import dataclass, field
 
-from slurm_elastic.rendezvous.election.attempts import Attempts
 from slurm_elastic.rendezvous.election.campaign import CampaignConfig
 from slurm_elastic.rendezvous.election.follower import Follower
-from slurm_elastic.rendezvous.election.leader_location import LeaderLocation, Leadership
+from slurm_elastic.rendezvous.election.leader_location import Attempts, LeaderLocation, Leadership
 from slurm_elastic.rendezvous.election.policy import LeaderLoss, default_leader_limit, search_pause
 from slurm_elastic.rendezvous.transport.connect import Endpoint
 

@@ -17,6 +17,32 @@ from typing import Any
 
 from slurm_elastic.rendezvous import membership
 from slurm_elastic.rendezvous.election.policy import seconds_of_questions
+from slurm_elastic.rendezvous.election.term_events import (
+    AgentsEnded,
+    AgentsGone,
+    AskSlurmAboutAgents,
+    AskSlurmAboutNodes,
+    CarryOut,
+    CheckTerm,
+    ClaimTerm,
+    ConfirmLastRound,
+    DisconnectedEnded,
+    ProbeDisconnected,
+    ProbeMembers,
+    PublishEndpoint,
+    Question,
+    RecordEnd,
+    RecordsAction,
+    RecordsAnswered,
+    RecordsFailed,
+    ReportBlocking,
+    ReportClaimed,
+    StepDown,
+    TermAction,
+    TermEvent,
+    Wake,
+    WriteRound,
+)
 from slurm_elastic.rendezvous.membership import (
     Claim,
     Claimed,
@@ -30,7 +56,6 @@ from slurm_elastic.rendezvous.membership import (
     Resign,
     Settings,
     State,
-    Table,
     replace,
 )
 
@@ -42,185 +67,6 @@ ASK_NODES_FIRST, ASK_NODES_AGAIN = 1.0, 5.0
 """The same for nodes of the allocation that are missing."""
 CHECK_TERM = 1.0
 """Seconds between two readings of the newest term while a round is formed."""
-
-
-# Actions. Those of the records are answered by RecordsAnswered or RecordsFailed.
-
-
-@dataclass(frozen=True, slots=True)
-class ClaimTerm:
-    """Take the term; allowed unless another agent has it."""
-
-
-@dataclass(frozen=True, slots=True)
-class ConfirmLastRound:
-    """Read the last round; allowed if it is the one that this term follows."""
-
-
-@dataclass(frozen=True, slots=True)
-class PublishEndpoint:
-    """Write the leader's endpoint down."""
-
-
-@dataclass(frozen=True, slots=True)
-class CheckTerm:
-    """Read the newest term; allowed if it is this one.
-
-    Attributes:
-        watching: True for a reading that no record waits for.
-    """
-
-    watching: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class WriteRound:
-    """Write a round down; allowed unless another leader has written one of that number."""
-
-    table: Table
-
-
-@dataclass(frozen=True, slots=True)
-class RecordEnd:
-    """Write down that the run has ended; allowed if this term is the newest."""
-
-    finish: Finish
-
-
-RecordsAction = ClaimTerm | ConfirmLastRound | PublishEndpoint | CheckTerm | WriteRound | RecordEnd
-
-
-@dataclass(frozen=True, slots=True)
-class CarryOut:
-    """Carry out a decision: send its messages, and log it.
-
-    Attributes:
-        state: The state of the membership after the decision.
-        decision: The decision, which is on record already if it has to be.
-        log: True if the log of the run gets the decision.
-    """
-
-    state: State
-    decision: Decision
-    log: bool
-
-
-@dataclass(frozen=True, slots=True)
-class ProbeMembers:
-    """Ask the nodes of these members whether they have ended. Answered by AgentsEnded."""
-
-    agents: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class ProbeDisconnected:
-    """Ask the node of an agent whose connection broke whether its process has ended. Answered by DisconnectedEnded if
-    it has: then the leader does not wait for the connection to come back.
-    """
-
-    agent: str
-
-
-@dataclass(frozen=True, slots=True)
-class AskSlurmAboutAgents:
-    """Ask Slurm which of these members are gone. Answered by AgentsGone."""
-
-    agents: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class AskSlurmAboutNodes:
-    """Ask Slurm which of these nodes are down. Answered by NodesDown."""
-
-    nodes: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class ReportClaimed:
-    """The term is claimed, confirmed and published: this agent leads."""
-
-
-@dataclass(frozen=True, slots=True)
-class ReportBlocking:
-    """This candidate keeps members of the last round from each other, or does so no more."""
-
-    blocks: bool
-
-
-@dataclass(frozen=True, slots=True)
-class StepDown:
-    """Lead no more.
-
-    Attributes:
-        why: one line; empty after a resignation.
-        failed: whether a person has to fix something.
-    """
-
-    why: str = ""
-    failed: bool = False
-
-
-_Question = ProbeMembers | AskSlurmAboutAgents | AskSlurmAboutNodes
-
-TermAction = (
-    RecordsAction
-    | CarryOut
-    | ProbeMembers
-    | ProbeDisconnected
-    | AskSlurmAboutAgents
-    | AskSlurmAboutNodes
-    | ReportClaimed
-    | ReportBlocking
-    | StepDown
-)
-
-
-# Events, beside those of the membership.
-
-
-@dataclass(frozen=True, slots=True)
-class Wake:
-    """The moment that :attr:`Term.deadline` names has come."""
-
-
-@dataclass(frozen=True, slots=True)
-class RecordsAnswered:
-    """An action on the records is through, and was allowed or not."""
-
-    action: RecordsAction
-    allowed: bool
-
-
-@dataclass(frozen=True, slots=True)
-class RecordsFailed:
-    """The records did not answer, or cannot be used: nothing is known of what a write did."""
-
-    action: RecordsAction
-    why: str
-
-
-@dataclass(frozen=True, slots=True)
-class AgentsEnded:
-    """The nodes say that these processes have ended."""
-
-    agents: frozenset[str]
-
-
-@dataclass(frozen=True, slots=True)
-class DisconnectedEnded:
-    """The node of an agent whose connection broke says that its process has ended."""
-
-    agent: str
-
-
-@dataclass(frozen=True, slots=True)
-class AgentsGone:
-    """Slurm says that these agents are gone."""
-
-    agents: frozenset[str]
-
-
-TermEvent = membership.Event | Wake | RecordsAnswered | RecordsFailed | AgentsEnded | DisconnectedEnded | AgentsGone
 
 
 @dataclass(frozen=True)
@@ -438,7 +284,7 @@ class _Step:
         else:
             self.change(check_at=self.now + CHECK_TERM)
 
-    def _ask(self, moment: str, kind: type[_Question], is_due: bool, first: float, again: float) -> None:
+    def _ask(self, moment: str, kind: type[Question], is_due: bool, first: float, again: float) -> None:
         """Ask about those that are missing now, or later, or never.
 
         Args:
@@ -522,7 +368,7 @@ def _missing_nodes(state: State) -> tuple[str, ...]:
     return tuple(node for node in state.settings.expected_nodes if node not in present and node not in state.gone_nodes)
 
 
-_MISSING: dict[type[_Question], Callable[[State], tuple[str, ...]]] = {
+_MISSING: dict[type[Question], Callable[[State], tuple[str, ...]]] = {
     ProbeMembers: membership.missing,
     AskSlurmAboutAgents: membership.missing,
     AskSlurmAboutNodes: _missing_nodes,

@@ -12,7 +12,7 @@ import socket
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 
 from slurm_elastic.rendezvous.election import term
-from slurm_elastic.rendezvous.election.term import (
+from slurm_elastic.rendezvous.election.term_events import (
     AgentsEnded,
     AgentsGone,
     AskSlurmAboutAgents,
@@ -37,13 +37,11 @@ from slurm_elastic.rendezvous.election.term import (
     Wake,
     WriteRound,
 )
-from slurm_elastic.rendezvous.leader.absent_agents import agents_ended, known_endpoints
+from slurm_elastic.rendezvous.leader.absent_agents import Releases, agents_ended, known_endpoints
 from slurm_elastic.rendezvous.leader.agent_connections import AgentConnections
 from slurm_elastic.rendezvous.leader.fenced_records import FencedRecords
 from slurm_elastic.rendezvous.leader.outgoing_messages import send_decision
-from slurm_elastic.rendezvous.leader.releases import Releases
 from slurm_elastic.rendezvous.leader.status_collector import StatusCollector
-from slurm_elastic.rendezvous.leave_requests import LeaveRequest, LeaveRequested, addressed_agents
 from slurm_elastic.rendezvous.membership import (
     Decision,
     Disconnected,
@@ -57,8 +55,15 @@ from slurm_elastic.rendezvous.membership import (
     Tick,
 )
 from slurm_elastic.rendezvous.records.api import RecordsError
+from slurm_elastic.rendezvous.requests import (
+    LeaveRequest,
+    LeaveRequested,
+    StatusAnswer,
+    StatusReport,
+    StatusRequest,
+    addressed_agents,
+)
 from slurm_elastic.rendezvous.run_in_thread import run_in_thread
-from slurm_elastic.rendezvous.status_requests import StatusAnswer, StatusReport, StatusRequest
 from slurm_elastic.rendezvous.transport.connect import Endpoint
 from slurm_elastic.rendezvous.transport.listener import Listener
 from slurm_elastic.rendezvous.transport.messages import Heartbeat, MessageError, decode_agent_message

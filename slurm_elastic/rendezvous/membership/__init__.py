@@ -4,11 +4,19 @@
 done. Everything that the leader decides is decided here; everything that it does is done elsewhere.
 """
 
-from slurm_elastic.rendezvous.membership._replace import replace
+from slurm_elastic.rendezvous.membership._persistent import replace
 from slurm_elastic.rendezvous.membership.advance import next_deadline
-from slurm_elastic.rendezvous.membership.agents import STEPPED, AgentInfo, Status, WorkerFailure, root_of
+from slurm_elastic.rendezvous.membership.agents import (
+    STEPPED,
+    AgentInfo,
+    LeaveReason,
+    Reason,
+    Status,
+    WorkerFailure,
+    root_of,
+)
 from slurm_elastic.rendezvous.membership.assignment import Place, Table, build_table
-from slurm_elastic.rendezvous.membership.config import Settings, adapted_limit
+from slurm_elastic.rendezvous.membership.config import Base, OnTie, Settings, adapted_limit, has_quorum, unaccounted
 from slurm_elastic.rendezvous.membership.decisions import (
     Claim,
     Decision,
@@ -56,8 +64,6 @@ from slurm_elastic.rendezvous.membership.messages import (
     Waiting,
 )
 from slurm_elastic.rendezvous.membership.planned_stop import seconds_to_stop
-from slurm_elastic.rendezvous.membership.quorum import Base, OnTie, has_quorum, unaccounted
-from slurm_elastic.rendezvous.membership.reasons import LeaveReason, Reason
 from slurm_elastic.rendezvous.membership.state import Phase, PlannedStop, State, initial_state
 from slurm_elastic.rendezvous.membership.stragglers import Collective, WorkerPosition
 

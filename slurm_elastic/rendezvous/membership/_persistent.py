@@ -1,9 +1,4 @@
-"""Maps and sets that are never changed, of which a copy with one difference is cheap also where they are large.
-
-A state of the machine shares nearly everything with the one before it. A dict that is copied for each of n events costs
-n times n steps; these keep their entries in buckets, as many as there are entries in one of them, and copy one bucket.
-Order depends on the keys and on how they came alone, never on the process: simulations repeat what they did.
-"""
+"""Changed copies of what is never changed itself: frozen dataclasses, maps and sets. Every event makes several."""
 
 from __future__ import annotations
 
@@ -12,8 +7,38 @@ import math
 import zlib
 from collections.abc import ItemsView, Iterable, Iterator, Mapping, ValuesView
 from collections.abc import Set as AbstractSet
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
+__all__ = ["replace"]
+
+T = TypeVar("T")
+
+if TYPE_CHECKING:
+    # For its checks of names and types.
+    from dataclasses import replace
+else:
+
+    def replace(instance: T, /, **changes: Any) -> T:
+        """The same as :func:`dataclasses.replace`, which takes several times as long, for instances without slots.
+
+        Raises:
+            TypeError: there is no such field.
+        """
+        fields = instance.__dict__ | changes
+        if len(fields) != len(instance.__dict__):
+            raise TypeError(f"{type(instance).__name__} has no field {', '.join(changes.keys() - instance.__dict__)}")
+        changed = object.__new__(type(instance))
+        # Past the class's own __setattr__, which refuses.
+        object.__setattr__(changed, "__dict__", fields)
+        return changed
+
+
+# Maps and sets that are never changed, of which a copy with one difference is cheap also where they are large.
+#
+# A state of the machine shares nearly everything with the one before it. A dict that is copied for each of n events
+# costs n times n steps; these keep their entries in buckets, as many as there are entries in one of them, and copy
+# one bucket. Order depends on the keys and on how they came alone, never on the process: simulations repeat what they
+# did.
 _V = TypeVar("_V")
 _W = TypeVar("_W")
 

@@ -7,20 +7,12 @@ agent is given up, and no failure charged, while the explanation waits in the le
 
 from __future__ import annotations
 
-from slurm_elastic.rendezvous.membership import (
-    leader_change,
-    pending_joins,
-    planned_stop,
-    transitions,
-    usable_sizes,
-)
-from slurm_elastic.rendezvous.membership._replace import replace
-from slurm_elastic.rendezvous.membership.agents import Status, WorkerFailure
-from slurm_elastic.rendezvous.membership.assignment import Table
+from slurm_elastic.rendezvous.membership import leader_change, planned_stop, transitions, usable_sizes
+from slurm_elastic.rendezvous.membership._persistent import replace
+from slurm_elastic.rendezvous.membership.agents import Reason, Status, WorkerFailure
+from slurm_elastic.rendezvous.membership.assignment import Table, nodes_in_segments
 from slurm_elastic.rendezvous.membership.decisions import Decision
 from slurm_elastic.rendezvous.membership.messages import Outcome
-from slurm_elastic.rendezvous.membership.reasons import Reason
-from slurm_elastic.rendezvous.membership.segments import nodes_in_segments
 from slurm_elastic.rendezvous.membership.state import Phase, Result, State
 from slurm_elastic.rendezvous.membership.stragglers import Stragglers, find_stragglers
 
@@ -96,7 +88,7 @@ def _admission_due(state: State) -> float | None:
         return None
     if state.planned_stop is not None or state.finished:
         return None
-    gathered = pending_joins.gathered_at(state)
+    gathered = transitions.gathered_at(state)
     return None if gathered is None else max(gathered, state.published_at + state.settings.min_round_time)
 
 
@@ -221,7 +213,7 @@ def _comparable(failure: WorkerFailure, origin: str) -> str:
 
 def _admit(state: State, now: float) -> Result:
     nodes = planned_stop.newcomers(state)
-    if not nodes or not pending_joins.makes_larger(state):
+    if not nodes or not transitions.makes_larger(state):
         return replace(state, newcomer_first=None, newcomer_last=None), ()
     return planned_stop.request(state, Reason.NODE_JOINED, nodes, "", None, now)
 
@@ -292,7 +284,7 @@ def _may_become_larger(state: State, waiting: int, usable: int) -> bool:
     """
     expected, round_size = state.settings.expected_nodes, state.round_size
     if not expected and leader_change.begins_anew(state):
-        missing = pending_joins.missing_of_cohorts(state)
+        missing = transitions.missing_of_cohorts(state)
         return missing > 0 and round_size(waiting + missing) > round_size(usable)
     missing = _missing_by_count(state)
     if missing > 0 and round_size(waiting + missing) > round_size(usable):

@@ -1,4 +1,4 @@
-"""The agents of a run: their own data, and the leader's knowledge of them."""
+"""The agents of a run: their own data, the leader's knowledge of them, and the reasons of rounds and leaves."""
 
 from __future__ import annotations
 
@@ -8,7 +8,31 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from slurm_elastic.rendezvous.membership.reasons import LeaveReason
+
+class Reason(enum.Enum):
+    """The reason of a round; workers see it as SLURM_ELASTIC_REASON."""
+
+    START = "start"
+    NODE_JOINED = "node_joined"
+    NODE_LEFT = "node_left"
+    NODE_LOST = "node_lost"
+    WORKER_FAILED = "worker_failed"
+    REQUEUED = "requeued"
+
+
+class LeaveReason(enum.Enum):
+    """The reason of an announced leave."""
+
+    PREEMPTED = "preempted"
+    TIME_LIMIT = "time_limit"
+    DRAINED = "drained"
+    REQUEUED = "requeued"
+    CANCELLED = "cancelled"
+    NODE_LEFT = "node_left"
+    """The cause is not known yet."""
+    FINISHED = "finished"
+    FAILED = "failed"
+
 
 STEPPED = 1e9
 """The seconds that workers count as having run once they have taken a step for certain."""

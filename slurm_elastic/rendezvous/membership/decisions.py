@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from slurm_elastic.rendezvous.membership.agents import WorkerFailure
+from slurm_elastic.rendezvous.membership.agents import LeaveReason, WorkerFailure
 from slurm_elastic.rendezvous.membership.assignment import Table
 from slurm_elastic.rendezvous.membership.messages import Ended, Interrupted, MembershipMessage, Resigned
-from slurm_elastic.rendezvous.membership.reasons import LeaveReason
 
 
 @dataclass(frozen=True, slots=True)

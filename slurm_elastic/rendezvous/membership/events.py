@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from slurm_elastic.rendezvous.membership.agents import AgentInfo, WorkerFailure
-from slurm_elastic.rendezvous.membership.reasons import LeaveReason
+from slurm_elastic.rendezvous.membership.agents import AgentInfo, LeaveReason, WorkerFailure
 from slurm_elastic.rendezvous.membership.stragglers import WorkerPosition
 
 

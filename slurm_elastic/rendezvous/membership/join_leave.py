@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-from slurm_elastic.rendezvous.membership import (
-    leader_change,
-    pending_joins,
-    planned_stop,
-    transitions,
-    usable_sizes,
-)
-from slurm_elastic.rendezvous.membership._replace import replace
-from slurm_elastic.rendezvous.membership.agents import Agent, Status
+from slurm_elastic.rendezvous.membership import leader_change, planned_stop, transitions, usable_sizes
+from slurm_elastic.rendezvous.membership._persistent import replace
+from slurm_elastic.rendezvous.membership.agents import Agent, LeaveReason, Reason, Status
 from slurm_elastic.rendezvous.membership.decisions import Decision, Interrupt, Resend, Send, Spare
 from slurm_elastic.rendezvous.membership.events import Connected, Disconnected, Joined, Leaving, Left, Returning
 from slurm_elastic.rendezvous.membership.messages import Interrupted, Probed, Waiting
-from slurm_elastic.rendezvous.membership.reasons import LeaveReason, Reason
 from slurm_elastic.rendezvous.membership.state import Phase, Result, State, alive, with_agent
 
 
@@ -64,7 +57,7 @@ def _newcomer(state: State, event: Joined, now: float) -> Result:
     if not state.agents and not state.awaited and state.phase is Phase.FORMING:
         # A leader without workers may have waited for hours until Slurm started an agent.
         state = replace(state, forming_since=now)
-    state = pending_joins.note_cohort(state, candidate)
+    state = transitions.note_cohort(state, candidate)
     agent = Agent(candidate, event.attempt, Status.WAITING, last_message_at=now)
     state = with_agent(*usable_sizes.learn(state, event, agent))
     state = replace(
@@ -77,7 +70,7 @@ def _newcomer(state: State, event: Joined, now: float) -> Result:
     )
     if state.phase is not Phase.RUNNING or state.table is None:
         return state, ()
-    if not pending_joins.makes_larger(state):
+    if not transitions.makes_larger(state):
         return state, (Spare((candidate.agent,), Waiting(), node=candidate.node),)
     first = now if state.newcomer_first is None else state.newcomer_first
     return replace(state, newcomer_first=first, newcomer_last=now), ()
@@ -88,7 +81,7 @@ def connected(state: State, event: Connected, now: float) -> Result:
     agent = state.agents.get(event.agent)
     if state.finish is not None:
         return state, (replace(state.finish, agents=(event.agent,), everyone=False),)
-    state = (pending_joins.announce if event.coming else pending_joins.withdraw)(state, event.agent)
+    state = (transitions.announce if event.coming else transitions.withdraw)(state, event.agent)
     decisions: tuple[Decision, ...] = ()
     if agent is None and event.agent in state.awaited:
         state = leader_change.expect_join(state, event.agent, now)
@@ -119,7 +112,7 @@ def connected(state: State, event: Connected, now: float) -> Result:
 
 def disconnected(state: State, event: Disconnected, now: float) -> Result:
     """Note that the connection of an agent is broken."""
-    state = pending_joins.withdraw(state, event.agent)
+    state = transitions.withdraw(state, event.agent)
     agent = state.agents.get(event.agent)
     if agent is None or agent.departed or agent.disconnected_at is not None or state.phase is Phase.CLOSED:
         return state, ()
@@ -142,7 +135,7 @@ def returning(state: State, event: Returning, now: float) -> Result:
 
 def leaving(state: State, event: Leaving, now: float) -> Result:
     """Note that an agent has announced its leave."""
-    state = pending_joins.withdraw(state, event.agent)
+    state = transitions.withdraw(state, event.agent)
     agent = state.agents.get(event.agent)
     margin = state.settings.leave_margin
     deadline = None if event.seconds is None else now + planned_stop.seconds_to_stop(event.seconds, margin)
@@ -171,7 +164,7 @@ def leaving(state: State, event: Leaving, now: float) -> Result:
 
 def left(state: State, event: Left, now: float) -> Result:
     """Let an agent go that has no workers any more."""
-    state = pending_joins.withdraw(state, event.agent)
+    state = transitions.withdraw(state, event.agent)
     if state.base is not None and event.agent in state.base.node_of:
         state = replace(state, ended=state.ended | {event.agent})
     agent = state.agents.get(event.agent)

@@ -1,20 +1,18 @@
 """One leader after another: what a new one waits for before it acts, and how one that has to go lets go.
 
 A leader that follows another starts without knowing who is alive. It forms a round only with a quorum of the last one
-(:mod:`.quorum`), and then under an epoch of its own, which it claims as soon as it has the quorum. It waits a moment
-for members that have not connected yet.
+(`config.has_quorum`), and then under an epoch of its own, which it claims as soon as it has the quorum. It waits a
+moment for members that have not connected yet.
 """
 
 from __future__ import annotations
 
-from slurm_elastic.rendezvous.membership import quorum, transitions
-from slurm_elastic.rendezvous.membership._persistent import NameSet
-from slurm_elastic.rendezvous.membership._replace import replace
-from slurm_elastic.rendezvous.membership.agents import Agent, AgentInfo, Status
+from slurm_elastic.rendezvous.membership import config, transitions
+from slurm_elastic.rendezvous.membership._persistent import NameSet, replace
+from slurm_elastic.rendezvous.membership.agents import Agent, AgentInfo, LeaveReason, Status
 from slurm_elastic.rendezvous.membership.decisions import Claim, Decision, Resign
 from slurm_elastic.rendezvous.membership.events import Gone, Leaving, Left
 from slurm_elastic.rendezvous.membership.messages import Resigned
-from slurm_elastic.rendezvous.membership.reasons import LeaveReason
 from slurm_elastic.rendezvous.membership.state import Phase, Result, State, with_agent
 
 
@@ -30,7 +28,7 @@ def has_quorum(state: State) -> bool:
     if 2 * state.present < len(base.members) - len(state.gone):
         return False
     present = frozenset(name for name, agent in state.agents.items() if agent.status is Status.WAITING)
-    return quorum.has_quorum(base, present, state.gone, settings.agent, settings.on_tie, lingering=state.lingering)
+    return config.has_quorum(base, present, state.gone, settings.agent, settings.on_tie, lingering=state.lingering)
 
 
 def begins_anew(state: State) -> bool:
@@ -49,7 +47,7 @@ def blocks_election(state: State) -> bool:
     return _has_member(state, base)
 
 
-def _has_member(state: State, base: quorum.Base) -> bool:
+def _has_member(state: State, base: config.Base) -> bool:
     """Return whether a member of the last round is here. Asked after every event; mostly the first agent is one."""
     return any(name in base.node_of for name in state.agents)
 
@@ -67,7 +65,7 @@ def missing(state: State) -> tuple[str, ...]:
     """Members of the last round that are absent, and whose fate matters now."""
     if not misses_members(state):
         return ()
-    return quorum.unaccounted(state.base, set(state.agents), state.gone - state.lingering)
+    return config.unaccounted(state.base, set(state.agents), state.gone - state.lingering)
 
 
 def gone(state: State, event: Gone, now: float) -> Result:

@@ -6,8 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from slurm_elastic.rendezvous.membership import join_leave, leader_change, planned_stop, transitions
-from slurm_elastic.rendezvous.membership._persistent import NamedMap, NameSet
-from slurm_elastic.rendezvous.membership._replace import replace
+from slurm_elastic.rendezvous.membership._persistent import NamedMap, NameSet, replace
 from slurm_elastic.rendezvous.membership.advance import advance
 from slurm_elastic.rendezvous.membership.agents import Status, root_of
 from slurm_elastic.rendezvous.membership.decisions import Decision, Send

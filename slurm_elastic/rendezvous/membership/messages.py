@@ -9,8 +9,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
-from slurm_elastic.rendezvous.membership.agents import WorkerFailure
-from slurm_elastic.rendezvous.membership.reasons import Reason
+from slurm_elastic.rendezvous.membership.agents import Reason, WorkerFailure
 
 
 class Outcome(enum.Enum):

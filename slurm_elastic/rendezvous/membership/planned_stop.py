@@ -10,12 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from slurm_elastic.rendezvous.membership import transitions
-from slurm_elastic.rendezvous.membership._replace import replace
-from slurm_elastic.rendezvous.membership.agents import Status
+from slurm_elastic.rendezvous.membership._persistent import replace
+from slurm_elastic.rendezvous.membership.agents import LeaveReason, Reason, Status
 from slurm_elastic.rendezvous.membership.decisions import Decision, Retire, Send
 from slurm_elastic.rendezvous.membership.events import Held, Left
 from slurm_elastic.rendezvous.membership.messages import Holding, Stopping
-from slurm_elastic.rendezvous.membership.reasons import LeaveReason, Reason
 from slurm_elastic.rendezvous.membership.state import PlannedStop, Result, State, without_agent
 
 _MUCH_EARLIER = 1.0

@@ -9,15 +9,11 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from slurm_elastic.rendezvous.membership._persistent import NamedMap, NameSet
-from slurm_elastic.rendezvous.membership._replace import replace
-from slurm_elastic.rendezvous.membership.agents import Agent, AgentInfo, Status, WorkerFailure
-from slurm_elastic.rendezvous.membership.assignment import Table
-from slurm_elastic.rendezvous.membership.config import Settings
+from slurm_elastic.rendezvous.membership._persistent import NamedMap, NameSet, replace
+from slurm_elastic.rendezvous.membership.agents import Agent, AgentInfo, Reason, Status, WorkerFailure
+from slurm_elastic.rendezvous.membership.assignment import Table, nodes_in_segments
+from slurm_elastic.rendezvous.membership.config import Base, Settings
 from slurm_elastic.rendezvous.membership.decisions import Decision, Finish
-from slurm_elastic.rendezvous.membership.quorum import Base
-from slurm_elastic.rendezvous.membership.reasons import Reason
-from slurm_elastic.rendezvous.membership.segments import nodes_in_segments
 from slurm_elastic.rendezvous.membership.stragglers import WorkerPosition
 
 

@@ -8,10 +8,9 @@ most once in a term, so a script that always fails ends its run all the same.
 from __future__ import annotations
 
 from slurm_elastic.rendezvous.membership import transitions
-from slurm_elastic.rendezvous.membership._replace import replace
-from slurm_elastic.rendezvous.membership.agents import STEPPED, Agent, WorkerFailure
+from slurm_elastic.rendezvous.membership._persistent import replace
+from slurm_elastic.rendezvous.membership.agents import STEPPED, Agent, Reason, WorkerFailure
 from slurm_elastic.rendezvous.membership.events import Joined
-from slurm_elastic.rendezvous.membership.reasons import Reason
 from slurm_elastic.rendezvous.membership.state import Phase, Result, State
 
 _SHARE = 0.25

@@ -16,7 +16,6 @@ import msgspec
 
 from slurm_elastic import typed_json
 from slurm_elastic.rendezvous.election.policy import Successor
-from slurm_elastic.rendezvous.leave_requests import LeaveAnswer, LeaveRequest, LeaveRequested
 from slurm_elastic.rendezvous.membership import (
     Ended,
     Holding,
@@ -31,7 +30,10 @@ from slurm_elastic.rendezvous.membership import (
     Stopping,
     Waiting,
 )
-from slurm_elastic.rendezvous.status_requests import (
+from slurm_elastic.rendezvous.requests import (
+    LeaveAnswer,
+    LeaveRequest,
+    LeaveRequested,
     StatusAnswer,
     StatusPart,
     StatusReport,

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_elastic.agent.run_history import read_history
+from slurm_elastic.agent.job.run_history import read_history
 from slurm_elastic.failures import explanation, find_loops, named, strikes
 from slurm_elastic.rundir import RunDir
 from tests import planted_faults

@@ -15,7 +15,7 @@ import pytest
 
 from slurm_elastic.cli import main
 from slurm_elastic.cli._run_view import Queue, present_status
-from slurm_elastic.cli.top import RunSource
+from slurm_elastic.cli.commands.top import RunSource
 from slurm_elastic.observe.records import read_records
 from slurm_elastic.rundir import RunContents, RunDir
 from tests.local.agents import Allocation

@@ -164,7 +164,7 @@ def test_a_worker_that_is_cut_off_may_not_publish_though_nobody_has_followed_yet
     script.write_text(_SLOW_TO_PUBLISH)
     leader = nodes.start(1, QUICK, script=[str(script)])
     # Workers of a broken group get half a second, in which one that has to wait for a processor may not come to answer.
-    patient = {"slurm_elastic.agent.lifecycle.UNPLANNED_STOP_TIMEOUT": 60.0}
+    patient = {"slurm_elastic.agent.lifecycle.machine.UNPLANNED_STOP_TIMEOUT": 60.0}
     member = nodes.start(2, QUICK, script=[str(script)], constants=patient)
     eventually(lambda: len(list(nodes.directory.glob("ready.*"))) == 2)
     leader.signal(signal.SIGSTOP)

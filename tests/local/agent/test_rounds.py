@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_elastic.rendezvous.leader.releases import own_releases
+from slurm_elastic.rendezvous.leader.absent_agents import own_releases
 from slurm_elastic.slurm import ephemeral_low, port_sequence
 from tests.local.agents import WORKER, Allocation, agent_command, eventually
 

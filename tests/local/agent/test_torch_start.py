@@ -10,12 +10,14 @@ from typing import Any
 
 import pytest
 
-from slurm_elastic.agent.torch_hooks import Hook, Kind, Part
+from slurm_elastic.agent.workers.torch_hooks import Hook, Kind, Part
 from tests.local.agents import ROOT, Agent, Allocation, eventually
 
 Allocate = Callable[..., Allocation]
 
-GAP = {"slurm_elastic.agent.torch_hooks.HOOKS": (Hook(Part.FORK_SERVER, Kind.CALLED, "torch.numa.gone:bind", ""),)}
+GAP = {
+    "slurm_elastic.agent.workers.torch_hooks.HOOKS": (Hook(Part.FORK_SERVER, Kind.CALLED, "torch.numa.gone:bind", ""),)
+}
 LINE = "lacks what the fork server needs: gone.bind; torch itself starts the workers"
 
 

@@ -15,10 +15,11 @@ import torch
 from slurm_elastic import snapshot
 from slurm_elastic.agent.forkserver import ForkServer, State
 from slurm_elastic.agent.forkserver._linux import children
-from slurm_elastic.agent.forkserver._replacement import ForkedProcess
-from slurm_elastic.snapshot import checkpoint_writer
-from slurm_elastic.snapshot.agent_side import AgentMemory, Group
-from slurm_elastic.snapshot.checkpoint_writer import Order, Outcome, WriterProcess
+from slurm_elastic.agent.forkserver._processes import ForkedProcess
+from slurm_elastic.snapshot.agent_round import Group
+from slurm_elastic.snapshot.agent_side import AgentMemory
+from slurm_elastic.snapshot.disk import writer as checkpoint_writer
+from slurm_elastic.snapshot.disk.writer import Order, Outcome, WriterProcess
 from tests.local.forkserver.helpers import agent_child
 from tests.local.forkserver.helpers.workplace import HANG, Workplace
 from tests.local.snapshot.memories import in_worker

@@ -11,7 +11,7 @@ from slurm_elastic.rendezvous import connect
 from slurm_elastic.rendezvous.election.runner import FollowerConfig
 from slurm_elastic.rendezvous.leader.leader import Leader
 from slurm_elastic.rendezvous.membership import Settings
-from slurm_elastic.rendezvous.store_process import prepare_stores
+from slurm_elastic.rendezvous.worker_store import prepare_stores
 from tests.local.agents import HANG
 from tests.local.rendezvous.helpers.parties import Run
 

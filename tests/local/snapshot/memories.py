@@ -14,7 +14,8 @@ from typing import Any
 import torch
 
 from slurm_elastic import snapshot
-from slurm_elastic.snapshot.agent_side import AgentMemory, Group
+from slurm_elastic.snapshot.agent_round import Group
+from slurm_elastic.snapshot.agent_side import AgentMemory
 from slurm_elastic.snapshot.lineage import SLOTS, choose
 
 _fork = multiprocessing.get_context("fork")

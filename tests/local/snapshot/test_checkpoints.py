@@ -18,9 +18,10 @@ from torch.distributed.checkpoint import load as load_checkpoint
 
 from slurm_elastic import snapshot
 from slurm_elastic.cli import main
-from slurm_elastic.snapshot.checkpoint_lineage import CheckpointId
-from slurm_elastic.snapshot.checkpoint_writer import Order, Outcome
-from slurm_elastic.snapshot.checkpoints import CheckpointError, Checkpoints, Stored, SupersededError
+from slurm_elastic.snapshot.disk.checkpoints import Checkpoints, SupersededError
+from slurm_elastic.snapshot.disk.lineage import CheckpointId
+from slurm_elastic.snapshot.disk.stored import CheckpointError, Stored
+from slurm_elastic.snapshot.disk.writer import Order, Outcome
 from slurm_elastic.snapshot.memory import Slot
 from tests.local.snapshot.memories import Agents, in_worker
 from tests.local.waiting import eventually

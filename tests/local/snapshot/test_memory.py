@@ -23,7 +23,8 @@ from slurm_elastic import snapshot
 from slurm_elastic.rendezvous.transport.session import Role, Session
 from slurm_elastic.snapshot import _worker_side, transfer
 from slurm_elastic.snapshot import memory as memory_module
-from slurm_elastic.snapshot.agent_side import AgentMemory, Group
+from slurm_elastic.snapshot.agent_round import Group
+from slurm_elastic.snapshot.agent_side import AgentMemory
 from slurm_elastic.snapshot.hand_over import VARIABLE, Request, ask
 from slurm_elastic.snapshot.lineage import Copy, SnapshotId, choose, read_inventories, read_origin
 from slurm_elastic.snapshot.memory import OutOfMemoryError, Reserve, Slot, free_memory, require_memory

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from slurm_elastic.snapshot import replicator
+from slurm_elastic.snapshot import _replicator_main, replicator
 from slurm_elastic.snapshot.lineage import Copy, Holder, SnapshotId
 from slurm_elastic.snapshot.memory import Slot
 from slurm_elastic.snapshot.replication import Report
@@ -42,12 +42,12 @@ class Partner:
 
 def test_an_agent_pauses_as_long_as_a_copy_has_used_the_network(monkeypatch: pytest.MonkeyPatch) -> None:
     partner = Partner(room=30.0, sending=2.0)
-    monkeypatch.setattr(replicator.time, "monotonic", lambda: partner.now)
+    monkeypatch.setattr(_replicator_main.time, "monotonic", lambda: partner.now)
     here, _there = socket.socketpair()
     settings = replicator.Settings(b"s" * 32, "7.0", "one", "one", "127.0.0.1", 1.0)
-    owner = replicator._Replicator(settings, here)
+    owner = _replicator_main._Replicator(settings, here)
     members = replicator.Members(0, 0, 2, 2, Holder("127.0.0.1", 1), None)
-    side = replicator._Side(owner, members, threading.Event())
+    side = _replicator_main._Side(owner, members, threading.Event())
     side.partner = Report("two", Holder("127.0.0.1", 2))
     monkeypatch.setattr(side, "_channel_to_partner", lambda: partner)
     banks = {}

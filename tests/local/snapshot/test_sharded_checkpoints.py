@@ -18,8 +18,8 @@ from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from slurm_elastic import snapshot
 from slurm_elastic.snapshot.agent_side import AgentMemory
-from slurm_elastic.snapshot.checkpoint_writer import Order, Outcome
-from slurm_elastic.snapshot.checkpoints import CheckpointError, Stored
+from slurm_elastic.snapshot.disk.stored import CheckpointError, Stored
+from slurm_elastic.snapshot.disk.writer import Order, Outcome
 from slurm_elastic.snapshot.memory import Slot
 from slurm_elastic.snapshot.sharding import Planner, Region
 from tests.local.snapshot.memories import Agents, meet, start_worker

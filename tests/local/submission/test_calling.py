@@ -16,8 +16,7 @@ import submitit
 from submitit.core import utils
 
 from slurm_elastic.control import RoundControl
-from slurm_elastic.submission.checkpointing import Checkpointing
-from slurm_elastic.submission.payload import read_ranks
+from slurm_elastic.submission.payload import Checkpointing, read_ranks
 from tests.local.agents import ROOT
 
 

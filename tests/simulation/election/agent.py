@@ -26,7 +26,6 @@ from slurm_elastic.rendezvous.election.actions import (
     StopWorkers,
     Warn,
 )
-from slurm_elastic.rendezvous.election.attempts import Answer
 from slurm_elastic.rendezvous.election.campaign import CampaignConfig, CampaignRecords, locate, plan
 from slurm_elastic.rendezvous.election.events import (
     AnnounceLeave,
@@ -42,7 +41,7 @@ from slurm_elastic.rendezvous.election.events import (
     ReportFailure,
     Tick,
 )
-from slurm_elastic.rendezvous.election.leader_location import LeaderLocation
+from slurm_elastic.rendezvous.election.leader_location import Answer, LeaderLocation
 from slurm_elastic.rendezvous.election.policy import LeaderLoss, default_leader_limit
 from slurm_elastic.rendezvous.election.state import FOUNDER, ElectionConfig, Role, initial_election
 from slurm_elastic.rendezvous.leader_events import LeaderEvent, LeaderLost, Unreachable

@@ -10,7 +10,7 @@ from slurm_elastic.rendezvous import membership
 from slurm_elastic.rendezvous.election import term
 from slurm_elastic.rendezvous.election.campaign import Campaign
 from slurm_elastic.rendezvous.election.events import CampaignBlocked, LeaderEnded, TermClaimed
-from slurm_elastic.rendezvous.election.term import (
+from slurm_elastic.rendezvous.election.term_events import (
     AgentsEnded,
     AgentsGone,
     AskSlurmAboutAgents,

@@ -7,7 +7,7 @@ import math
 import random
 from collections.abc import Callable, Sequence
 
-from slurm_elastic.rendezvous.election.attempts import Answer
+from slurm_elastic.rendezvous.election.leader_location import Answer
 from tests.simulation.election.agent import Agent
 from tests.simulation.election.checks import Checks
 from tests.simulation.election.faults import LEADER, Fault, Script

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from slurm_elastic.agent import devices
-from slurm_elastic.agent.devices import asked_apart, cuda_is_open, devices_counted, no_devices
+from slurm_elastic.agent.node import devices
+from slurm_elastic.agent.node.devices import asked_apart, cuda_is_open, devices_counted, no_devices
 from tests.unit.agent.helpers.command_lines import STEP, settle
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from slurm_elastic.agent.failure_domain import failure_domain, nvlink_domain
+from slurm_elastic.agent.node.failure_domain import failure_domain, nvlink_domain
 from slurm_elastic.slurm import SlurmJob
 
 ELEMENT = {
@@ -86,7 +86,7 @@ def test_a_command_without_a_label_is_named(quiet: int, caplog: pytest.LogCaptur
 def test_a_command_that_hangs_has_its_time_and_no_more(
     quiet: int, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("slurm_elastic.agent.failure_domain._TIMEOUT", 0.1)
+    monkeypatch.setattr("slurm_elastic.agent.node.failure_domain._TIMEOUT", 0.1)
     begin = time.monotonic()
     assert failure_domain("echo r1; sleep 60", None, quiet) == ""
     assert time.monotonic() - begin < 9

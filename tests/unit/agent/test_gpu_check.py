@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from slurm_elastic.agent.gpu_check import gpu_problems, gpu_shortcomings, xid_shortcomings
+from slurm_elastic.agent.node.node_check import gpu_problems, gpu_shortcomings, xid_shortcomings
 
 # Written after the format that nvidia-smi --help-query-gpu documents, not recorded: GPUs that remap rows, such as an
 # H200; that retire pages, such as a T4; and that have no ECC, such as a GeForce.

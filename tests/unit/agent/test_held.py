@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_elastic.agent.job_end_effects import cancel_held_elements
+from slurm_elastic.agent.job.job_end_effects import cancel_held_elements
 from slurm_elastic.slurm import Controller, SlurmJob
 
 ELEMENT = {

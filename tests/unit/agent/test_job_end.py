@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from slurm_elastic.agent.job_end import (
+from slurm_elastic.agent.job.job_end import (
     AgentEnd,
     CancelHeldElements,
     EndAbandonedJob,
@@ -20,7 +20,7 @@ from slurm_elastic.agent.job_end import (
     is_without_script,
     represents_job,
 )
-from slurm_elastic.agent.job_end_effects import end_abandoned_job, end_job_if_last
+from slurm_elastic.agent.job.job_end_effects import end_abandoned_job, end_job_if_last
 from slurm_elastic.errors import ExitCode
 from slurm_elastic.rendezvous.election.policy import Successor
 from slurm_elastic.rendezvous.membership import Place, Reason

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from slurm_elastic.agent.lifecycle import Departure, depart
+from slurm_elastic.agent.lifecycle.states import Departure, depart
 from slurm_elastic.rendezvous.membership import LeaveReason
 
 NOW = 100.0

@@ -7,47 +7,51 @@ from collections import deque
 
 import pytest
 
-from slurm_elastic.agent.lifecycle import (
+from slurm_elastic.agent.lifecycle.actions import (
     Action,
     AnnounceLeave,
     CloseRound,
-    DeadlineReached,
     DescribeFailure,
-    Diagnosed,
-    Done,
     End,
+    Hold,
+    Join,
+    ReportLeft,
+    StartWorkers,
+    StopAtStep,
+    TerminateWorkers,
+)
+from slurm_elastic.agent.lifecycle.events import (
+    DeadlineReached,
+    Diagnosed,
     Event,
     FailureDescribed,
     Held,
-    Hold,
-    Join,
-    Joining,
-    LifecycleConfig,
-    ReportLeft,
     RoundClosed,
     Signalled,
     Started,
     StartFailed,
     StartInterrupted,
-    StartWorkers,
-    State,
     StepAccepted,
     StepRefused,
-    StopAtStep,
-    TerminateWorkers,
     WorkersEnded,
     WorkersFailed,
     WorkersStarted,
     WorkersSucceeded,
+)
+from slurm_elastic.agent.lifecycle.machine import step
+from slurm_elastic.agent.lifecycle.states import (
+    Done,
+    Joining,
+    LifecycleConfig,
+    State,
     WorkerWatch,
     deadline,
-    step,
     worker_watch,
 )
 from slurm_elastic.errors import ExitCode
 from slurm_elastic.rendezvous.leader_events import CutOff, LeaderLost, RecordsLost, Unreachable
-from slurm_elastic.rendezvous.leave_requests import LeaveRequested
 from slurm_elastic.rendezvous.membership import LeaveReason, Outcome, Place, Reason, WorkerFailure
+from slurm_elastic.rendezvous.requests import LeaveRequested
 from slurm_elastic.rendezvous.transport import messages
 
 FAILURE = WorkerFailure("n1/7.0/1", "n1", 1, 3, "boom")

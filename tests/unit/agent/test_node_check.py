@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from slurm_elastic.agent.node_check import NodeCheck, shortcomings, tell_site
+from slurm_elastic.agent.node.node_check import NodeCheck, shortcomings, tell_site
+from slurm_elastic.agent.node.site_command import run_site_command
 from slurm_elastic.agent.signals import Notices
-from slurm_elastic.agent.site_command import run_site_command
 from slurm_elastic.agent.watchdog import process_state
 from tests.local.waiting import eventually
 

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from slurm_elastic.agent import nonblocking_output
-from slurm_elastic.agent.log_tail import FollowedFile, Tail
-from slurm_elastic.agent.nonblocking_output import NonblockingStream, make_output_nonblocking
+from slurm_elastic.agent.workers import nonblocking_output
+from slurm_elastic.agent.workers.log_tail import FollowedFile, Tail
+from slurm_elastic.agent.workers.nonblocking_output import NonblockingStream, make_output_nonblocking
 
 HANG = 60.0
 

@@ -13,7 +13,7 @@ from signal import SIGCONT, SIGINT, SIGTERM, SIGUSR2, Signals
 
 import pytest
 
-from slurm_elastic.agent.preemption import SignalDiagnosis, asks_slurm, concerns_job, leave_reason
+from slurm_elastic.agent.job.preemption import SignalDiagnosis, asks_slurm, concerns_job, leave_reason
 from slurm_elastic.agent.signals import Notices
 from slurm_elastic.rundir import RunDir
 from slurm_elastic.slurm import Cause, Controller, Diagnosis, SignalDefaults, SlurmJob

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from slurm_elastic.agent.features import RunningRound
-from slurm_elastic.agent.lifecycle import Departure, Leaving, Training
+from slurm_elastic.agent.lifecycle.states import Departure, Leaving, Training
 from slurm_elastic.agent.progress_log import ProgressLog
 from slurm_elastic.control import WorkerProgress
 from slurm_elastic.errors import ExitCode

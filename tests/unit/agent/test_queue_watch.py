@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import select
 
-from slurm_elastic.agent.queue_watch import QueueWatch
+from slurm_elastic.agent.coordinator import QueueWatch
 from slurm_elastic.slurm import Controller
 
 HANG = 30.0

@@ -12,10 +12,8 @@ from typing import Any, cast
 
 import pytest
 
-from slurm_elastic.agent import replacement
-from slurm_elastic.agent.lifecycle import AnnounceLeave
-from slurm_elastic.agent.option_values import ReplaceSettings, replace_settings
-from slurm_elastic.agent.replacement import (
+from slurm_elastic.agent.job import replacement
+from slurm_elastic.agent.job.replacement import (
     Cancel,
     Claim,
     Claims,
@@ -30,10 +28,13 @@ from slurm_elastic.agent.replacement import (
     intended_size,
     read_claims,
 )
-from slurm_elastic.cli.status import _facts
+from slurm_elastic.agent.lifecycle.actions import AnnounceLeave
+from slurm_elastic.agent.option_values import ReplaceSettings, replace_settings
+from slurm_elastic.cli.commands.status import _facts
 from slurm_elastic.errors import ExitCode, UsageError
 from slurm_elastic.observe.records import read_records
-from slurm_elastic.observe.status import RunState, RunStatus, _replacing
+from slurm_elastic.observe.status import _replacing
+from slurm_elastic.observe.views import RunState, RunStatus
 from slurm_elastic.rendezvous.membership import LeaveReason
 from slurm_elastic.rendezvous.thread import Led
 from slurm_elastic.rundir import RunContents, RunDir

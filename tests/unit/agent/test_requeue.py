@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from slurm_elastic.agent.job.requeue import requeue_job
 from slurm_elastic.agent.option_values import RequeuePolicy, requeue_policy
-from slurm_elastic.agent.requeue import requeue_job
 from slurm_elastic.errors import UsageError
 from slurm_elastic.rundir import JobRecords, RunDir
 from slurm_elastic.slurm import Controller, SignalDefaults, SlurmJob, expand

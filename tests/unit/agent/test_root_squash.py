@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from torch.distributed.elastic.multiprocessing import Std
 
-from slurm_elastic.agent.worker_logs import RoundLogsSpecs
+from slurm_elastic.agent.workers.logs import RoundLogsSpecs
 from slurm_elastic.errors import UsageError
 from slurm_elastic.ownership import open_own, write_own
 from slurm_elastic.rundir import RunDir

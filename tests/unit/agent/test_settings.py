@@ -15,7 +15,7 @@ from torch.distributed.launcher.api import LaunchConfig
 from slurm_elastic.agent.health import HealthSettings
 from slurm_elastic.agent.option_values import NO_MAXIMUM, RequeuePolicy
 from slurm_elastic.agent.settings import AgentSettings, Start
-from slurm_elastic.agent.worker_logs import RoundLogsSpecs
+from slurm_elastic.agent.workers.logs import RoundLogsSpecs
 from slurm_elastic.errors import UsageError
 from slurm_elastic.rendezvous.records.etcd.config import Endpoint, EtcdConfig
 from slurm_elastic.rundir import RunDir

@@ -18,8 +18,8 @@ from slurm_elastic.observe.live import live_run
 from slurm_elastic.observe.pace import rank_scores, slow_by_round, slow_ranks
 from slurm_elastic.observe.records import Event
 from slurm_elastic.rendezvous.membership import Place, Reason
+from slurm_elastic.rendezvous.requests import StatusAnswer
 from slurm_elastic.rendezvous.run_events import Entry
-from slurm_elastic.rendezvous.status_requests import StatusAnswer
 from slurm_elastic.rendezvous.transport.messages import Assignment
 from slurm_elastic.slow_ranks import LOOKS, Pace, Score, SlowRank
 from tests.local.waiting import eventually

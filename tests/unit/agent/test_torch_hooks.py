@@ -50,8 +50,8 @@ from slurm_elastic.agent.agent import Agent
 from slurm_elastic.agent.forkserver.torch_context import ForkServerContext
 from slurm_elastic.agent.forkserver.torch_processes import signal_handlers_kept
 from slurm_elastic.agent.health import HealthServer
-from slurm_elastic.agent.torch_agent import TorchAgent
-from slurm_elastic.agent.worker_logs import RoundLogsSpecs
+from slurm_elastic.agent.workers.logs import RoundLogsSpecs
+from slurm_elastic.agent.workers.torch_agent import TorchAgent
 from slurm_elastic.rendezvous.membership import Place, Reason
 from slurm_elastic.rendezvous.transport.messages import Assignment
 from slurm_elastic.rendezvous.worker_store import FreshPorts, open_worker_store
@@ -201,7 +201,7 @@ def test_no_other_file_imports_what_is_private_to_torch() -> None:
     stores = {name for _, name in found} & {f"torch._C._distributed_c10d.{name}" for name in ("Store", "TCPStore")}
     assert {(path, name) for path, name in found if name not in stores} == {
         ("agent/forkserver/torch_context.py", "torch.numa.binding._maybe_wrap_command_args_with_numa_binding"),
-        ("snapshot/checkpoint_writer.py", "torch.distributed.checkpoint.filesystem._StorageInfo"),
+        ("snapshot/disk/writer.py", "torch.distributed.checkpoint.filesystem._StorageInfo"),
     }
     assert all(getattr(torch.distributed, name.rpartition(".")[2]) is not None for name in stores)
 

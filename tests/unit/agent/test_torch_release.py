@@ -14,8 +14,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from slurm_elastic.agent import torch_hooks
-from slurm_elastic.agent.torch_hooks import HOOKS, Gaps, Hook, Kind, Part, gaps, require_torch
+from slurm_elastic.agent.workers import torch_hooks
+from slurm_elastic.agent.workers.torch_hooks import HOOKS, Gaps, Hook, Kind, Part, gaps, require_torch
 from slurm_elastic.errors import ExitCode, UsageError
 
 HERE = __name__

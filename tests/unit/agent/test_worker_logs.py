@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from torch.distributed.elastic.multiprocessing import LogsDest, Std
 
-from slurm_elastic.agent.worker_logs import RoundLogsSpecs, streams
+from slurm_elastic.agent.workers.logs import RoundLogsSpecs, streams
 from slurm_elastic.errors import UsageError
 from slurm_elastic.rundir import RunDir, RunDirError
 

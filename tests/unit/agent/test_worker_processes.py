@@ -10,7 +10,7 @@ from torch.numa.binding import AffinityMode, NumaOptions
 
 from slurm_elastic.agent.forkserver import torch_context
 from slurm_elastic.agent.forkserver.torch_context import numa_prefixes
-from slurm_elastic.agent.worker_processes import _prefixes, require_numa_binding
+from slurm_elastic.agent.workers.processes import _prefixes, require_numa_binding
 from slurm_elastic.errors import UsageError
 
 NODE = NumaOptions(affinity_mode=AffinityMode.NODE)

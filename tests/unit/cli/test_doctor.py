@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from slurm_elastic.cli._run_view import Terminal
-from slurm_elastic.cli.doctor import _show
+from slurm_elastic.cli.commands.doctor import _show
 from slurm_elastic.finding import Finding, Level
 
 FINE = Finding("slurm.release", Level.OK, "26.05.5")

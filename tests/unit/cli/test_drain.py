@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_elastic.cli._departure import wait_until_left
+from slurm_elastic.cli.commands.drain import wait_until_left
 from tests.unit.observe.runs import WrittenRun
 
 A, B, C = "n1/7.0/100", "n2/7.0/200", "n3/7.0/300"

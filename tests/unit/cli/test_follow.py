@@ -29,8 +29,8 @@ def slurm(base: Path, monkeypatch: pytest.MonkeyPatch, *states: str) -> list[str
     monkeypatch.setenv("PATH", f"{tools}:{os.environ['PATH']}")
     monkeypatch.delenv("SLURM_ELASTIC_TEMPLATE", raising=False)
     monkeypatch.chdir(base)
-    monkeypatch.setattr("slurm_elastic.cli._follow._ASK_SLURM", 0.05)
-    monkeypatch.setattr("slurm_elastic.cli._follow._PAUSE", 0.01)
+    monkeypatch.setattr("slurm_elastic.cli.commands.submit._ASK_SLURM", 0.05)
+    monkeypatch.setattr("slurm_elastic.cli.commands.submit._PAUSE", 0.01)
     (base / "train.py").touch()
     return ["submit", "--follow", "train.py"]
 

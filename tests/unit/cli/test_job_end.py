@@ -13,7 +13,7 @@ import pytest
 
 from slurm_elastic import __version__
 from slurm_elastic.cli import main
-from slurm_elastic.cli.job_end import code_when_over
+from slurm_elastic.cli.commands.job_end import code_when_over
 from slurm_elastic.rundir import JobRecords, RunDir, join_own
 from slurm_elastic.slurm import SlurmJob
 

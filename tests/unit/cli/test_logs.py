@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from slurm_elastic.cli import main
-from slurm_elastic.cli.logs import _since
+from slurm_elastic.cli.commands.logs import _since
 from tests.unit.observe.runs import WrittenRun
 from tests.unit.observe.test_log_lines import log, written
 

@@ -10,10 +10,10 @@ import pytest
 
 from slurm_elastic import __version__
 from slurm_elastic.cli import main
-from slurm_elastic.cli.agent import require_version
 from slurm_elastic.cli.agent_parser import agent_parser
-from slurm_elastic.cli.job_end import JobEnd
-from slurm_elastic.cli.rehearse import Rehearse
+from slurm_elastic.cli.commands.agent import require_version
+from slurm_elastic.cli.commands.job_end import JobEnd
+from slurm_elastic.cli.commands.rehearse import Rehearse
 from slurm_elastic.errors import UsageError
 
 HELP = """
@@ -265,7 +265,8 @@ import sys
 from slurm_elastic.cli import main
 
 main(["template", "allocation"])
-print(sorted({"slurm_elastic.cli.agent", "slurm_elastic.cli.submit"} & sys.modules.keys()), file=sys.stderr)
+commands = {"slurm_elastic.cli.commands.agent", "slurm_elastic.cli.commands.submit"}
+print(sorted(commands & sys.modules.keys()), file=sys.stderr)
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
     assert done.stderr == "[]\n"
@@ -276,7 +277,7 @@ def test_imports_of_the_agent_start_no_pool_of_threads_and_leave_the_environment
     pytest.importorskip("numpy")
     program = """
 import os
-from slurm_elastic.cli.agent import _fast_imports
+from slurm_elastic.cli.commands.agent import _fast_imports
 
 before = dict(os.environ)
 with _fast_imports():

@@ -18,9 +18,9 @@ from pathlib import Path
 import pytest
 
 from slurm_elastic.cli import main
-from slurm_elastic.cli.status import _facts, _nodes
+from slurm_elastic.cli.commands.status import _facts, _nodes
 from slurm_elastic.observe.live import LiveAgent
-from slurm_elastic.observe.status import AgentView, LiveAnswer, RunState, RunStatus
+from slurm_elastic.observe.views import AgentView, LiveAnswer, RunState, RunStatus
 from slurm_elastic.rundir import join_named
 from tests.unit.observe.runs import WrittenRun
 
@@ -369,6 +369,6 @@ def test_a_status_that_cannot_be_read_is_not_that_of_a_failed_run(
     def fails(*_: object, **__: object) -> None:
         raise OSError("the disk is gone")
 
-    monkeypatch.setattr("slurm_elastic.cli.status.present_status", fails)
+    monkeypatch.setattr("slurm_elastic.cli.commands.status.present_status", fails)
     assert main(["status", "7"]) == 2
     assert capsys.readouterr().err.strip().endswith("the state of the run cannot be read: the disk is gone")

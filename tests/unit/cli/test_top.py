@@ -14,7 +14,7 @@ from textual.widgets import DataTable, RichLog, Static
 
 from slurm_elastic.cli import main
 from slurm_elastic.cli._top_view import TopView
-from slurm_elastic.cli.top import RunSource
+from slurm_elastic.cli.commands.top import RunSource
 from tests.unit.observe.runs import WrittenRun
 
 A, B = "n1/7.0/100", "n2/7.0/200"

@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 
 from slurm_elastic.observe.live import LiveAgent, LiveWorker
-from slurm_elastic.observe.status import AgentView, RunState, RunStatus
 from slurm_elastic.observe.trend import Trends, advance, sparkline
+from slurm_elastic.observe.views import AgentView, RunState, RunStatus
 
 A = "n1/7.0/1"
 

@@ -11,7 +11,8 @@ import pytest
 from slurm_elastic.errors import UsageError
 from slurm_elastic.finding import Finding, Level
 from slurm_elastic.rehearsal import kill, pause, preempt
-from slurm_elastic.rehearsal.checks import findings, losses, require_comparable, steps_lost
+from slurm_elastic.rehearsal._changes import losses, steps_lost
+from slurm_elastic.rehearsal.checks import findings, require_comparable
 from slurm_elastic.rehearsal.facts import AgentEnd, Happened, RunFacts, StopSeen, WorkerSeen
 from slurm_elastic.rehearsal.scenario import plan
 

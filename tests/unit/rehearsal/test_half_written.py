@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_elastic.rehearsal.half_written import NewNames, entries, leave_half, newest_in_place
+from slurm_elastic.rehearsal.files import NewNames, entries, leave_half, newest_in_place
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from slurm_elastic.rundir import JobRecords, RunDir
-from slurm_elastic.rundir._signatures import sign, verified
+from slurm_elastic.rundir._signed_files import sign, verified
 from tests.unit.rundir.helpers.processes import OTHER_USER, as_root, as_user, hidden, race
 
 NAMES = ("done.json", "endpoints/0.json", "epochs/0/000001.json", "rounds/000000.json", "failures/0.json")

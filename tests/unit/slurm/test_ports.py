@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from slurm_elastic.errors import UsageError
-from slurm_elastic.slurm.ports import CANDIDATES, ephemeral_low, port_sequence, ports_exhausted
+from slurm_elastic.slurm.address import CANDIDATES, ephemeral_low, port_sequence, ports_exhausted
 
 
 def test_every_agent_derives_the_same_ports_below_the_ephemeral_range() -> None:

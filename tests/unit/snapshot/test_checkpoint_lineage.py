@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from slurm_elastic.snapshot.checkpoint_lineage import (
+from slurm_elastic.snapshot.disk.lineage import (
     CheckpointId,
     Start,
     checkpoint_between,

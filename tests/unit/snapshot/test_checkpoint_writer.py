@@ -9,8 +9,8 @@ from dataclasses import asdict
 
 import pytest
 
-from slurm_elastic.snapshot import checkpoint_writer
-from slurm_elastic.snapshot.checkpoint_writer import Order, Outcome, WriterProcess
+from slurm_elastic.snapshot.disk import writer as checkpoint_writer
+from slurm_elastic.snapshot.disk.writer import Order, Outcome, WriterProcess
 
 ORDER = Order("/checkpoints", start=1, step=7, keep=2, writer=1, task="discard")
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from slurm_elastic.snapshot.checkpoint_lineage import CheckpointId
-from slurm_elastic.snapshot.disk import Held, Progress, Target, is_wanted, next_snapshot
+from slurm_elastic.snapshot.disk.agent_side import Held, Progress, Target, is_wanted, next_snapshot
+from slurm_elastic.snapshot.disk.lineage import CheckpointId
 from slurm_elastic.snapshot.lineage import Copy, SnapshotId
 
 ORIGIN = SnapshotId(2, 90)

@@ -10,7 +10,7 @@ import cloudpickle
 import pytest
 
 from slurm_elastic.rundir import RunDir
-from slurm_elastic.submission.checkpointing import Checkpointing
+from slurm_elastic.submission.payload import Checkpointing
 
 
 class Following:

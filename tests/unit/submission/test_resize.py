@@ -10,14 +10,14 @@ from slurm_elastic.cli import main
 from slurm_elastic.errors import UsageError
 from slurm_elastic.observe.live import LiveAgent, LiveLeave, LiveRun
 from slurm_elastic.rendezvous.leader_client import LeaderEndpoint
-from slurm_elastic.rendezvous.leave_requests import LeaveAnswer, LeaveRequest
+from slurm_elastic.rendezvous.requests import LeaveAnswer, LeaveRequest
 from slurm_elastic.rundir import RunDir
 from slurm_elastic.slurm import NodesInQueue
 from slurm_elastic.submission import resize as resizing
+from slurm_elastic.submission.batch_script import TEMPLATES
 from slurm_elastic.submission.job import ElasticInfoWatcher, ElasticJob
 from slurm_elastic.submission.resize import ResizePlan, further_job, plan_resize
-from slurm_elastic.submission.shipped_files import TEMPLATES
-from slurm_elastic.submission.started import Started
+from slurm_elastic.submission.sbatch import Started
 
 FIRST = ["n1/7.0/11", "n2/7.0/12"]
 SECOND = ["n3/9.1/13", "n10/9.1/14"]

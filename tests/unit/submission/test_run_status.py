@@ -7,7 +7,7 @@ import pytest
 
 from slurm_elastic.cli.local_agent import share_devices
 from slurm_elastic.rundir import RunDir
-from slurm_elastic.submission.run_status import RunStatus, latest_log, read_status
+from slurm_elastic.submission.job_states import RunStatus, latest_log, read_status
 
 FAILURE = {"agent": "n2/7.0/11", "node": "n2", "rank": 1, "exit_code": 1, "message": "ValueError: x"}
 

@@ -13,10 +13,9 @@ import pytest
 
 from slurm_elastic._version import __version__
 from slurm_elastic.errors import UsageError
-from slurm_elastic.submission.batch_script import BatchScript
+from slurm_elastic.submission.batch_script import TEMPLATES, BatchScript
 from slurm_elastic.submission.executor import ElasticExecutor
 from slurm_elastic.submission.plan import Shape, read_template
-from slurm_elastic.submission.shipped_files import TEMPLATES
 
 GOLDEN = Path(__file__).with_name("golden")
 FOLDER = Path("/shared/runs")

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from slurm_elastic.cli import job_end
+from slurm_elastic.cli.commands import job_end
 from slurm_elastic.rundir import RunDir, join_own
 from slurm_elastic.slurm import SlurmJob
-from slurm_elastic.submission.started import Started, read_start
+from slurm_elastic.submission.sbatch import Started, read_start
 
 JOB = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_NODEID": "0", "SLURMD_NODENAME": "n1"}
 STEP = {**JOB, "SLURM_STEP_ID": "0", "SLURM_STEP_NODELIST": "n[1-2]"}

@@ -7,7 +7,7 @@ import pytest
 
 from slurm_elastic.cli import main
 from slurm_elastic.cli.agent_parser import agent_parser
-from slurm_elastic.cli.submit import _options
+from slurm_elastic.cli.commands.submit import _options
 from slurm_elastic.errors import UsageError
 from slurm_elastic.submission.batch_script import LONG_NAMES
 from slurm_elastic.submission.submit_options import _SBATCH_SWITCHES, CommandLine, read_command_line

@@ -8,9 +8,8 @@ from dataclasses import replace
 from typing import Any
 
 from slurm_elastic.rendezvous.election import actions, events
-from slurm_elastic.rendezvous.election.attempts import Answer
 from slurm_elastic.rendezvous.election.campaign import CampaignRecords
-from slurm_elastic.rendezvous.election.leader_location import LeaderLocation
+from slurm_elastic.rendezvous.election.leader_location import Answer, LeaderLocation
 from slurm_elastic.rendezvous.leader_events import CutOff, LeaderEvent, LeaderLost, Unreachable
 from slurm_elastic.rendezvous.membership import Connected, LeaveReason, Outcome
 from slurm_elastic.rendezvous.records.api import Situation

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from slurm_elastic.agent import lifecycle
-from slurm_elastic.agent.lifecycle import AgentOutcome, Departure, Rejoin, State, WorkersResult
+from slurm_elastic.agent.lifecycle import actions, events, machine, states
+from slurm_elastic.agent.lifecycle.states import AgentOutcome, Departure, Rejoin, State, WorkersResult
 from slurm_elastic.rendezvous.leader_events import CutOff, LeaderLost, RecordsLost, Unreachable
-from slurm_elastic.rendezvous.leave_requests import LeaveRequested
 from slurm_elastic.rendezvous.membership import LeaveReason, Outcome, Place, Reason, WorkerFailure
+from slurm_elastic.rendezvous.requests import LeaveRequested
 from slurm_elastic.rendezvous.transport import messages
-from tests.unit.texts.cases import events, number, words
+from tests.unit.texts import cases
+from tests.unit.texts.cases import number, words
 
 NOW = 100.0
 FAILURE = WorkerFailure("n1/7.0/1", "n1", 1, 3, "boom")
@@ -30,36 +31,36 @@ def begins(given: str) -> State:
     known = words(more, "rank", "step", "signalled", "far", "agreed", "sending")
     rank, _, nodes = known.get("rank", "1 of 2").partition(" of ")
     round_ = assignment(int(rank), int(nodes))
-    training = lifecycle.Training(round_, number(known.get("step")), "signalled" in known)
+    training = states.Training(round_, number(known.get("step")), "signalled" in known)
     far = Departure(LeaveReason.PREEMPTED, "SIGTERM", stop_by=NOW + 295, gone_by=NOW + 299)
     return {
-        "joins": lifecycle.Joining("agreed" in known),
-        "starts its workers": lifecycle.Starting(round_),
+        "joins": states.Joining("agreed" in known),
+        "starts its workers": states.Starting(round_),
         "trains": training,
-        "leaves": lifecycle.Leaving(training, far if "far" in known else DEPARTURE),
-        "has workers that succeeded": lifecycle.Reported(round_, WorkersResult.SUCCEEDED),
-        "has workers that failed": lifecycle.Reported(round_, WorkersResult.FAILED),
-        "has started no workers": lifecycle.Reported(round_, None),
-        "stops its workers": lifecycle.Stopping(round_, Rejoin(), NOW + 1),
-        "stops its workers to leave": lifecycle.Stopping(round_, DEPARTURE, NOW + 1),
-        "lingers": lifecycle.Lingering(round_, DEPARTURE),
+        "leaves": states.Leaving(training, far if "far" in known else DEPARTURE),
+        "has workers that succeeded": states.Reported(round_, WorkersResult.SUCCEEDED),
+        "has workers that failed": states.Reported(round_, WorkersResult.FAILED),
+        "has started no workers": states.Reported(round_, None),
+        "stops its workers": states.Stopping(round_, Rejoin(), NOW + 1),
+        "stops its workers to leave": states.Stopping(round_, DEPARTURE, NOW + 1),
+        "lingers": states.Lingering(round_, DEPARTURE),
     }[what]
 
 
-EVENTS: dict[str, Callable[..., lifecycle.Event]] = {
-    "it begins(?P<flag> after a signal)?": lambda flag: lifecycle.Started(bool(flag)),
+EVENTS: dict[str, Callable[..., events.Event]] = {
+    "it begins(?P<flag> after a signal)?": lambda flag: events.Started(bool(flag)),
     r"it has a place(?:, rank (?P<rank>\d+) of (?P<nodes>\d+))?": lambda rank, nodes: assignment(
         int(rank or 1), int(nodes or 2)
     ),
-    "its workers run": lifecycle.WorkersStarted,
-    "no worker was started": lifecycle.StartInterrupted,
-    "the program cannot be run": lambda: lifecycle.StartFailed(FAILURE),
+    "its workers run": events.WorkersStarted,
+    "no worker was started": events.StartInterrupted,
+    "the program cannot be run": lambda: events.StartFailed(FAILURE),
     f"it gets (?P<name>SIGTERM|SIGINT){WITHIN}(?P<asked>, and Slurm is asked)?: (?P<why>.*)": (
-        lambda name, seconds, asked, why: lifecycle.Signalled(
+        lambda name, seconds, asked, why: events.Signalled(
             LeaveReason(why), name, number(seconds), bool(asked), name == "SIGINT"
         )
     ),
-    f"Slurm names the cause{WITHIN}(?P<job>, for the job)?: (?P<why>.*)": lambda seconds, job, why: lifecycle.Diagnosed(
+    f"Slurm names the cause{WITHIN}(?P<job>, for the job)?: (?P<why>.*)": lambda seconds, job, why: events.Diagnosed(
         LeaveReason(why), number(seconds), f"as Slurm says, {why}", bool(job)
     ),
     f"the leader asks it to leave{WITHIN}: (?P<why>.*)": lambda seconds, why: LeaveRequested(
@@ -76,17 +77,17 @@ EVENTS: dict[str, Callable[..., lifecycle.Event]] = {
             4, int(step), Reason(why), "n2", detail or "", number(seconds)
         )
     ),
-    r"its workers can stop after step (?P<step>\d+)": lambda step: lifecycle.Held(4, int(step)),
-    r"its workers take step (?P<step>\d+)": lambda step: lifecycle.StepAccepted(int(step)),
-    "its workers may be past the step": lambda: lifecycle.StepRefused(4),
-    "its workers succeed(?P<flag> at the step)?": lambda flag: lifecycle.WorkersSucceeded(bool(flag)),
-    "a worker fails": lifecycle.WorkersFailed,
-    "the failure is described": lambda: lifecycle.FailureDescribed(FAILURE),
-    "no worker runs any more": lifecycle.WorkersEnded,
+    r"its workers can stop after step (?P<step>\d+)": lambda step: events.Held(4, int(step)),
+    r"its workers take step (?P<step>\d+)": lambda step: events.StepAccepted(int(step)),
+    "its workers may be past the step": lambda: events.StepRefused(4),
+    "its workers succeed(?P<flag> at the step)?": lambda flag: events.WorkersSucceeded(bool(flag)),
+    "a worker fails": events.WorkersFailed,
+    "the failure is described": lambda: events.FailureDescribed(FAILURE),
+    "no worker runs any more": events.WorkersEnded,
     "the round is closed(?P<leads>, and it leads)?(?:, but for (?P<survivors>.*))?": (
-        lambda leads, survivors: lifecycle.RoundClosed(bool(leads), survivors or "")
+        lambda leads, survivors: events.RoundClosed(bool(leads), survivors or "")
     ),
-    "its deadline is reached": lifecycle.DeadlineReached,
+    "its deadline is reached": events.DeadlineReached,
     "the leader is lost: (?P<why>.*)": LeaderLost,
     "there is no leader(?P<usage>, by a mistake of the user)?: (?P<why>.*)": lambda usage, why: Unreachable(
         why, usage=bool(usage)
@@ -115,31 +116,31 @@ def leave(departure: Departure) -> str:
 def shown(state: State) -> str:
     """What an agent does, and until when."""
     match state:
-        case lifecycle.Joining(agreed, spare):
+        case states.Joining(agreed, spare):
             return "joins" + ", after the stop step" * agreed + ", as a spare" * spare
-        case lifecycle.Starting():
+        case states.Starting():
             return "starts workers"
-        case lifecycle.Training(_, step, signalled):
+        case states.Training(_, step, signalled):
             return "trains" + (f" to step {step}" if step is not None else "") + ", with signalled workers" * signalled
-        case lifecycle.Leaving(training, departure, untold):
+        case states.Leaving(training, departure, untold):
             ends = f"SIGTERM at {after(departure.stop_by)}, SIGKILL at {after(departure.gone_by)}"
             return f"leaves, {leave(departure)}, {shown(training)}, {ends}" + ", not announced" * (untold is not None)
-        case lifecycle.Reported(_, result, signalled):
+        case states.Reported(_, result, signalled):
             ended = "did not start" if result is None else result.name.lower()
             return f"waits for the leader, workers {ended}" + ", signalled" * signalled
-        case lifecycle.Stopping(_, then, stop_by, terminate_at):
+        case states.Stopping(_, then, stop_by, terminate_at):
             match then:
                 case Rejoin():
                     next_ = "join again"
                 case Departure():
                     next_ = f"leave, {leave(then)}"
-                case lifecycle.Ending(outcome):
+                case states.Ending(outcome):
                     next_ = f"end, {ending(outcome)}"
             term = f", SIGTERM at {after(terminate_at)}" if terminate_at is not None else ""
             return f"stops its workers to {next_}{term}, SIGKILL at {after(stop_by)}"
-        case lifecycle.Lingering():
+        case states.Lingering():
             return "lingers"
-        case lifecycle.Done():
+        case states.Done():
             return "has ended"
 
 
@@ -148,33 +149,31 @@ def name(step: int | None) -> str:
 
 
 SHOWN: dict[type, Callable[[Any], str]] = {
-    lifecycle.Join: lambda _: "join",
-    lifecycle.StartWorkers: lambda _: "start the workers",
-    lifecycle.SignalWorkers: lambda _: "send the workers their signal",
-    lifecycle.Hold: lambda _: "let the workers wait before their next step",
-    lifecycle.StopAtStep: lambda stop: (
+    actions.Join: lambda _: "join",
+    actions.StartWorkers: lambda _: "start the workers",
+    actions.SignalWorkers: lambda _: "send the workers their signal",
+    actions.Hold: lambda _: "let the workers wait before their next step",
+    actions.StopAtStep: lambda stop: (
         f"tell the workers to stop after step {stop.step}"
         f"{f', within {stop.seconds:g} s' if stop.seconds is not None else ''}: {stop.reason}"
     ),
-    lifecycle.Fence: lambda _: "forbid checkpoints",
-    lifecycle.ExpectExits: lambda exits: f"expect that workers end{', unplanned' * exits.unplanned}",
-    lifecycle.TerminateWorkers: lambda stop: f"send the workers {'SIGINT' if stop.interrupt else 'SIGTERM'}",
-    lifecycle.CloseRound: lambda _: "close the round, and kill what is left",
-    lifecycle.StopServingStore: lambda _: "end the worker store",
-    lifecycle.AnnounceLeave: lambda told: f"tell the leader: leaves in {told.seconds:g} s, {leave(told)}",
-    lifecycle.AnswerHold: lambda held: f"tell the leader: can stop {name(held.step)}",
-    lifecycle.ReportLeft: lambda left: (
+    actions.Fence: lambda _: "forbid checkpoints",
+    actions.ExpectExits: lambda exits: f"expect that workers end{', unplanned' * exits.unplanned}",
+    actions.TerminateWorkers: lambda stop: f"send the workers {'SIGINT' if stop.interrupt else 'SIGTERM'}",
+    actions.CloseRound: lambda _: "close the round, and kill what is left",
+    actions.StopServingStore: lambda _: "end the worker store",
+    actions.AnnounceLeave: lambda told: f"tell the leader: leaves in {told.seconds:g} s, {leave(told)}",
+    actions.AnswerHold: lambda held: f"tell the leader: can stop {name(held.step)}",
+    actions.ReportLeft: lambda left: (
         f"tell the leader: has left{', stopped at the step' * left.stopped}, {left.reason.value}"
     ),
-    lifecycle.ReportFinished: lambda _: "tell the leader: the workers have finished",
-    lifecycle.DescribeFailure: lambda _: "find out which worker failed first",
-    lifecycle.ReportFailure: lambda failed: f"tell the leader: a worker failed, {failed.failure.message}",
-    lifecycle.RequestLeave: lambda asked: (
-        f"tell the agents of this job to leave in {asked.seconds:g} s, {leave(asked)}"
-    ),
-    lifecycle.NoteLeaveRequest: lambda noted: f"note that the leader asks it to leave, {noted.request.reason.value}",
-    lifecycle.Log: lambda log: f"log: {log.text}",
-    lifecycle.End: lambda end: (
+    actions.ReportFinished: lambda _: "tell the leader: the workers have finished",
+    actions.DescribeFailure: lambda _: "find out which worker failed first",
+    actions.ReportFailure: lambda failed: f"tell the leader: a worker failed, {failed.failure.message}",
+    actions.RequestLeave: lambda asked: f"tell the agents of this job to leave in {asked.seconds:g} s, {leave(asked)}",
+    actions.NoteLeaveRequest: lambda noted: f"note that the leader asks it to leave, {noted.request.reason.value}",
+    actions.Log: lambda log: f"log: {log.text}",
+    actions.End: lambda end: (
         f"end: {ending(end.outcome)}{f', workers {end.result.name.lower()}' if end.result is not None else ''}"
     ),
 }
@@ -190,18 +189,18 @@ class Agent:
 
     def __init__(self, given: str) -> None:
         given = given.removeprefix("an agent that ")
-        self._config = lifecycle.LifecycleConfig("n1", "7", "n0", 30.0, 5.0, signals_workers="sending signals" in given)
+        self._config = states.LifecycleConfig("n1", "7", "n0", 30.0, 5.0, signals_workers="sending signals" in given)
         self._state = begins(given)
 
     def handle(self, event: str) -> list[str]:
         """Return a line for each action on an event, and one for what the agent does now if that has changed."""
         if event == "show what is watched":
-            moment = lifecycle.deadline(self._state)
-            watched = lifecycle.worker_watch(self._state).name.lower()
+            moment = states.deadline(self._state)
+            watched = states.worker_watch(self._state).name.lower()
             return [f"workers: {watched}{f'; deadline {after(moment)}' if moment is not None else ''}"]
         _, moment_, what = event.split(" ", 2)
         before, lines = self._state, []
-        for found in events(what, EVENTS):
-            self._state, actions = lifecycle.step(self._config, self._state, found, NOW + float(moment_))
-            lines += [SHOWN[type(action)](action) for action in actions]
+        for found in cases.events(what, EVENTS):
+            self._state, decided = machine.step(self._config, self._state, found, NOW + float(moment_))
+            lines += [SHOWN[type(action)](action) for action in decided]
         return lines + ([f"=> it {shown(self._state)}"] if self._state != before else [])

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from slurm_elastic.agent.forkserver._early_settings import early_setting, script_file
+from slurm_elastic.agent.forkserver._fork_eligibility import early_setting, script_file
 
 
 @pytest.mark.parametrize(

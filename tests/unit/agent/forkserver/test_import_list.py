@@ -12,13 +12,13 @@ import pytest
 
 from slurm_elastic.agent.forkserver._import_list import (
     ImportList,
+    UntrustedFileError,
     common,
     fingerprint,
     list_path,
     read_list,
     write_list,
 )
-from slurm_elastic.agent.forkserver._signed_file import UntrustedFileError
 
 
 def test_each_environment_of_packages_has_a_list_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,8 +4,7 @@ from http import HTTPStatus
 
 import pytest
 
-from slurm_elastic.agent.health._http import Request, Response
-from slurm_elastic.agent.health._routes import Refused, Slow, find
+from slurm_elastic.agent.health._http import Refused, Request, Response, Slow, find
 
 TOKEN = "0123456789abcdef"
 

@@ -5,7 +5,7 @@ import select
 import pytest
 
 from slurm_elastic.agent.health import AgentState, Reporter
-from slurm_elastic.agent.health import _status_reporter as module
+from slurm_elastic.agent.health import _pages as module
 
 
 class Clock:

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
-from slurm_elastic.agent.watchdog._timer_protocol import Request
-from slurm_elastic.agent.watchdog._timers import Timer, Timers
+from slurm_elastic.agent.watchdog._timers import Request, Timer, Timers
 
 
 def timer(pid: int, scope: str, expires: float) -> Timer:

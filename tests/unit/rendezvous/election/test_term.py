@@ -9,7 +9,14 @@ import pytest
 
 from slurm_elastic.rendezvous import membership
 from slurm_elastic.rendezvous.election import term
-from slurm_elastic.rendezvous.election.term import AgentsEnded, AgentsGone, ProbeMembers, TermAction, TermEvent, Wake
+from slurm_elastic.rendezvous.election.term_events import (
+    AgentsEnded,
+    AgentsGone,
+    ProbeMembers,
+    TermAction,
+    TermEvent,
+    Wake,
+)
 from slurm_elastic.rendezvous.membership import Base, Joined, Settings, SignsOfLife
 from tests.unit.rendezvous.helpers.scenario import candidate
 

@@ -15,7 +15,6 @@ from slurm_elastic.rendezvous.election.actions import (
     ReadCampaignRecords,
     ReadLeaderLocation,
 )
-from slurm_elastic.rendezvous.election.attempts import Answer
 from slurm_elastic.rendezvous.election.campaign import CampaignConfig, CampaignRecords
 from slurm_elastic.rendezvous.election.events import (
     CampaignRecordsRead,
@@ -25,7 +24,7 @@ from slurm_elastic.rendezvous.election.events import (
     LinkOpened,
     Tick,
 )
-from slurm_elastic.rendezvous.election.leader_location import LeaderLocation, Leadership
+from slurm_elastic.rendezvous.election.leader_location import Answer, LeaderLocation, Leadership
 from slurm_elastic.rendezvous.election.policy import LeaderLoss, Successor
 from slurm_elastic.rendezvous.election.state import Election, ElectionConfig, Preparing, Search, initial_election
 from slurm_elastic.rendezvous.membership import AgentInfo, Place, Reason, Settings, replace

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from slurm_elastic.rendezvous.leader.heartbeat_schedule import HeartbeatSchedule
+from slurm_elastic.rendezvous.leader.agent_connections import HeartbeatSchedule
 
 INTERVAL, TICK = 1.0, 0.5
 

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from slurm_elastic.rendezvous.leader.releases import Releases, own_releases
+from slurm_elastic.rendezvous.leader.absent_agents import Releases, own_releases
 
 
 def test_the_same_releases_are_no_news() -> None:

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from slurm_elastic.rendezvous.membership import Settings, initial_state
-from slurm_elastic.rendezvous.membership._replace import replace
+from slurm_elastic.rendezvous.membership._persistent import replace
 
 
 def test_changes_what_the_standard_library_would() -> None:

@@ -11,7 +11,8 @@ import pytest
 
 from slurm_elastic.rendezvous import membership
 from slurm_elastic.rendezvous.election import term
-from slurm_elastic.rendezvous.election.term import CarryOut, RecordsAction, RecordsAnswered, Term
+from slurm_elastic.rendezvous.election.term import Term
+from slurm_elastic.rendezvous.election.term_events import CarryOut, RecordsAction, RecordsAnswered
 from slurm_elastic.rendezvous.membership import (
     AgentInfo,
     Base,

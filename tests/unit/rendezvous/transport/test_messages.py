@@ -5,7 +5,6 @@ import json
 import pytest
 
 from slurm_elastic.rendezvous.election.policy import Successor
-from slurm_elastic.rendezvous.leave_requests import LeaveAnswer, LeaveRequest, LeaveRequested
 from slurm_elastic.rendezvous.membership import (
     AgentInfo,
     Closed,
@@ -23,8 +22,11 @@ from slurm_elastic.rendezvous.membership import (
     WorkerFailed,
     WorkerFailure,
 )
-from slurm_elastic.rendezvous.status_requests import (
+from slurm_elastic.rendezvous.requests import (
     REPORT_LIMIT,
+    LeaveAnswer,
+    LeaveRequest,
+    LeaveRequested,
     StatusAnswer,
     StatusPart,
     StatusReport,

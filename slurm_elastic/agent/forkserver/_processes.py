@@ -1,0 +1,130 @@
+"""The fork server's processes as the agent has them: their execution, handles of them, and how they end."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import select
+import signal
+import subprocess
+from collections.abc import Mapping, Sequence
+
+from slurm_elastic.agent.forkserver._protocol import Channel
+from slurm_elastic.agent.forkserver.worker_command import Program, boot_environment
+from slurm_elastic.descriptors import given_limit
+
+
+class ForkedProcess:
+    """A process that a fork server has forked; like a Popen, though its parent may be the fork server.
+
+    Args:
+        pid: Of the process.
+        handle: A pidfd of it, which this object closes when the process has ended.
+    """
+
+    def __init__(self, pid: int, handle: int) -> None:
+        self.pid = pid
+        self._handle = handle
+        self._code: int | None = None
+
+    @property
+    def is_waited_for(self) -> bool:
+        """True if `wait` has returned: then its pid may be that of another process."""
+        return self._code is not None
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait at most `timeout` seconds and return the exit code, or minus a signal's number.
+
+        Raises:
+            subprocess.TimeoutExpired: The process has not ended.
+        """
+        if self._code is None:
+            waiting = select.poll()
+            waiting.register(self._handle, select.POLLIN)
+            if not waiting.poll(None if timeout is None else timeout * 1000):
+                raise subprocess.TimeoutExpired("process of the fork server", timeout or 0.0)
+            try:
+                self._code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+            except ChildProcessError:
+                # The fork server was still its parent, and has reaped it.
+                self._code = -signal.SIGKILL
+            os.close(self._handle)
+        return self._code
+
+    def kill(self) -> None:
+        """Kill the process, unless it has ended."""
+        if self._code is None:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._handle, signal.SIGKILL)
+
+
+class Replacement(ForkedProcess):
+    """A forked fork server."""
+
+    def __init__(self, pid: int, channel: int, handle: int) -> None:
+        super().__init__(pid, handle)
+        self.channel = Channel.inherited(channel)
+
+
+class FormerServers:
+    """Fork servers that were told to end and are not reaped yet."""
+
+    def __init__(self) -> None:
+        self._processes: list[subprocess.Popen[bytes] | Replacement] = []
+
+    def add(self, process: subprocess.Popen[bytes] | Replacement) -> None:
+        """Add a process, to be waited for before the others."""
+        self._processes.insert(0, process)
+
+    def reap(self, seconds: float) -> None:
+        """Wait up to `seconds` for each process, then kill it."""
+        for process in self._processes:
+            try:
+                process.wait(seconds)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        self._processes.clear()
+
+
+def spawn(
+    program: Program, environment: Mapping[str, str], preload: Sequence[str], *, warm: bool, imports: str | None
+) -> tuple[Channel, subprocess.Popen[bytes]]:
+    """Start a fork server; return the agent's end of the channel to it, and the process.
+
+    Args:
+        program: The program of the workers, whose command the fork server is executed with.
+        environment: The workers' environment, as far as known.
+        preload: Modules to import besides torch.
+        warm: True to import torch and fork workers; False to execute each worker.
+        imports: The directory of the lists of learned imports; None to learn none.
+    """
+    near_end, far_end = Channel.pair()
+    # Slurm signals every process of a step. The fork server blocks all signals, since its end would end the workers,
+    # which may still be saving; its workers get the mask that is in force here.
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    settings = {
+        "agent": os.getpid(),
+        "channel": far_end.fileno(),
+        "pythonpath": environment.get("PYTHONPATH"),
+        "warm": warm,
+        "preload": preload,
+        "imports": imports,
+        "options": program.options,
+        "signal_mask": sorted(int(number) for number in mask),
+    }
+    try:
+        process = subprocess.Popen(
+            program.command(),
+            env=boot_environment(environment, settings),
+            pass_fds=[far_end.fileno()],
+            start_new_session=True,
+        )
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        far_end.close()
+    with contextlib.suppress(ProcessLookupError):
+        # An agent that starts a second fork server has raised its own limit on open files in the meantime.
+        resource.prlimit(process.pid, resource.RLIMIT_NOFILE, given_limit())
+    return near_end, process

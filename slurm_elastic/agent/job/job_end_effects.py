@@ -1,0 +1,322 @@
+"""Executes the decisions of :mod:`slurm_elastic.agent.job.job_end`: asks Slurm and the run's records, and ends jobs.
+
+An agent may end because its file system has failed, so every question has a time-out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import os
+import queue
+import select
+import socket
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
+
+from slurm_elastic.agent.console_log import notice
+from slurm_elastic.agent.job.job_end import (
+    AgentEnd,
+    CancelHeldElements,
+    EndAbandonedJob,
+    EndEmptyJobs,
+    EndJobIfLast,
+    RequeueJob,
+    can_lose_batch_script,
+    decide_job_end,
+    held_elements,
+    is_without_script,
+    other_agents,
+)
+from slurm_elastic.agent.job.requeue import requeue_job
+from slurm_elastic.agent.option_values import JOB_END_VARIABLE, RequeuePolicy
+from slurm_elastic.errors import ExitCode
+from slurm_elastic.rendezvous.election.policy import Successor
+from slurm_elastic.rendezvous.leader.fenced_records import last_round
+from slurm_elastic.rendezvous.records.api import Records, RecordsError
+from slurm_elastic.rundir import RecordError, RunContents, RunDir, RunDirError, incarnation_of, run_start, runs_of_job
+from slurm_elastic.slurm import Controller, NodeState, SlurmJob
+
+logger = logging.getLogger("slurm_elastic")
+
+_T = TypeVar("_T")
+
+_CONNECT_TIMEOUT = 2.0
+_POLL_INTERVAL = 5.0
+_POLLS = 120
+"""Number of polls: ten minutes, twice Slurm's own default of SlurmdTimeout."""
+_POLLS_BEFORE_REQUEUE = 6
+"""Number of polls for the node of the batch script before an agent requeues its job."""
+_RECORDS_WAIT = 30.0
+"""Seconds that an agent waits at its end for records that hang."""
+_SLURMCTLD_WAIT = 30.0
+"""Seconds that an agent waits at its end for a slurmctld that does not answer."""
+
+Say = Callable[[str], None]
+
+
+@dataclasses.dataclass(frozen=True)
+class JobAtEnd:
+    """One agent's job, when the agent has ended.
+
+    Attributes:
+        job: The Slurm job this agent runs in.
+        agent: The identity of the agent.
+        run_dir: The run directory.
+        records: The records of the run.
+        incarnation: The incarnation whose rounds count.
+        policy: The user's requeue policy.
+        told: The members that the leader has named to this agent.
+        signal_fd: A descriptor that is readable after a signal, which tells that Slurm is ending the job already.
+        environ: The environment of this agent.
+        controller: Slurm's controller.
+        say: Prints one line for people.
+    """
+
+    job: SlurmJob
+    agent: str
+    run_dir: RunDir
+    records: Records
+    incarnation: str
+    policy: RequeuePolicy
+    told: Sequence[Successor]
+    signal_fd: int
+    environ: Mapping[str, str] = dataclasses.field(default_factory=lambda: os.environ)
+    controller: Controller = dataclasses.field(default_factory=Controller)
+    say: Say = notice
+
+    def carry_out(self, end: AgentEnd) -> None:
+        """Execute what an agent still does for its job when it has ended."""
+        for action in decide_job_end(end):
+            if not isinstance(action, RequeueJob | CancelHeldElements | EndEmptyJobs) and self._other_run_goes_on():
+                # The last agent of that run ends the job.
+                continue
+            match action:
+                case RequeueJob():
+                    if not self._requeue() and not self._other_run_goes_on():
+                        self._end_if_last(spares_count=True)
+                case EndJobIfLast(spares_count):
+                    self._end_if_last(spares_count=spares_count)
+                case CancelHeldElements():
+                    cancel_held_elements(self.job, self.controller, self.say)
+                case EndEmptyJobs():
+                    _in_time(self._end_empty_jobs, otherwise=None)
+                case EndAbandonedJob():
+                    end_abandoned_job(self.job, self.environ, self.controller, self.signal_fd, self.say)
+
+    def _end_empty_jobs(self) -> None:
+        base = self.run_dir.path.parent.parent
+        for name in sorted(RunContents(self.run_dir).jobs() - {self.job.name}):
+            view = self.controller.job(name)
+            if view is not None and is_without_script(view) and len(runs_of_job(base, name)) <= 1:
+                self.say(f"job {name} has lost its batch script with {view.batch_host}: cancelled, as the run is over")
+                self.controller.cancel(name)
+
+    def _requeue(self) -> bool:
+        """Return True if the job will start again, or its batch script handles its end."""
+        if JOB_END_VARIABLE in self.environ and not self._batch_script_lost():
+            return True
+        try:
+            if requeue_job(
+                self.run_dir,
+                self.job,
+                ExitCode.LEFT,
+                controller=self.controller,
+                policy=self.policy,
+                failed=False,
+                say=self.say,
+                others_go_on=True,
+                wait=_SLURMCTLD_WAIT,
+            ):
+                return True
+        except RunDirError as error:
+            logger.warning("not requeued: %s", error)
+        return not self._batch_script_lost()
+
+    def _other_run_goes_on(self) -> bool:
+        """Return True if another step of this start of the job has a run that has neither finished nor failed."""
+
+        def look() -> bool:
+            restarts = self.job.restart_count
+            with contextlib.suppress(RunDirError, RecordError):
+                for run_dir in runs_of_job(self.run_dir.path.parent.parent, self.job.name):
+                    if run_dir.run_id == self.run_dir.run_id or run_start(run_dir, restarts) is None:
+                        continue
+                    if not run_dir.is_done() and run_dir.failure(incarnation_of(run_dir, restarts)) is None:
+                        return True
+            return False
+
+        return _in_time(look, otherwise=False)
+
+    def _batch_script_lost(self) -> bool:
+        return batch_script_lost(self.job, self.environ, self.controller, _POLLS_BEFORE_REQUEUE)
+
+    def _end_if_last(self, *, spares_count: bool) -> None:
+        answer = _in_time(self._members, otherwise=None)
+        members, successors = (None, answer) if spares_count and answer is not None else (answer, self.told)
+        end_job_if_last(
+            self.job, self.agent, members, successors, self.environ, self.controller, self.signal_fd, self.say
+        )
+
+    def _members(self) -> Sequence[Successor] | None:
+        """Return the members of the newest round on record; None if that cannot be read."""
+        try:
+            last = last_round(self.records.situation(), self.incarnation)
+        except (RecordsError, LookupError, ValueError, TypeError):
+            return None
+        return last.successors or None if last is not None else None
+
+
+def is_known_done(records: Records) -> bool:
+    """Return True if the run is on record as finished; False if the records do not say so, or hang."""
+
+    def look() -> bool:
+        try:
+            return records.is_done()
+        except RecordsError as error:
+            logger.debug("%s", error)
+            return False
+
+    return _in_time(look, otherwise=False)
+
+
+def _in_time(call: Callable[[], _T], otherwise: _T) -> _T:
+    """Return the result of a function, which must not raise, or `otherwise` if it takes longer than 30 s.
+
+    The function runs in a daemon thread, so that the process can end meanwhile.
+    """
+    answers: queue.SimpleQueue[_T] = queue.SimpleQueue()
+    threading.Thread(target=lambda: answers.put(call()), name="slurm-elastic-asking", daemon=True).start()
+    try:
+        return answers.get(timeout=_RECORDS_WAIT)
+    except queue.Empty:
+        return otherwise
+
+
+# The end of the job.
+
+
+def cancel_held_elements(job: SlurmJob, controller: Controller, say: Say) -> None:
+    """Cancel the elements of the job's array that Slurm holds; for the end of a run that is finished.
+
+    Args:
+        job: The Slurm job this agent runs in.
+        controller: Slurm's controller.
+        say: Prints one line for people.
+    """
+    if job.array is None:
+        return
+    array = job.array.job_id
+    for name in held_elements(controller.elements(array), array):
+        say(
+            f"job {name} is held by Slurm (JobHoldMaxRequeue), as its nodes failed too often: "
+            "the run is finished without it"
+        )
+        controller.cancel(name)
+
+
+def end_abandoned_job(
+    job: SlurmJob, environ: Mapping[str, str], controller: Controller, signal_fd: int, say: Say
+) -> None:
+    """End the job if its batch script is gone; called by its last agent when the run has ended.
+
+    The result of the run is on record; Slurm will call the job cancelled.
+
+    Args:
+        job, environ, controller, signal_fd, say: see :class:`JobAtEnd`.
+    """
+    if batch_script_lost(job, environ, controller, _POLLS, signal_fd):
+        say(f"the batch script of job {job.name} is gone with {job.job_nodes[0]}: this agent ends the job")
+        controller.cancel(job.name)
+
+
+def end_job_if_last(
+    job: SlurmJob,
+    agent: str,
+    members: Sequence[Successor] | None,
+    successors: Sequence[Successor],
+    environ: Mapping[str, str],
+    controller: Controller,
+    signal_fd: int,
+    say: Say,
+) -> None:
+    """End the job if its batch script is gone and no other agent of it runs.
+
+    Args:
+        members, told: see :func:`~slurm_elastic.agent.job.job_end.other_agents`.
+        job, agent, environ, controller, signal_fd, say: see :class:`JobAtEnd`.
+    """
+    others = other_agents(job, agent, members, successors)
+    if batch_script_lost(job, environ, controller, _POLLS, signal_fd) and _all_ended(others, controller, signal_fd):
+        say(f"job {job.name} has no other agent left, and its batch script is gone: this agent ends the job")
+        controller.cancel(job.name)
+
+
+def _all_ended(others: Sequence[tuple[str, Successor | None]], controller: Controller, signal_fd: int) -> bool:
+    """Return True if all these agents have ended; False if one lives, or if that is unknown after ten minutes."""
+    for _ in range(_POLLS):
+        states = controller.node_states([node for node, _ in others]) if others else {}
+        up = [successor for node, successor in others if states[node] is not NodeState.DOWN]
+        # One agent that has not ended is enough.
+        answers = (_answers(successor.address, successor.port) if successor is not None else None for successor in up)
+        answer = next((state for state in answers if state is not False), False)
+        if answer is not None:
+            return not answer
+        if select.select([signal_fd], [], [], _POLL_INTERVAL)[0]:
+            return False
+    return False
+
+
+def batch_script_lost(
+    job: SlurmJob, environ: Mapping[str, str], controller: Controller, polls: int, signal_fd: int | None = None
+) -> bool:
+    """Return True if the job goes on without its batch script, so that its agents requeue or end it.
+
+    srun tells its tasks its address (SLURM_SRUN_COMM_HOST, SLURM_SRUN_COMM_PORT). While it listens there it ends with
+    the last task, and the batch script after it. If it refuses the connection, it has ended; if there is no answer,
+    Slurm is asked for the state of the node.
+
+    Args:
+        job: The Slurm job this agent runs in.
+        environ: The environment of this agent.
+        controller: Slurm's controller.
+        polls: The number of polls, one every five seconds, while nothing is known; then the result is False.
+        signal_fd: A descriptor that ends the wait when it is readable; None for none.
+    """
+    if not can_lose_batch_script(job, environ):
+        return False
+    for _ in range(polls):
+        alive = _srun_listens(environ)
+        if alive is None:
+            state = controller.node_states((job.job_nodes[0],))[job.job_nodes[0]]
+            alive = False if state is NodeState.DOWN else None
+            if alive is None and controller.is_silent:
+                # scontrol is not available, as in a container.
+                return False
+        if alive is not None:
+            return not alive
+        with contextlib.suppress(OSError):
+            if select.select([] if signal_fd is None else [signal_fd], [], [], _POLL_INTERVAL)[0]:
+                return False
+    return False
+
+
+def _srun_listens(environ: Mapping[str, str]) -> bool | None:
+    """Return True if this step's srun listens; None if that is unknown."""
+    host, port = environ.get("SLURM_SRUN_COMM_HOST"), environ.get("SLURM_SRUN_COMM_PORT", "")
+    if not host or not port.isdigit():
+        return None
+    return _answers(host, int(port))
+
+
+def _answers(host: str, port: int) -> bool | None:
+    """Return True if a process listens at this address; None if that is unknown."""
+    try:
+        socket.create_connection((host, port), _CONNECT_TIMEOUT).close()
+    except ConnectionRefusedError:
+        return False
+    except OSError:
+        return None
+    return True

@@ -1,0 +1,483 @@
+"""Jobs for nodes that a run has lost: its leader has one at a time submitted for what is missing.
+
+`intended_size` and `decide` are pure. The leader claims a number in the run directory before each sbatch, so that there
+is one sbatch per number, whoever leads. A claim without a result, as of a leader that was killed, is resolved by the
+comment of the job in Slurm's queue.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Protocol
+
+from slurm_elastic import typed_json
+from slurm_elastic.agent.console_log import notice
+from slurm_elastic.agent.event_log import utc_now
+from slurm_elastic.agent.features import Feature
+from slurm_elastic.agent.job.requeue import struck_nodes
+from slurm_elastic.agent.job.run_history import read_events
+from slurm_elastic.agent.lifecycle.actions import AnnounceLeave
+from slurm_elastic.agent.option_values import ReplaceSettings
+from slurm_elastic.clock_times import parse_time
+from slurm_elastic.errors import ExitCode, SlurmElasticError
+from slurm_elastic.rendezvous.membership import LeaveReason
+from slurm_elastic.rendezvous.thread import Led
+from slurm_elastic.rundir import RunContents, RunDir
+from slurm_elastic.slurm import Controller, NodesInQueue, natural_key
+
+logger = logging.getLogger("slurm_elastic")
+
+_LOOK, _ASK = 5.0, 30.0
+"""Seconds between two looks at the agents, and between two questions to Slurm while the agents are the same."""
+_REFUSED = 300.0
+"""Seconds after which a job that sbatch has refused is tried again."""
+_RESOLVE_LIMIT = 120.0
+"""Seconds for which Slurm answers before a claim without a job is given up; sbatch takes at most half of that."""
+_KEPT = 60.0
+"""Seconds within which the batch script keeps how the run was started."""
+_END = 10.0
+"""Seconds for which the agent waits at its end for an sbatch that is under way."""
+_WISHES = frozenset({LeaveReason.DRAINED, LeaveReason.CANCELLED})
+
+
+def comment(run_dir: RunDir, number: int | None = None) -> str:
+    """Return the comment of jobs that make a run larger; with a number that of a replacement."""
+    return f"slurm-elastic grows {run_dir.path}" + ("" if number is None else f", replacement {number}")
+
+
+def grows(job: NodesInQueue, run_dir: RunDir) -> bool:
+    """Return True if a job was submitted to make the run larger, replacements included."""
+    return job.comment == comment(run_dir) or _replaces(job, run_dir)
+
+
+def _replaces(job: NodesInQueue, run_dir: RunDir) -> bool:
+    return job.comment.startswith(f"{comment(run_dir)}, replacement ")
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """The record of a job that is about to be submitted; that of number 0 has the user's options.
+
+    Attributes:
+        nodes: Its nodes; of number 0 those for which the run has waited at its start.
+        time: When, by the clock of the leader's node.
+        after, limit: The user's options.
+    """
+
+    nodes: int
+    time: str = ""
+    after: float = 0.0
+    limit: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """The result of a claim.
+
+    Attributes:
+        job: The job; empty if there is none.
+        refused: Why sbatch has refused it; empty if it has not.
+        end: ``joined``: an agent of it has joined the run; ``gone``, ``failed``: it has left the queue before that,
+            cancelled by a person or not; ``cancelling``, ``cancelled``: the run did not need it. Empty while it waits.
+    """
+
+    job: str = ""
+    refused: str = ""
+    end: str = ""
+
+    @property
+    def is_open(self) -> bool:
+        """True if the job may still wait in the queue."""
+        return bool(self.job) and self.end in ("", "cancelling")
+
+
+Claims = Mapping[int, tuple[Claim, "Result | None"]]
+
+
+def read_claims(run_dir: RunDir) -> Claims:
+    """Return the claims by their numbers, in the order of these, each with its result; None if it is not known.
+
+    Raises:
+        RunDirError: They cannot be read.
+        RecordError: A record is damaged.
+    """
+    return {
+        number: (
+            typed_json.decode(claim, Claim),
+            None if result is None else typed_json.decode(result, Result),
+        )
+        for number, (claim, result) in run_dir.replacements().items()
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class IntendedSize:
+    """The nodes that a run is to have.
+
+    Attributes:
+        nodes: As many as it has had.
+        given_back: Those of them that are not to be replaced, by the user's wish.
+    """
+
+    nodes: int = 0
+    given_back: int = 0
+
+
+def intended_size(events: Iterable[tuple[float, Mapping[str, Any]]], claims: Claims) -> IntendedSize:
+    """Return how many nodes a run is to have. Before its first round these are none, so that it starts in peace.
+
+    A round with more nodes sets the number. Nodes that leave by drain, shrink or scancel are given back, and so are
+    those of a replacement that a person has cancelled.
+
+    Args:
+        events: The events of the run, each with its time in seconds since 1970.
+        claims: All claims.
+    """
+    first = claims[0][0].nodes if 0 in claims else 0
+    gone = [claim for claim, result in claims.values() if result is not None and result.end == "gone"]
+    dropped = [(parse_time(claim.time) or 0.0, {"event": "gone", "count": claim.nodes}) for claim in gone]
+    size = IntendedSize()
+    for _, event in sorted([*events, *dropped], key=lambda item: item[0]):
+        back = 0
+        match event:
+            case {"event": "round_formed", "nodes": [*nodes]}:
+                if len(nodes) > size.nodes - size.given_back:
+                    size = IntendedSize(len(nodes) if size.nodes else max(first, len(nodes)))
+            case {"event": "node_left", "why": LeaveReason.DRAINED.value | LeaveReason.CANCELLED.value}:
+                back = 1
+            case {"event": "gone", "count": int(count)}:
+                back = count
+        size = replace(size, given_back=min(size.nodes, size.given_back + back))
+    return size
+
+
+@dataclass(frozen=True, slots=True)
+class Shortage:
+    """The knowledge by which the leader decides.
+
+    Attributes:
+        nodes: Nodes that the run has had.
+        given_back: Those of them that left by the user's wish.
+        present: Agents that stay.
+        coming: Nodes of other jobs of the run that wait or start.
+        pending: Replacements that wait, each with its nodes, the newest last.
+        short_for: Seconds since nodes are missing.
+        submitted: Jobs that were submitted so far, and may have been.
+        unresolved: True if it is not known yet whether the last one was.
+        most: The nodes that the run may have.
+    """
+
+    nodes: int
+    given_back: int = 0
+    present: int = 0
+    coming: int = 0
+    pending: tuple[tuple[str, int], ...] = ()
+    short_for: float = 0.0
+    submitted: int = 0
+    unresolved: bool = False
+    most: int = 1 << 16
+
+    @property
+    def missing(self) -> int:
+        """The nodes for which no job of the run waits but replacements."""
+        return max(0, min(self.most, self.nodes - self.given_back) - self.present - self.coming)
+
+
+@dataclass(frozen=True, slots=True)
+class Submit:
+    """Submit a job for so many nodes."""
+
+    nodes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """Cancel a replacement that waits."""
+
+    job: str
+
+
+def decide(shortage: Shortage, settings: ReplaceSettings) -> Submit | Cancel | None:
+    """Decide what is done about missing nodes. Replacements for more than these are cancelled, the newest first."""
+    if sum(nodes for _, nodes in shortage.pending) > shortage.missing:
+        return Cancel(shortage.pending[-1][0])
+    if shortage.pending or shortage.unresolved or not shortage.missing:
+        return None
+    if shortage.short_for < settings.after or shortage.submitted >= settings.limit:
+        return None
+    return Submit(shortage.missing)
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A run, for `Replacer`.
+
+    Attributes:
+        run_dir: Its directory.
+        first: The nodes for which it waits at its start.
+        least, most: Its bounds.
+        max_excluded: How many nodes with strikes a job excludes at most.
+    """
+
+    run_dir: RunDir
+    first: int
+    least: int
+    most: int
+    max_excluded: int = 2
+
+
+class Submission(Protocol):
+    """Submits jobs like the first one of a run."""
+
+    def time_limit(self, run_dir: RunDir) -> str | None:
+        """Return the time limit of the first job, empty for none; None if it is not on record how it was submitted."""
+
+    def submit(self, run: Run, number: int, nodes: int, exclude: Sequence[str]) -> Result | None:
+        """Submit a job for a claim; None if it is not known whether there is a job now."""
+
+
+@dataclass
+class _Memory:
+    """The memory of a leader between two looks; times are monotonic."""
+
+    agents: tuple[str, ...] | None = None
+    calm: bool = False
+    next_at: float = 0.0
+    short_since: float | None = None
+    refused_at: float | None = None
+    unresolved_since: dict[int, float] = field(default_factory=dict)
+
+
+class Replacer(Feature):
+    """Has lost nodes replaced while this agent leads, in a thread of its own; `look` is one turn of it.
+
+    Args:
+        settings: The user's options.
+        run: The run.
+        led: Returns the agents of the run if this agent leads, with True if it did last; otherwise None.
+        newest_epoch: Returns the newest term on record.
+        submission: Submits jobs.
+        controller: Slurm's controller.
+    """
+
+    def __init__(
+        self,
+        settings: ReplaceSettings,
+        run: Run,
+        led: Callable[[bool], Led | None],
+        newest_epoch: Callable[[], int | None],
+        submission: Submission,
+        controller: Controller | None = None,
+    ) -> None:
+        self._settings, self._run, self._run_dir = settings, run, run.run_dir
+        self._led, self._newest_epoch, self._submission = led, newest_epoch, submission
+        self._controller = controller or Controller()
+        self._memory, self._lines = _Memory(), set[str]()
+        self._first_look: float | None = None
+        self._begun = False
+        self._last: Led | None = None
+        self._leave: LeaveReason | None = None
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._live, name="slurm-elastic-replacement", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def leave_announced(self, leave: AnnounceLeave) -> None:
+        """See base class."""
+        self._leave = leave.reason
+
+    def halt(self) -> None:
+        """Submit nothing from now on: this agent ends."""
+        self._last = self._led(True)
+        self._over.set()
+
+    def close(self, code: ExitCode, *, leads: bool) -> None:
+        """Cancel what waits for a run that is over.
+
+        Args:
+            code: Exit code of this agent.
+            leads: True if it led the run at its end.
+        """
+        if self._thread.ident is not None:
+            self._thread.join(_END)
+        last = self._last
+        all_leave = self._leave in _WISHES and last is not None and not last.staying
+        if not ((leads and code in (ExitCode.FINISHED, ExitCode.FAILED)) or all_leave) or not self._has_begun():
+            return
+        for job in self._controller.nodes_in_queue() or ():
+            if grows(job, self._run_dir) and job.state == "PENDING":
+                notice(f"the run is over: job {job.name}, which waits to join it, is cancelled")
+                self._controller.cancel(job.name, if_pending=True)
+
+    def _has_begun(self) -> bool:
+        try:
+            return bool(self._run_dir.replacements())
+        except SlurmElasticError:
+            return True
+
+    def _live(self) -> None:
+        while not self._over.wait(min(_LOOK, self._settings.after / 2)):
+            try:
+                self.look(time.monotonic())
+            except (SlurmElasticError, OSError, typed_json.JSONError) as error:
+                self._say(f"lost nodes are not replaced now: {error}")
+
+    def look(self, now: float) -> None:
+        """Look at the agents, and act if nodes are missing or replacements wait.
+
+        Raises:
+            SlurmElasticError: Records of the run cannot be read or written.
+        """
+        led = self._led(False)
+        if led is None or led.ending or not self._begin(now):
+            self._memory = _Memory()
+            return
+        memory = self._memory
+        if led.staying == memory.agents and (memory.calm or now < memory.next_at):
+            return
+        memory.agents, memory.next_at = led.staying, now + _ASK
+        claims = read_claims(self._run_dir)
+        size = intended_size(read_events(self._run_dir), claims)
+        waits = any(number and (result is None or result.is_open) for number, (_, result) in claims.items())
+        memory.calm = 0 < size.nodes <= size.given_back + len(led.staying) and not waits
+        if memory.calm:
+            memory.short_since = None
+            return
+        queue = self._controller.nodes_in_queue()
+        if queue is None:
+            self._say("lost nodes are replaced when Slurm answers again")
+            return
+        claims = self._resolve(claims, queue, now)
+        self._act(led, self._shortage(led, claims, queue, now), claims, now)
+
+    def _begin(self, now: float) -> bool:
+        """Say, once for the run, what replacements may cost. Returns False while there can be none."""
+        if self._begun:
+            return True
+        if shutil.which("sbatch") is None:
+            self._say("lost nodes are not replaced: there is no sbatch here; agents in an image need Slurm's commands")
+            return False
+        self._first_look = now if self._first_look is None else self._first_look
+        limit = self._submission.time_limit(self._run_dir)
+        if limit is None:
+            if now - self._first_look > _KEPT:
+                self._say(
+                    "lost nodes are not replaced: how the run was started is not on record; its batch script has to "
+                    "have the lines of slurm-elastic template, with job-end wait beside srun, and one run"
+                )
+            return False
+        self._begun, settings = True, self._settings
+        claim = Claim(self._run.first, utc_now(), settings.after, settings.limit)
+        if self._run_dir.claim_replacement(0, _encode(claim)):
+            up_to = f" of up to {limit} each" if limit else ""
+            notice(
+                f"lost nodes are replaced: after {settings.after:g} s a job like the first one is submitted for them, "
+                f"one at a time, at most {settings.limit} in all{up_to} (--replace-lost, --replace-limit)"
+            )
+        return True
+
+    def _resolve(self, claims: Claims, queue: Sequence[NodesInQueue], now: float) -> Claims:
+        """Record what has become of claims, by Slurm's queue."""
+        jobs, since = RunContents(self._run_dir).jobs(), self._memory.unresolved_since
+        for number, (_, result) in claims.items():
+            waiting = [job for job in queue if job.comment == comment(self._run_dir, number)]
+            if not number:
+                continue
+            if result is None:
+                name = waiting[0].name.partition("_")[0] if waiting else ""
+                if name or now - since.setdefault(number, now) >= _RESOLVE_LIMIT:
+                    self._run_dir.claim_replaced(number, _encode(Result(name)))
+            elif result.is_open and (result.job in jobs or not waiting):
+                end = "joined" if result.job in jobs else "cancelled" if result.end else self._end(result.job)
+                self._run_dir.publish_replaced(number, _encode(replace(result, end=end)))
+        return read_claims(self._run_dir)
+
+    def _end(self, job: str) -> str:
+        # What a person has cancelled is not submitted again.
+        view = self._controller.job(job)
+        return "gone" if view is None or view.state == "CANCELLED" else "failed"
+
+    def _shortage(self, led: Led, claims: Claims, queue: Sequence[NodesInQueue], now: float) -> Shortage:
+        jobs, coming = RunContents(self._run_dir).jobs(), 0
+        pending: list[NodesInQueue] = []
+        for job in queue:
+            took_part = job.job_id in jobs
+            ours = took_part or grows(job, self._run_dir) or job.name.partition("_")[0] == self._run_dir.run_id
+            if job.state == "PENDING" and _replaces(job, self._run_dir) and not took_part:
+                pending.append(job)
+            elif ours and (job.state in ("PENDING", "CONFIGURING") or (job.state == "RUNNING" and not took_part)):
+                coming += job.nodes
+        size = intended_size(read_events(self._run_dir), claims)
+        results = [result for number, (_, result) in claims.items() if number]
+        shortage = Shortage(
+            size.nodes,
+            size.given_back,
+            len(led.staying),
+            coming,
+            tuple((job.name, job.nodes) for job in sorted(pending, key=lambda job: natural_key(job.name))),
+            submitted=sum(result is None or not result.refused for result in results),
+            unresolved=None in results,
+            most=self._run.most,
+        )
+        memory = self._memory
+        memory.short_since = (memory.short_since or now) if shortage.missing else None
+        short_for = 0.0 if memory.short_since is None else now - memory.short_since
+        if memory.short_since is not None and short_for < self._settings.after:
+            memory.next_at = min(memory.next_at, memory.short_since + self._settings.after)
+        return replace(shortage, short_for=short_for)
+
+    def _act(self, led: Led, shortage: Shortage, claims: Claims, now: float) -> None:
+        decision = decide(shortage, self._settings)
+        if self._newest_epoch() != led.epoch or self._over.is_set():
+            return
+        match decision:
+            case Cancel(job):
+                for number, (_, result) in claims.items():
+                    if result is not None and result.is_open and job.partition("_")[0] == result.job:
+                        self._run_dir.publish_replaced(number, _encode(replace(result, end="cancelling")))
+                notice(f"job {job}, which waits to replace lost nodes, is cancelled: the run does not need it any more")
+                self._controller.cancel(job, if_pending=True)
+            case Submit(nodes):
+                refused_at = self._memory.refused_at
+                if refused_at is None or now - refused_at >= _REFUSED:
+                    self._submit(max(claims, default=0) + 1, nodes, shortage.submitted + 1, now)
+            case None if shortage.missing and not shortage.pending and shortage.submitted >= self._settings.limit:
+                self._say(f"lost nodes are not replaced any more: {shortage.submitted} jobs were submitted for them")
+
+    def _submit(self, number: int, nodes: int, count: int, now: float) -> None:
+        exclude = struck_nodes(self._run_dir, self._run.max_excluded)
+        if not self._run_dir.claim_replacement(number, _encode(Claim(nodes, utc_now()))):
+            return
+        result = self._submission.submit(self._run, number, nodes, exclude)
+        if result is None:
+            self._say("sbatch has given no answer: whether it has submitted a job is seen in Slurm's queue")
+            return
+        if result.refused:
+            self._memory.refused_at = now
+            self._say(f"no job for lost nodes: {result.refused}; it is tried again every {_REFUSED / 60:.0f} minutes")
+        if not self._run_dir.claim_replaced(number, _encode(result)):
+            # Another leader has found the job in the queue, or has given this claim up and submitted another one.
+            _, other = read_claims(self._run_dir)[number]
+            if result.job and other is not None and other.job != result.job:
+                self._controller.cancel(result.job)
+        elif result.job:
+            what = f"{nodes} node{'s' if nodes > 1 else ''}"
+            notice(f"job {result.job} is submitted for {what} that the run has lost, {count} of {self._settings.limit}")
+
+    def _say(self, line: str) -> None:
+        """Warn, once."""
+        if line not in self._lines:
+            self._lines.add(line)
+            logger.warning("%s", line)
+
+
+def _encode(record: Claim | Result) -> bytes:
+    return json.dumps(asdict(record)).encode()

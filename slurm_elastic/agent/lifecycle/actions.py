@@ -1,0 +1,189 @@
+"""The actions of the life cycle: what the shell, :mod:`slurm_elastic.agent.agent`, carries out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from slurm_elastic.rendezvous.membership import LeaveReason, WorkerFailure
+from slurm_elastic.rendezvous.requests import LeaveRequested
+from slurm_elastic.rendezvous.transport import messages
+
+if TYPE_CHECKING:
+    from slurm_elastic.agent.lifecycle.states import AgentOutcome, WorkersResult
+
+# Actions.
+
+
+@dataclass(frozen=True, slots=True)
+class Join:
+    """Reserve a port for the next worker store, and ask the leader for an assignment."""
+
+
+@dataclass(frozen=True, slots=True)
+class StartWorkers:
+    """Serve the worker store, if it is served here, and start the workers of a round.
+
+    Results: WorkersStarted, StartInterrupted, StartFailed.
+    """
+
+    round: messages.Assignment
+
+
+@dataclass(frozen=True, slots=True)
+class SignalWorkers:
+    """Send ``--worker-signal`` to the workers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """Let the workers wait before their next step. Result: Held."""
+
+    round: int
+
+
+@dataclass(frozen=True, slots=True)
+class StopAtStep:
+    """Tell the workers at which step to stop. Results: StepAccepted, StepRefused.
+
+    Attributes:
+        round: The number of the round.
+        step: The stop step, counted in this round.
+        reason: The reason that the training script gets.
+        seconds: Seconds until the workers are killed; None for no limit.
+    """
+
+    round: int
+    step: int
+    reason: str
+    seconds: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Fence:
+    """Forbid the workers to publish checkpoints: the run may go on without this agent."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExpectExits:
+    """The workers are about to be stopped: their end is no failure from now on.
+
+    Attributes:
+        unplanned: True if their round ends because a node was lost or a worker has failed.
+    """
+
+    unplanned: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TerminateWorkers:
+    """Send SIGTERM to the workers that still run, or with `interrupt` SIGINT."""
+
+    interrupt: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class CloseRound:
+    """Kill whatever is left of the round's workers, and their output. Result: RoundClosed."""
+
+
+@dataclass(frozen=True, slots=True)
+class StopServingStore:
+    """End the worker store of the last round, if it is served here."""
+
+
+@dataclass(frozen=True, slots=True)
+class AnnounceLeave:
+    """Tell the leader that this agent will leave, `seconds` from now. `reason` says why, `detail` as text."""
+
+    reason: LeaveReason
+    seconds: float
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerHold:
+    """Tell the leader at which step the workers of a round can stop; None if they take no part."""
+
+    round: int
+    step: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class ReportLeft:
+    """Tell the leader that this agent leaves and has no workers. `stopped`: they have stopped at the agreed step."""
+
+    reason: LeaveReason
+    stopped: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ReportFinished:
+    """Tell the leader that all workers here ended with exit code 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class DescribeFailure:
+    """Find out which worker failed first, with its traceback or last output. Result: FailureDescribed."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReportFailure:
+    """Tell the leader about the failure of a worker that the agent was not stopping."""
+
+    failure: WorkerFailure
+
+
+@dataclass(frozen=True, slots=True)
+class RequestLeave:
+    """Ask the leader to pass on to the other agents of this job that they have to leave."""
+
+    reason: LeaveReason
+    seconds: float | None
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class NoteLeaveRequest:
+    """Note that the leader has asked this agent to leave, so that it does not ask Slurm why."""
+
+    request: LeaveRequested
+
+
+@dataclass(frozen=True, slots=True)
+class Log:
+    """Write one line to the log."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """End the agent. `result` is what its workers' end counts as; None if they have no result."""
+
+    outcome: AgentOutcome
+    result: WorkersResult | None = None
+
+
+Action = (
+    Join
+    | StartWorkers
+    | SignalWorkers
+    | Hold
+    | StopAtStep
+    | Fence
+    | ExpectExits
+    | TerminateWorkers
+    | CloseRound
+    | StopServingStore
+    | AnnounceLeave
+    | AnswerHold
+    | ReportLeft
+    | ReportFinished
+    | DescribeFailure
+    | ReportFailure
+    | RequestLeave
+    | NoteLeaveRequest
+    | Log
+    | End
+)

@@ -1,0 +1,155 @@
+"""The events of the life cycle: what the shell tells the machine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from slurm_elastic.rendezvous import leader_events
+from slurm_elastic.rendezvous.membership import LeaveReason, WorkerFailure
+
+# Events. The leader's messages are events as they are.
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """The agent begins. `signalled`: a signal that asks it to leave has come already."""
+
+    signalled: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Signalled:
+    """A signal asks the agent to leave.
+
+    Attributes:
+        reason: The presumed reason of the leave.
+        detail: The name of the signal.
+        seconds: Seconds until the agent has to end, at the least; None if unknown.
+        asked: True if Slurm is being asked for the cause.
+        interrupts: True if it is SIGINT.
+    """
+
+    reason: LeaveReason
+    detail: str
+    seconds: float | None = None
+    asked: bool = False
+    interrupts: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosed:
+    """The agent has found out why it was signalled, or that its job's time limit is near.
+
+    Attributes:
+        reason: The reason of the leave.
+        seconds: Seconds until the agent has to end; None if unknown.
+        detail: The reason as text for people.
+        for_job: True if all agents of the job have to leave, and this one tells them.
+    """
+
+    reason: LeaveReason
+    seconds: float | None
+    detail: str
+    for_job: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class WorkersStarted:
+    """Result of StartWorkers: the workers run."""
+
+
+@dataclass(frozen=True, slots=True)
+class StartInterrupted:
+    """Result of StartWorkers: an event was waiting, and no worker was started."""
+
+
+@dataclass(frozen=True, slots=True)
+class StartFailed:
+    """Result of StartWorkers: the program cannot be run here."""
+
+    failure: WorkerFailure
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Result of Hold. `step` is the earliest step at which the workers can stop; None if they take no part."""
+
+    round: int
+    step: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class StepAccepted:
+    """Result of StopAtStep: the workers stop at this step."""
+
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepRefused:
+    """Result of StopAtStep: the workers were not held, so they may be past the step."""
+
+    round: int
+
+
+@dataclass(frozen=True, slots=True)
+class WorkersSucceeded:
+    """All workers ended with exit code 0. `agreed`: one of them was told to stop at the agreed step."""
+
+    agreed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class WorkersFailed:
+    """A worker failed while the agent was not stopping it."""
+
+
+@dataclass(frozen=True, slots=True)
+class FailureDescribed:
+    """Result of DescribeFailure."""
+
+    failure: WorkerFailure
+
+
+@dataclass(frozen=True, slots=True)
+class WorkersEnded:
+    """No worker runs any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoundClosed:
+    """Result of CloseRound.
+
+    Attributes:
+        leads: True if this agent leads the run.
+        survivors: One line about processes that SIGKILL does not end; empty if there are none.
+    """
+
+    leads: bool = False
+    survivors: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class DeadlineReached:
+    """The time of `deadline` has come."""
+
+
+Event = (
+    Started
+    | Signalled
+    | Diagnosed
+    | WorkersStarted
+    | StartInterrupted
+    | StartFailed
+    | Held
+    | StepAccepted
+    | StepRefused
+    | WorkersSucceeded
+    | WorkersFailed
+    | FailureDescribed
+    | WorkersEnded
+    | RoundClosed
+    | DeadlineReached
+    | leader_events.LeaderEvent
+    | leader_events.RecordsLost
+)

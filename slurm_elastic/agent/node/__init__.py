@@ -1,0 +1,1 @@
+"""This node: whether it is healthy, what fails together with it, and its GPUs."""

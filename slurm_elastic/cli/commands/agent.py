@@ -1,0 +1,315 @@
+"""``slurm-elastic agent``: runs one elastic agent on this node."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import gc
+import logging
+import os
+import signal
+import time
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+from slurm_elastic._version import __version__
+from slurm_elastic.cli._command import Command, with_one_line_errors
+from slurm_elastic.descriptors import raise_limit, require
+from slurm_elastic.errors import UsageError
+
+if TYPE_CHECKING:
+    import argparse
+
+    from slurm_elastic.agent.forkserver import ForkServer
+    from slurm_elastic.agent.job.replacement import Submission
+    from slurm_elastic.agent.node.node_check import NodeCheck
+    from slurm_elastic.agent.settings import AgentSettings
+    from slurm_elastic.rundir import RunDir
+    from slurm_elastic.slurm import SlurmJob
+
+
+class Agent(Command):
+    """Runs the agent of this node until the run is over or the agent leaves it."""
+
+    name = "agent"
+    summary = "train with one elastic agent on this node; every option of torchrun works"
+    _obstacle: str | None = None
+
+    def execute(self, arguments: Sequence[str]) -> None:
+        """Import torch once for the agent and its fork server, where that is possible; see `forkserver.joint`."""
+        _keep_own_environment()
+        require(1)
+        from slurm_elastic.agent.forkserver.joint import execute_jointly, obstacle
+        from slurm_elastic.agent.signals import RECORDED
+        from slurm_elastic.rendezvous.secret_env import PRIVATE
+
+        start = _ForkServerStart(arguments, {name: value for name, value in os.environ.items() if name not in PRIVATE})
+        if not start.warm or start.program is None:
+            return
+        self._obstacle = obstacle(start.program)
+        if self._obstacle is None:
+            execute_jointly(
+                start.program,
+                start.preload,
+                start.environment,
+                imports=start.imports,
+                agent_main=f"{__name__}:{run_after_import.__name__}",
+                arguments=arguments,
+                signals=RECORDED,
+            )
+
+    def parser(self) -> argparse.ArgumentParser:
+        """Return torchrun's parser with the options of the agent; imports torch."""
+        from slurm_elastic.cli.agent_parser import agent_parser
+
+        return agent_parser()
+
+    def run(self, arguments: Sequence[str]) -> int:
+        """Resolve the command line and Slurm's environment, and run the agent."""
+        from slurm_elastic.agent.process_end import run_last
+
+        _keep_own_environment()
+        require(1)
+        # Exit functions run in the order opposite to that of their registration: before those of torch.
+        atexit.register(run_last)
+        return _run(arguments, None, self._obstacle)
+
+
+def run_after_import(
+    arguments: Sequence[str], fork_server: ForkServer | None, mask: Sequence[int], obstacle: str | None
+) -> int:
+    """Run the agent in a process that `Agent.execute` has made, after the import of torch.
+
+    Args:
+        arguments: The words that follow ``agent`` on the command line.
+        fork_server: The fork server of the workers; None to start one.
+        mask: The signals that were blocked when this process started.
+        obstacle: Why `fork_server` is None, as from `forkserver.joint.obstacle`.
+
+    Returns:
+        The exit code of the process.
+    """
+    from slurm_elastic.agent.signals import record_signals
+
+    record_signals()
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    return with_one_line_errors(lambda: _run(arguments, fork_server, obstacle))
+
+
+def _run(arguments: Sequence[str], fork_server: ForkServer | None, obstacle: str | None) -> int:
+    from slurm_elastic.agent.signals import record_signals
+
+    # Before all imports: until then a signal of Slurm has its default action and ends the process.
+    record_signals()
+    from slurm_elastic.agent.console_log import LogFile, configure_logging
+    from slurm_elastic.agent.option_table import scan
+    from slurm_elastic.agent.workers.nonblocking_output import make_output_nonblocking
+
+    make_output_nonblocking()
+    brief = scan(arguments, os.environ).value("console") != "full"
+    configure_logging(os.environ.get("SLURMD_NODENAME", "localhost"), brief=brief)
+    log_file = LogFile()
+    logging.getLogger("slurm_elastic").addHandler(log_file)
+    if obstacle and os.environ.get("SLURM_NODEID", "0") == "0":
+        logging.getLogger("slurm_elastic").info(
+            "every node imports torch twice, for its agent and for its workers, and starts seconds later: %s", obstacle
+        )
+    from slurm_elastic.rendezvous.secret_env import take_private
+
+    private = take_private(os.environ)
+    # The fork server imports torch while the agent does its own imports.
+    fork_server = fork_server or _ForkServerStart(arguments, os.environ).start()
+    try:
+        check, on_bad_node = _node_check(arguments)
+    except UsageError:
+        fork_server.close()
+        raise
+    # The fork server was started before, so its workers keep the original limit.
+    raise_limit()
+    try:
+        with _fast_imports():
+            # These import torch.
+            from slurm_elastic.agent.workers.torch_hooks import require_torch
+
+            can_fork = require_torch()
+            from slurm_elastic.agent.node.single_instance import claim
+            from slurm_elastic.agent.run import join, launch
+            from slurm_elastic.agent.settings import resolve
+            from slurm_elastic.cli.agent_parser import agent_parser
+        if not can_fork:
+            fork_server.close()
+        options, environ = agent_parser().parse_args(arguments), {**os.environ, **private}
+        settings = resolve(options, environ)
+        _require_running_job(settings.job)
+        # Any agent may become the leader, which has a descriptor for each agent.
+        require(max(len(settings.expected_nodes), settings.launch_config.min_nodes))
+        run_dir = join(settings, (options.training_script, *options.training_script_args))
+        if run_dir.run_id != settings.run_id:
+            settings = resolve(options, environ, run_dir.run_id)
+        job = settings.job.job_id if settings.job is not None else "0"
+        log_file.open(partial(settings.run_dir.append_agent_log, settings.node, job))
+        with claim(settings.run_dir.secret(), settings.node, settings.job):
+            _require_checked_node(check, settings, on_bad_node)
+            return int(launch(settings, fork_server if can_fork else None, _summary, _submission))
+    finally:
+        fork_server.close()
+
+
+def _summary(run_dir: RunDir) -> str:
+    from slurm_elastic.observe.records import read_records
+    from slurm_elastic.observe.summary import summary
+    from slurm_elastic.rundir import RunContents
+
+    return summary(read_records(RunContents(run_dir), run_dir.run_id), time.time())
+
+
+def _submission() -> Submission:
+    from slurm_elastic.submission.resize import ReplacementJobs
+
+    return ReplacementJobs()
+
+
+def _node_check(arguments: Sequence[str]) -> tuple[NodeCheck, str]:
+    """Start the check of this node; the second value is the command for a bad one."""
+    from slurm_elastic.agent.node.node_check import NodeCheck
+    from slurm_elastic.agent.option_table import scan
+    from slurm_elastic.agent.option_values import positive_seconds
+
+    options = scan(arguments, os.environ)
+    seconds = positive_seconds("--node-check-timeout", options.value("node_check_timeout") or "60")
+    check = NodeCheck(options.value("node_check") or "", seconds)
+    return check, options.value("on_bad_node") or ""
+
+
+def _require_checked_node(check: NodeCheck, settings: AgentSettings, on_bad_node: str) -> None:
+    """Wait for the check of this node.
+
+    Raises:
+        NodeCheckError: The node failed it.
+    """
+    from slurm_elastic.agent.event_log import EventLog
+    from slurm_elastic.agent.node.node_check import NodeCheckError, tell_site
+    from slurm_elastic.agent.signals import record_signals
+    from slurm_elastic.rendezvous.run_events import Entry
+
+    problem = check.problem(record_signals())
+    if not problem:
+        return
+    text = f"{settings.node} does not join the run, as it failed its check: {problem}"
+    events = EventLog(settings.run_dir, settings.node, settings.launch_config.event_log_handler)
+    events.add(Entry("node_check_failed", text, {"nodes": [settings.node], "why": problem}), logging.DEBUG)
+    events.close()
+    tell_site(on_bad_node, settings.node, settings.run_id, problem)
+    raise NodeCheckError(text)
+
+
+BATCH_VERSION = "SLURM_ELASTIC_BATCH_VERSION"
+"""The output of ``slurm-elastic --version`` in the batch script, if the agents may run in an image."""
+
+
+def require_version(environ: MutableMapping[str, str]) -> None:
+    """Refuse to run in an image with another version than that of the batch script, whose job-end reads the run.
+
+    Args:
+        environ: The environment of the agent; the variable is for the agent alone and is taken out of it.
+
+    Raises:
+        UsageError: The versions differ.
+    """
+    outside = environ.pop(BATCH_VERSION, "").removeprefix("slurm-elastic ")
+    if outside not in ("", __version__):
+        raise UsageError(
+            f"the agents are of version {__version__}, and the batch script has slurm-elastic {outside}; install the "
+            "same version in the image of the agents and outside"
+        )
+
+
+def _keep_own_environment() -> None:
+    """Drop what is not for this agent, before torch is imported and before workers inherit it."""
+    require_version(os.environ)
+    from slurm_elastic.slurm import Reader, drop_foreign
+
+    drop_foreign(os.environ, Reader.TASK)
+
+
+def _require_running_job(job: SlurmJob | None) -> None:
+    """Refuse the environment of a job that has ended, which the shell of a terminal multiplexer keeps.
+
+    Slurm is asked only if the first process of the task or batch script, which Slurm names, is not on this node.
+    """
+    task = os.environ.get("SLURM_TASK_PID", "")
+    if job is None or not task.isdecimal() or os.path.exists(f"/proc/{task}"):  # noqa: PTH110  pathlib takes long
+        return
+    from slurm_elastic.slurm import Controller
+
+    if Controller().is_queued(job.name) is False:
+        raise UsageError(
+            f"this environment is that of job {job.name}, which has ended; use a new shell, or unset all SLURM_ "
+            "variables to train outside Slurm"
+        )
+
+
+class _ForkServerStart:
+    """The settings of the fork server, from a scan of the command line before torch is imported."""
+
+    def __init__(self, arguments: Sequence[str], environ: Mapping[str, str]) -> None:
+        from slurm_elastic.agent.forkserver.worker_command import Program, worker_environment
+        from slurm_elastic.agent.option_table import scan
+
+        options = scan(arguments, environ)
+        self.program = Program.from_command_line(arguments)
+        # Without a script the agent prints help or an error, and starts no workers.
+        self.warm = options.value("start") in (None, "warm") and options.script is not None
+        self.preload = options.names("preload")
+        learns = options.value("learn_imports") != "off"
+        self.imports = _import_lists(options.value("run_dir"), environ) if learns else None
+        self.environment = worker_environment(environ, _local_world_size(options.value("nproc_per_node"), environ))
+
+    def start(self) -> ForkServer:
+        """Start the fork server."""
+        from slurm_elastic.agent.forkserver import ForkServer
+
+        return ForkServer.start(
+            self.program, warm=self.warm, preload=self.preload, environment=self.environment, imports=self.imports
+        )
+
+
+def _import_lists(run_dir: str | None, environ: Mapping[str, str]) -> str:
+    """Return the directory of the lists of learned imports, beside the runs."""
+    base = run_dir or environ.get("SLURM_SUBMIT_DIR") or os.getcwd()  # noqa: PTH109  pathlib takes long to import
+    return os.path.join(os.path.abspath(base), "elastic-runs", ".imports")  # noqa: PTH100, PTH118
+
+
+def _local_world_size(text: str | None, environ: Mapping[str, str]) -> int:
+    if text is not None and text.isdecimal():
+        return int(text)
+    from slurm_elastic.slurm import SlurmJob
+
+    job = SlurmJob.from_environment(environ)
+    gpus = job.gpus_on_node if job else 0
+    # torch resolves auto, cpu and gpu; the fork server needs to know only whether there are several workers.
+    return gpus or (1 if text is None else os.cpu_count() or 1)
+
+
+_POOL = "OPENBLAS_NUM_THREADS"
+
+
+@contextlib.contextmanager
+def _fast_imports() -> Iterator[None]:
+    """Speed up the agent's imports, which the workers wait for, during a with block.
+
+    The garbage collector is off: modules stay, and searching them again and again takes a tenth of the time. numpy's
+    OpenBLAS starts no thread pool: its threads would spin on the cores on which the fork server imports torch, and an
+    agent computes nothing.
+    """
+    gc.disable()
+    is_set = _POOL in os.environ
+    os.environ.setdefault(_POOL, "1")
+    try:
+        yield
+    finally:
+        if not is_set:
+            del os.environ[_POOL]
+        gc.freeze()
+        gc.enable()

@@ -1,0 +1,212 @@
+"""``slurm-elastic logs``: prints what the workers of a run have written, merged by time."""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import re
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+from slurm_elastic.cli._command import Parser
+from slurm_elastic.cli._run_view import (
+    Queue,
+    Terminal,
+    ViewCommand,
+    add_run,
+    open_run,
+    problems_to_stderr,
+    rank_list,
+)
+from slurm_elastic.clock_times import local_time
+from slurm_elastic.errors import UsageError
+from slurm_elastic.observe.failures import RoundFailure, read_failures
+from slurm_elastic.observe.log_lines import LogFilter, LogLine, LogReader, parse_ranges
+from slurm_elastic.observe.records import read_records
+from slurm_elastic.observe.status import run_status
+from slurm_elastic.observe.views import RunState
+from slurm_elastic.rundir import RunContents, RunDir
+from slurm_elastic.slurm import compress, expand
+from slurm_elastic.text import printable
+
+_EXAMPLES = """\
+  slurm-elastic logs 1234 --follow
+  slurm-elastic logs 1234 --rank 0 --round last
+  slurm-elastic logs 1234 --node 'node[7-9]' --since 10min --grep 'NCCL|Error'
+  slurm-elastic logs 1234 --errors
+"""
+_PAUSE = 0.3
+"""Seconds between two looks with --follow."""
+_LOOK_AT_RUN = 2.0
+"""Seconds between two looks whether the run is over."""
+_WIDTH = 100_000
+_UNITS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
+_AGO = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,6})?) ?(s|m|min|h|d)")
+
+
+class Logs(ViewCommand):
+    """Prints the logs of all workers, or the failures of the run."""
+
+    name = "logs"
+    summary = "print what the workers of a run have written, merged by time"
+    examples = _EXAMPLES
+
+    def add_options(self, parser: Parser) -> None:
+        """See base class."""
+        add_run(parser, or_newest=True)
+        parser.add_argument("--rank", metavar="RANKS", help="of these ranks only, such as 0,4-7")
+        parser.add_argument("--node", metavar="NODES", help="of these nodes only, such as node[1-3]")
+        parser.add_argument("--round", metavar="ROUNDS", help="of these rounds only, such as 0,2-4, or last")
+        parser.add_argument("--since", metavar="TIME", help="not older than 90s, 10min, 2h, 1d, or since 14:05")
+        parser.add_argument("--grep", metavar="PATTERN", help="lines that match this regular expression of Python only")
+        parser.add_argument("--follow", "-f", action="store_true", help="go on until the run is finished or has failed")
+        parser.add_argument("--errors", action="store_true", help="each failure once: the root cause, what followed")
+
+    def show(self, arguments: Sequence[str]) -> int:
+        """Print the lines that are asked for."""
+        options = self.parser().parse_args(arguments)
+        if options.errors and options.follow:
+            raise UsageError("--errors shows failures that are over; leave out --follow")
+        run_dir = open_run(options, Queue())
+        contents = RunContents(run_dir)
+        if options.errors:
+            return _errors(contents, run_dir, Terminal())
+        log_filter = _wanted(options, contents)
+        if not options.follow:
+            _require_logs(contents, log_filter, options)
+        return _lines(contents, run_dir, log_filter, options.follow, Terminal())
+
+
+def _lines(contents: RunContents, run_dir: RunDir, log_filter: LogFilter, follow: bool, terminal: Terminal) -> int:
+    reader = LogReader(contents, log_filter)
+    look_at_run = 0.0
+    while True:
+        over = not follow
+        if follow and time.monotonic() >= look_at_run:
+            look_at_run = time.monotonic() + _LOOK_AT_RUN
+            state = run_status(read_records(RunContents(run_dir), run_dir.run_id), time.time()).state
+            over = state in (RunState.FINISHED, RunState.FAILED)
+        for line in reader.lines(last=over):
+            terminal.write(_shown(line, terminal))
+        sys.stdout.flush()
+        if over:
+            break
+        time.sleep(_PAUSE)
+    if reader.without_times:
+        nodes = compress(dict.fromkeys(node for _, node in sorted(reader.without_times)))
+        contents.problems.append(f"no times were written down on {nodes}: those lines come first in their round")
+    problems_to_stderr(contents.problems)
+    return 0
+
+
+def _shown(line: LogLine, terminal: Terminal) -> str:
+    when = "--:--:--.---"
+    if line.time is not None:
+        when = local_time(line.time).strftime("%H:%M:%S.%f")[:-3]
+    who = f"[{line.log.node}/{line.log.rank}]"
+    text = printable(line.text.replace("\t", "        "), _WIDTH)
+    return f"{terminal.faint(when)} {who} {terminal.red(text) if line.log.stream == 'stderr' else text}"
+
+
+def _errors(contents: RunContents, run_dir: RunDir, terminal: Terminal) -> int:
+    records = read_records(contents, run_dir.run_id)
+    failures = read_failures(contents, records)
+    if not failures:
+        terminal.write(f"no failures in run {run_dir.run_id}")
+    for index, failure in enumerate(failures):
+        if index:
+            terminal.write()
+        for line in _failure(failure, terminal):
+            terminal.write(line)
+    problems_to_stderr(records.problems)
+    return 0
+
+
+def _failure(failure: RoundFailure, terminal: Terminal) -> Iterator[str]:
+    times = "" if len(failure.rounds) == 1 else f", {len(failure.rounds)} times"
+    rounds = rank_list(failure.rounds)
+    yield terminal.bold(f"round {rounds}{times}: {printable(failure.cause)}")
+    if failure.rank is not None:
+        why = f": {failure.explanation}" if failure.explanation else ""
+        yield f"root cause: rank {failure.rank} on {failure.node}{why}"
+    for line in failure.text.splitlines():
+        yield f"  {terminal.red(printable(line))}"
+    if failure.advice:
+        yield f"  what can help: {failure.advice}"
+    if failure.log:
+        yield f"  the rest: {printable(failure.log, 4096)}"
+    if failure.followed:
+        yield "followed from it:"
+    for consequence in failure.followed:
+        ranks = f"rank{'s' if len(consequence.ranks) > 1 else ''} {rank_list(consequence.ranks)}"
+        yield f"  {ranks}: {printable(consequence.summary)}"
+
+
+def _wanted(options: argparse.Namespace, contents: RunContents) -> LogFilter:
+    pattern = None
+    if options.grep is not None:
+        try:
+            pattern = re.compile(options.grep)
+        except re.error as error:
+            raise UsageError(f"--grep {options.grep!r} is no regular expression: {error}") from None
+    rounds = _numbers("--round", options.round, "0,2-4 or last", lambda: contents.log_rounds()[-1:])
+    return LogFilter(
+        ranks=_numbers("--rank", options.rank, "0,4-7"),
+        nodes=None if options.node is None else frozenset(expand(options.node)),
+        rounds=rounds,
+        since=None if options.since is None else _since(options.since, time.time()),
+        pattern=pattern,
+    )
+
+
+def _numbers(
+    option: str, text: str | None, example: str, last: Callable[[], list[int]] | None = None
+) -> list[range] | None:
+    if text is None:
+        return None
+    if text == "last" and last is not None:
+        return [range(number, number + 1) for number in last()]
+    ranges = parse_ranges(text)
+    if ranges is None:
+        raise UsageError(f"{option} {text!r} is no list of numbers; write it as in {example}")
+    return ranges
+
+
+def _since(text: str, now: float) -> float:
+    """Return the time that ``--since`` names.
+
+    Raises:
+        UsageError: It is neither a duration nor a time.
+    """
+    match = _AGO.fullmatch(text.strip())
+    if match:
+        return now - float(match[1]) * _UNITS[match[2]]
+    try:
+        if re.fullmatch(r"[0-9]{1,2}:[0-9]{2}(:[0-9]{2})?", text):
+            today = local_time(now)
+            clock = datetime.time.fromisoformat(text.zfill(5) if text.count(":") == 1 else text.zfill(8))
+            return today.replace(hour=clock.hour, minute=clock.minute, second=clock.second, microsecond=0).timestamp()
+        # Python 3.10 reads neither a Z for UTC nor a fraction of another length than 3 or 6 digits.
+        exact = re.sub(r"\.([0-9]{1,6})", lambda fraction: f".{fraction[1]:0<6}", text.replace("Z", "+00:00"))
+        return datetime.datetime.fromisoformat(exact).astimezone().timestamp()
+    except (ValueError, OverflowError):
+        raise UsageError(
+            f"--since {text!r} is no time; write it as in 90s, 10min, 2h, 14:05 or 2026-01-31T14:05"
+        ) from None
+
+
+def _require_logs(contents: RunContents, log_filter: LogFilter, options: argparse.Namespace) -> None:
+    """Raise UsageError if nothing can match the options."""
+    logs = [log for number in contents.log_rounds() if log_filter.wants_round(number) for log in contents.logs(number)]
+    if not logs:
+        rounds = contents.log_rounds()
+        have = f"rounds with logs: {rank_list(rounds)}" if rounds else "its workers have not started, or write none"
+        which = "" if options.round is None or not rounds else f" of round {options.round}"
+        raise UsageError(f"run {options.run_id} has no logs{which}; {have}")
+    if not any(log_filter.wants_log(log) for log in logs):
+        ranks, nodes = {log.rank for log in logs}, {log.node for log in logs}
+        raise UsageError(
+            f"no logs of these ranks and nodes in run {options.run_id}; it has ranks {rank_list(sorted(ranks))} on "
+            f"{compress(sorted(nodes))}"
+        )

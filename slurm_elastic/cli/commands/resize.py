@@ -1,0 +1,149 @@
+"""``slurm-elastic resize``, ``grow`` and ``shrink``: give a run another number of nodes."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from slurm_elastic.cli._command import Command, Parser
+from slurm_elastic.cli._leave_request import find_run
+from slurm_elastic.cli._run_view import add_run
+from slurm_elastic.errors import UsageError
+
+Options = dict[str, "str | None"]
+
+
+def add_nodes(parser: Parser) -> None:
+    """Add the run and the number of nodes."""
+    add_run(parser)
+    parser.add_argument("--nodes", required=True, metavar="N", help="nodes more or less")
+
+
+def split(arguments: Sequence[str], own: Sequence[str]) -> tuple[list[str], Options]:
+    """Return the words for the parser of the command, and the options of sbatch.
+
+    Args:
+        arguments: The command line, with RUN and numbers anywhere among the options.
+        own: Options of the command, which have a value.
+    """
+    from slurm_elastic.submission.submit_options import read_command_line
+
+    if arguments and arguments[0].startswith("--print-completion"):
+        return list(arguments), {}
+    words: list[str] = []
+    options: Options = {}
+    rest: Sequence[str] = arguments
+    while rest:
+        line = read_command_line(rest, own, ())
+        if "help" in line.own:
+            words.append("--help")
+        words += line.agent
+        options |= {**{name: value for name, value in line.own.items() if name != "help"}, **line.sbatch}
+        words += [] if line.script is None else [line.script]
+        rest = line.arguments
+    return words, options
+
+
+def number(name: str, text: str) -> int:
+    """Return a number of nodes.
+
+    Raises:
+        UsageError: The text is none.
+    """
+    if not (text.isascii() and text.isdecimal() and len(text) < 7 and int(text)):
+        raise UsageError(f"{name} {text!r} is no number of nodes; give one from 1 on")
+    return int(text)
+
+
+def resize_run(run: argparse.Namespace, options: Options, *, change: int | None = None, size: int = 0) -> int:
+    """Resize a run, and print what was asked for."""
+    run_dir = find_run(run)
+    from slurm_elastic.submission.resize import resize
+
+    done = resize(run_dir, change=change, size=size, options=options)
+    if done.warning:
+        print(f"slurm-elastic: warning: {done.warning}", file=sys.stderr)
+    if done.plan.cancel:
+        print(f"cancelled before their start: {', '.join(done.plan.cancel)}")
+    for job, nodes in done.plan.leave:
+        print(f"asked to leave: {', '.join(nodes)} (job {job.partition('.')[0]})")
+    if done.job:
+        print(f"submitted job {done.job} for {done.plan.submit} more nodes; they join run {run_dir.run_id}")
+    if not (done.job or done.plan.cancel or done.plan.leave):
+        print(f"run {run_dir.run_id} has this size")
+    return 0
+
+
+_EXAMPLES = """\
+  slurm-elastic resize 1234 6
+  slurm-elastic resize 1234 6 --partition=low
+"""
+
+
+class Resize(Command):
+    """Does what ``grow`` or ``shrink`` would do."""
+
+    name = "resize"
+    summary = "grow or shrink a run to a number of nodes; further options are for sbatch"
+    examples = _EXAMPLES
+
+    def add_options(self, parser: Parser) -> None:
+        """See base class."""
+        add_run(parser)
+        parser.add_argument("size", metavar="N", help="nodes that the run shall have, with those asked for before")
+
+    def run(self, arguments: Sequence[str]) -> int:
+        """Ask for the difference, and print what was asked for."""
+        words, options = split(arguments, ("--run-dir",))
+        namespace = self.parser().parse_args(words)
+        return resize_run(namespace, options, size=number("N", namespace.size))
+
+
+_GROW_EXAMPLES = """\
+  slurm-elastic grow 1234 --nodes 2
+  slurm-elastic grow 1234 --nodes 8 --partition=low --time=4:00:00
+"""
+
+
+class Grow(Command):
+    """Submits a job whose agents join the run, with the batch script, options and arguments of the first one."""
+
+    name = "grow"
+    summary = "submit a job whose nodes join a run that trains; further options are for sbatch"
+    examples = _GROW_EXAMPLES
+
+    def add_options(self, parser: Parser) -> None:
+        """See base class."""
+        add_nodes(parser)
+
+    def run(self, arguments: Sequence[str]) -> int:
+        """Submit the job, and print its id."""
+        words, options = split(arguments, ("--run-dir", "--nodes"))
+        namespace = self.parser().parse_args(words)
+        return resize_run(namespace, options, change=number("--nodes", namespace.nodes))
+
+
+_SHRINK_EXAMPLES = """\
+  slurm-elastic shrink 1234 --nodes 2
+"""
+
+
+class Shrink(Command):
+    """Cancels jobs of ``grow`` that have not started, and makes nodes leave with notice, those of the newest job first.
+
+    A job ends when all of its nodes have left; until then it keeps those that have.
+    """
+
+    name = "shrink"
+    summary = "give nodes of a run back without losing a step, those of the newest job first"
+    examples = _SHRINK_EXAMPLES
+
+    def add_options(self, parser: Parser) -> None:
+        """See base class."""
+        add_nodes(parser)
+
+    def run(self, arguments: Sequence[str]) -> int:
+        """Ask the nodes to leave, and print which."""
+        namespace = self.parser().parse_args(arguments)
+        return resize_run(namespace, {}, change=-number("--nodes", namespace.nodes))

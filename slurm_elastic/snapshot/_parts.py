@@ -1,0 +1,177 @@
+"""The parts of a state that one rank has: its shards and its own values, taken apart and put together again."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from slurm_elastic.snapshot.hand_over import (
+    MOST_RANGES,
+    HandOverError,
+    Request,
+    ask,
+)
+from slurm_elastic.snapshot.lineage import Copy
+from slurm_elastic.snapshot.memory import Slot
+from slurm_elastic.snapshot.sharding import Layout, Parts, Piece, Planner, needed_ranges
+from slurm_elastic.snapshot.slots import HEADER, Contents
+from slurm_elastic.snapshot.state import (
+    PER_RANK,
+    Flat,
+    PresentTensors,
+    StateError,
+    Table,
+    flatten,
+    read_description,
+    rebuild,
+    tensor_in,
+)
+
+if TYPE_CHECKING:
+    import torch
+
+
+class Part(NamedTuple):
+    """The shards and the own state of a rank.
+
+    Attributes:
+        number: Of the part.
+        of: Number of parts.
+        description: Of the state of its own.
+        tensors: Its shards, and then those of the state of its own.
+        shards: Bytes of the shards.
+    """
+
+    number: int
+    of: int
+    description: bytes
+    tensors: list[torch.Tensor]
+    shards: int
+
+
+class PartsOfOrigin:
+    """The parts of the origin, from the agent.
+
+    Args:
+        path: Of the socket of the agent; None without an agent.
+        round_: The round of this worker.
+        origin: The state of all ranks.
+        layout: Of the snapshot; None if it has no parts.
+    """
+
+    def __init__(self, path: str | None, round_: int, origin: Copy, layout: Layout | None) -> None:
+        self._path, self._round, self._origin, self._layout = path, round_, origin, layout
+        self._read: dict[tuple[int, bool], tuple[Slot, Contents]] = {}
+        self._ranges: dict[int, tuple[tuple[int, int], ...]] = {}
+
+    def expect(self, pieces: Iterable[tuple[int, Piece]]) -> None:
+        """Note which bytes of each part are needed: another agent sends no others."""
+        assert self._layout is not None
+        self._ranges = needed_ranges(self._layout, pieces, MOST_RANGES)
+
+    def shard(self, index: int, piece: Piece) -> torch.Tensor:
+        """Return the shard of a sharded tensor to which these elements belong, in the memory of the agent."""
+        assert self._layout is not None
+        slot, contents = self._get(piece.part, own=False)
+        shards = slot.memory()[HEADER : HEADER + contents.shards]
+        return tensor_in(shards, self._layout.tensors[index].dtype, piece.shard.size, piece.offset)
+
+    def own(self, rank: int) -> dict[str, Any]:
+        """Return what a rank had of its own."""
+        slot, contents = self._get(rank, own=True)
+        body = slot.memory()[HEADER + contents.shards : contents.size]
+        size = contents.tensors - contents.shards
+        tree, views = read_description(bytes(body[size:]), body[:size])
+        content: dict[str, Any] = rebuild(tree, [view.clone() for view in views])[PER_RANK]
+        return content
+
+    def are_unchanged(self) -> bool:
+        """Return True if no worker has written into what was read, so that it is what it was taken for."""
+        return all(slot.contents() == contents for slot, contents in self._read.values())
+
+    def _get(self, part: int, *, own: bool) -> tuple[Slot, Contents]:
+        views = self._read.get((part, own)) or self._read.get((part, False))
+        if views is None:
+            assert self._path is not None
+            try:
+                ranges = None if own else self._ranges.get(part)
+                _, descriptors = ask(self._path, Request(self._round, part=part, own=own, ranges=ranges))
+            except HandOverError as error:
+                raise missing_snapshot(self._round, error) from None
+            slot = Slot(descriptors[0])
+            contents = slot.contents()
+            copy = Copy.of_part(self._origin.id, part, self._origin.parts)
+            if contents is None or contents.copy != copy:
+                raise RuntimeError("snapshot.load comes too late: call it on all ranks before the first snapshot.save")
+            views = self._read[part, own] = slot, contents
+        return views
+
+
+class PartsOfState(Parts, Protocol):
+    """The parts of a state, with what ranks had of their own."""
+
+    def own(self, rank: int, /) -> dict[str, Any]: ...
+
+
+def restored_state(
+    tree: Mapping[str, Any],
+    tensors: Sequence[torch.Tensor],
+    layout: Layout | None,
+    parts: PartsOfState,
+    present: Callable[[], Mapping[str, Any]],
+    in_place: Collection[str],
+    *,
+    own: bool,
+) -> dict[str, Any]:
+    """Return a state, with sharded tensors divided as those of the present state.
+
+    Args:
+        tree: The state, with indices in the places of tensors.
+        tensors: Its tensors, which stay as they are.
+        layout: Of its sharded tensors; None if it has no parts.
+        parts: Its parts.
+        present: Returns the present state.
+        in_place: See :class:`~.state.PresentTensors`.
+        own: True to return what the ranks had of their own, too, as a list.
+    """
+    places = PresentTensors(tree, present(), in_place)
+    if "torch.distributed.tensor" in sys.modules or (layout is not None and layout.tensors):
+        from slurm_elastic.snapshot._sharded import restore
+
+        planner = None if layout is None else Planner(layout)
+        loaded, sharded = restore(tensors, planner, places, global_rank(), parts)
+    else:
+        loaded, sharded = [places.copied(index, tensor) for index, tensor in enumerate(tensors)], []
+    restored = rebuild(tree, loaded, sharded)
+    if own and layout is not None and layout.own:
+        restored[PER_RANK] = [parts.own(rank) for rank in range(layout.world)]
+    return restored
+
+
+def slot_size(table: Table, description: bytes) -> int:
+    """Return the bytes of a slot for a state. Plain values change their length, so there is room for twice as much."""
+    return HEADER + table.size + 2 * len(description)
+
+
+def own_state(per_rank: Mapping[str, Any]) -> Flat:
+    """Return the state that this rank alone has.
+
+    Raises:
+        StateError: It has sharded tensors.
+    """
+    flat = flatten({PER_RANK: dict(per_rank)})
+    if flat.sharded:
+        raise StateError("per_rank has a DTensor: pass sharded state beside it, as part of the state of all ranks")
+    return flat
+
+
+def global_rank() -> int:
+    """Return the rank of this worker."""
+    return int(os.environ.get("RANK", "0"))
+
+
+def missing_snapshot(round_: int, error: HandOverError) -> RuntimeError:
+    """Return the error of a rank without its part, which would start from another state than the others."""
+    return RuntimeError(f"the snapshot that round {round_} starts from cannot be had: {error}")

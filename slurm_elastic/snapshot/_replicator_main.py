@@ -1,0 +1,501 @@
+"""The process that copies snapshots to other nodes: what `ReplicatorProcess` starts, and its two sides of a copy."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import socket
+import threading
+import time
+from collections.abc import Sequence
+
+import msgspec
+
+from slurm_elastic import typed_json
+from slurm_elastic.rendezvous.transport.session import Role, Session, SessionError
+from slurm_elastic.snapshot._child_process import ignore_signals
+from slurm_elastic.snapshot.lineage import REPLICA_SLOTS, Copy, Holder, Protection, SnapshotId
+from slurm_elastic.snapshot.memory import OutOfMemoryError, Slot, copies_in, require_memory
+from slurm_elastic.snapshot.replication import (
+    Goal,
+    Report,
+    kept_step,
+    link_problem,
+    newest_of,
+    next_goal,
+    partners,
+    slot_for_replica,
+)
+from slurm_elastic.snapshot.replicator import LONGEST, Ended, Members, News, Settings, Slots, Wanted
+from slurm_elastic.snapshot.slots import HEADER, Contents
+from slurm_elastic.snapshot.transfer import Channel, TransferError, accepted, find_replicator, session_name
+
+logger = logging.getLogger("slurm_elastic")
+
+_TURN = 0.02
+"""Seconds between reports of an agent in a small round."""
+_SLOW_TURN = 0.1
+"""The same where nothing is copied to other nodes."""
+_STALLED = 3.0
+"""Seconds without progress after which the other agent is given up for now."""
+
+
+def main(descriptor: int) -> None:
+    """Carry out orders until the agent has ended."""
+    ignore_signals()
+    agent = socket.socket(fileno=descriptor)
+    settings = typed_json.decode(agent.recv(LONGEST), Settings)
+    _Replicator(settings, agent).run()
+    # Threads that send or receive hold nothing that lasts.
+    os._exit(0)
+
+
+class _Collector:
+    """The reports of the agents of a round, if this one is its collector."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._round = -1
+        self._goal = Goal()
+        self._reports: dict[int, Report] = {}
+        self._partners: dict[int, int] | None = None
+        """Who holds whose copies, by rank; None before all agents of the round have reported."""
+
+    def report(self, hello: _Hello) -> _Answer | None:
+        """Take a report; returns the goal and the agent that takes copies. None if a newer round has started."""
+        with self._lock:
+            if hello.round < self._round:
+                return None
+            if hello.round > self._round:
+                self._round, self._goal, self._reports, self._partners = hello.round, Goal(), {}, None
+            self._reports[hello.rank] = hello.report
+            self._goal = next_goal(self._goal, self._reports, hello.nodes, replicates=hello.replicates)
+            if self._partners is None and hello.replicates and len(self._reports) == hello.nodes:
+                self._partners = partners(self._reports)
+            rank = (self._partners or {}).get(hello.rank)
+            return _Answer(self._goal, None if rank is None else self._reports[rank])
+
+
+class _Hello(msgspec.Struct, frozen=True):
+    round: int
+    rank: int
+    nodes: int
+    replicates: bool
+    report: Report
+
+
+class _Answer(msgspec.Struct, frozen=True):
+    goal: Goal
+    partner: Report | None
+
+
+class _Push(msgspec.Struct, frozen=True):
+    """A part that comes; or, without one, that no more of the round comes."""
+
+    round: int
+    local_rank: int = 0
+    copy: Copy | None = None
+    tensors: int = 0
+    description: int = 0
+    shards: int = 0
+    safe: SnapshotId | None = None
+
+
+class _Replicator:
+    """The process."""
+
+    def __init__(self, settings: Settings, agent: socket.socket) -> None:
+        self._settings, self._agent = settings, agent
+        self._news_lock = threading.Lock()
+        self._lock = threading.Lock()
+        self._shared: list[Slot] = []
+        self._banks: dict[int, list[Slot]] = {}
+        self._replicas: dict[int, list[Slot]] = {}
+        self._members: Members | None = None
+        self._ended = threading.Event()
+        self._collector = _Collector()
+        self._received: dict[int, threading.Event] = {}
+        """By round: set when no more comes from the other agent."""
+        self._last_byte = 0.0
+        self._taking: dict[int, threading.Lock] = {}
+        self._side: _Side | None = None
+        self._problem = ""
+        self.said_slow = False
+        """True if a person has been told that copies are slow: once in the life of the agent."""
+
+    def run(self) -> None:
+        """Carry out orders until the agent has ended."""
+        dual = socket.has_dualstack_ipv6()
+        family = socket.AF_INET6 if dual else socket.AF_INET
+        listener = socket.create_server(("", 0), family=family, dualstack_ipv6=dual)
+        self._port = listener.getsockname()[1]
+        threading.Thread(target=self._serve, args=(listener,), daemon=True).start()
+        self._tell(News(port=self._port))
+        while True:
+            content, descriptors, _, _ = socket.recv_fds(self._agent, LONGEST, 8, socket.MSG_CMSG_CLOEXEC)
+            if not content:
+                return
+            order = typed_json.decode(content, Members | Slots | Wanted | Ended)
+            slots = [Slot(descriptor) for descriptor in descriptors]
+            with self._lock:
+                match order:
+                    case Members():
+                        self._members, self._ended = order, threading.Event()
+                        self._banks, self._shared = {}, []
+                        self._side = _Side(self, order, self._ended)
+                        threading.Thread(target=self._take_part, args=(self._side,), daemon=True).start()
+                    case Slots(None):
+                        self._shared = slots
+                    case Slots(local_rank):
+                        assert local_rank is not None
+                        self._banks[local_rank] = slots
+                    case Wanted():
+                        if self._side is not None:
+                            self._side.wanted = True
+                    case Ended(moves):
+                        self._ended.set()
+                        if self._side is not None and moves:
+                            threading.Thread(target=self._await_source, args=(self._side,), daemon=True).start()
+                        elif self._side is not None:
+                            self._side.abandon()
+
+    def _tell(self, news: News, slots: Sequence[Slot] = ()) -> None:
+        with self._news_lock, contextlib.suppress(OSError):
+            socket.send_fds(self._agent, [msgspec.json.encode(news)], [slot.descriptor for slot in slots])
+
+    # The agent's own part in a round.
+
+    def _take_part(self, side: _Side) -> None:
+        try:
+            side.run()
+        finally:
+            side.close()
+            self._tell(News(sent=side.members.round))
+
+    def _await_source(self, side: _Side) -> None:
+        received, self._last_byte = self._end_of_source(side.members.round), time.monotonic()
+        while side.has_others and not received.is_set() and time.monotonic() < self._last_byte + self._settings.silence:
+            received.wait(0.05)
+        self._tell(News(received=side.members.round))
+
+    def _end_of_source(self, round_: int) -> threading.Event:
+        with self._lock:
+            return self._received.setdefault(round_, threading.Event())
+
+    def say_problem(self, problem: str) -> None:
+        """Have the agent log a problem, once."""
+        if problem != self._problem:
+            self._problem = problem
+            if problem:
+                self._tell(News(problem=problem))
+
+    # What other agents send.
+
+    def _serve(self, listener: socket.socket) -> None:
+        for connection in accepted(listener):
+            threading.Thread(target=self._attend, args=(connection,), daemon=True).start()
+
+    def _attend(self, connection: socket.socket) -> None:
+        source: int | None = None
+        try:
+            with connection:
+                name = session_name(self._settings.run)
+                channel = Channel(connection, Session(Role.LEADER, self._settings.secret, name, port=self._port))
+                # An agent whose workers make long steps says nothing for as long.
+                connection.settimeout(None)
+                while True:
+                    order = channel.next()
+                    if "report" in order:
+                        self._answer_report(channel, typed_json.convert(order, _Hello))
+                        continue
+                    push = typed_json.convert(order, _Push)
+                    source = push.round
+                    self._last_byte = time.monotonic()
+                    if push.copy is None:
+                        self._end_of_source(push.round).set()
+                    else:
+                        self._take(channel, push, push.copy)
+        except (OSError, SessionError, TransferError, typed_json.JSONError, OutOfMemoryError) as error:
+            if isinstance(error, OutOfMemoryError):
+                self.say_problem(f"this node takes no copies from another one: {error}")
+        finally:
+            if source is not None:
+                # An agent that was lost sends nothing more.
+                self._end_of_source(source).set()
+
+    def _answer_report(self, channel: Channel, hello: _Hello) -> None:
+        answer = self._collector.report(hello)
+        if answer is None:
+            raise TransferError("a round that is over")
+        channel.say(msgspec.to_builtins(answer))
+
+    def _take(self, channel: Channel, push: _Push, copy: Copy) -> None:
+        with self._lock:
+            members, taking = self._members, self._taking.setdefault(push.local_rank, threading.Lock())
+        if members is None or not members.replicates or {members.round} != {push.round, copy.id.round}:
+            raise TransferError("a part of another round")
+        if not taking.acquire(blocking=False):
+            raise TransferError("another part is on its way")
+        try:
+            self._take_alone(channel, push, copy)
+        finally:
+            taking.release()
+
+    def _take_alone(self, channel: Channel, push: _Push, copy: Copy) -> None:
+        with self._lock:
+            side = self._side
+            slots = self._replicas.get(push.local_rank)
+            if slots is None:
+                slots = self._replicas[push.local_rank] = [Slot.make() for _ in range(REPLICA_SLOTS)]
+                self._tell(News(replicas=push.local_rank), slots)
+        copies = copies_in(slots)
+        if copy in copies:
+            channel.say({"copied": True})
+            return
+        assert side is not None
+        slot = slots[slot_for_replica(copies, newest_of(push.safe, side.protection().safe))]
+        if slot.busy:
+            raise TransferError("its slot is being written to disk")
+        if min(push.tensors, push.description, push.shards) < 0 or push.shards > push.tensors:
+            raise TransferError("a part without sizes")
+        require_memory(HEADER + push.tensors + 2 * push.description, slots)
+
+        contents = Contents(copy, push.tensors, push.description, push.shards)
+
+        def write() -> None:
+            for _ in channel.receive_body(slot, ((HEADER, contents.size),)):
+                self._last_byte = time.monotonic()
+
+        slot.fill_by(contents, write)
+        channel.say({"copied": True})
+
+
+class _Side:
+    """The part of this agent in a round: reports, protects, sends."""
+
+    def __init__(self, owner: _Replicator, members: Members, ended: threading.Event) -> None:
+        self._owner, self.members, self._ended = owner, members, ended
+        self._goal = Goal()
+        self.partner: Report | None = None
+        """The agent that takes copies; None before all agents of the round have reported, or if it has no other."""
+        self.wanted = False
+        """True if the next step that becomes safe is to be written to disk."""
+        self._copied: int | None = None
+        self._pause_until = 0.0
+        self._sending = 0.0
+        """Seconds in which the present copy has used the network."""
+        self._failing_since: float | None = None
+        self._collector: Channel | None = None
+        self._target: tuple[Holder, Channel] | None = None
+        self._abandoned = False
+
+    def run(self) -> None:
+        """Take part until the workers have ended, and send what is newest then."""
+        turn = (_TURN if self.members.replicates else _SLOW_TURN) * max(1.0, self.members.nodes / 32)
+        last = None
+        while not self._abandoned and (not self._ended.is_set() or self._seeks(last)):
+            if self._ended.is_set():
+                # In a short round not all agents have reported yet.
+                last = last or time.monotonic() + self._owner._settings.silence
+            with contextlib.suppress(OSError, SessionError, TransferError, typed_json.JSONError):
+                self._turn()
+                (time.sleep if last else self._ended.wait)(turn)
+                continue
+            self._drop_collector()
+            (time.sleep if last else self._ended.wait)(turn if last else 0.2)
+        if not self._abandoned and self.partner is not None and self._banks():
+            with contextlib.suppress(OSError, SessionError, TransferError):
+                for local_rank, slots in self._banks().items():
+                    newest = max((copy.id for copy in copies_in(slots) if copy is not None), default=None)
+                    if newest is not None and newest.round == self.members.round:
+                        self._send(local_rank, slots, newest)
+                self._channel_to_partner().say(msgspec.to_builtins(_Push(self.members.round)))
+
+    def abandon(self) -> None:
+        """Send nothing more, also of what is on its way; from any thread."""
+        self._abandoned = True
+        target = self._target
+        if target is not None:
+            with contextlib.suppress(OSError):
+                target[1].socket.shutdown(socket.SHUT_RDWR)
+
+    @property
+    def has_others(self) -> bool:
+        """True if another agent sends its parts to this one, as far as this one knows."""
+        return self.partner is not None or self._seeks(None)
+
+    def _seeks(self, last: float | None) -> bool:
+        """Return True if this agent does not know yet to which other one it sends, and can still learn that."""
+        alone = self.members.nodes == 1 or len(self._banks()) < self.members.workers
+        seeks = self.members.replicates and self.partner is None and not alone
+        return seeks and (last is None or time.monotonic() < last)
+
+    def close(self) -> None:
+        """Let go of the connections."""
+        self._drop_collector()
+        if self._target is not None:
+            # Read by the other side to its end.
+            with contextlib.suppress(OSError):
+                self._target[1].socket.close()
+
+    def _banks(self) -> dict[int, list[Slot]]:
+        owner = self._owner
+        with owner._lock:
+            return dict(owner._banks) if owner._side is self and owner._shared else {}
+
+    def _turn(self) -> None:
+        banks = self._banks()
+        if len(banks) < self.members.workers:
+            return
+        with self._owner._lock:
+            shared = list(self._owner._shared)
+        protection = self.protection()
+        for slots in (shared, *banks.values()):
+            slots[0].protection = protection
+        round_ = self.members.round
+        snapshots = [
+            [None if copy is None or copy.id.round != round_ else copy.id for copy in copies_in(slots)]
+            for slots in (shared, *banks.values())
+        ]
+        newest = [max((snapshot.step for snapshot in ids if snapshot is not None), default=None) for ids in snapshots]
+        kept, differs = kept_step(protection, snapshots)
+        if kept is not None and not differs and self._copied != kept and not self._pauses():
+            self._copy(banks, SnapshotId(round_, kept))
+        steps = [step for step in newest if step is not None]
+        report = Report(
+            self._owner._settings.node,
+            Holder(self._owner._settings.address, self._owner._port),
+            min(steps) if len(steps) == len(newest) else None,
+            self._goal.take,
+            kept,
+            differs,
+            self._copied,
+            self.wanted,
+            self._pauses(),
+            self._owner._settings.domain,
+        )
+        members = self.members
+        if self._collector is None:
+            holder = members.collector
+            self._collector = self._connect(
+                find_replicator(holder, *self._identity()) if members.replicates else holder
+            )
+        hello = _Hello(round_, members.rank, members.nodes, members.replicates, report)
+        self._collector.say(msgspec.to_builtins(hello))
+        answer = typed_json.convert(self._collector.next(), _Answer)
+        if members.replicates and answer.goal.safe != self._goal.safe and answer.goal.safe is not None:
+            self._owner._tell(News(safe=SnapshotId(round_, answer.goal.safe)))
+        if answer.goal.disk != self._goal.disk and answer.goal.disk is not None:
+            disk = SnapshotId(round_, answer.goal.disk)
+            # Before the next report: until then the step is protected, because it is the newest that is safe.
+            for slots in (shared, *banks.values()):
+                for slot in slots:
+                    if (contents := slot.contents()) is not None and contents.copy.id == disk:
+                        slot.busy = True
+            self.wanted = False
+            self._owner._tell(News(disk=disk))
+        self._goal, self.partner = answer.goal, answer.partner
+
+    def protection(self) -> Protection:
+        """Return which snapshots are not overwritten, as far as this agent knows."""
+        round_, goal = self.members.round, self._goal
+        safe = self.members.safe if goal.safe is None else SnapshotId(round_, goal.safe)
+        return Protection(safe, None if goal.take is None else SnapshotId(round_, goal.take))
+
+    def _copy(self, banks: dict[int, list[Slot]], snapshot: SnapshotId) -> None:
+        if self.members.replicates and self.members.nodes > 1 and self.partner is None:
+            # All agents are on one node, or have not reported yet.
+            return
+        began, self._sending = time.monotonic(), 0.0
+        if self.partner is not None:
+            self._failing_since = self._failing_since or began
+            size = 0
+            try:
+                for local_rank, slots in banks.items():
+                    sent = self._send(local_rank, slots, snapshot)
+                    if sent is None:
+                        return
+                    size += sent
+            except (OSError, SessionError, TransferError) as error:
+                self._say_slow(time.monotonic() - self._failing_since, 0, str(error) or type(error).__name__)
+                raise
+            self._say_slow(time.monotonic() - began, size)
+            self._failing_since = None
+        self._copied = snapshot.step
+        # At most half of the time: the network is the training's. The other agent makes room before the first copy, for
+        # seconds maybe, and does not use the network for that.
+        self._pause_until = time.monotonic() + self._sending
+
+    def _pauses(self) -> bool:
+        return time.monotonic() < self._pause_until
+
+    def _say_slow(self, seconds: float, size: int, error: str = "") -> None:
+        assert self.partner is not None
+        problem = link_problem(self.partner.node, seconds, size, error)
+        if problem and not self._owner.said_slow and not self._abandoned:
+            self._owner.said_slow = True
+            self._owner.say_problem(problem)
+
+    def _send(self, local_rank: int, slots: Sequence[Slot], snapshot: SnapshotId) -> int | None:
+        """Send a part to the other agent; returns its bytes, None if it is not here, or not whole any more."""
+        for slot in slots:
+            contents = slot.contents()
+            if contents is None or contents.copy.id != snapshot:
+                continue
+            channel = self._channel_to_partner()
+            safe = self.protection().safe
+            sizes = contents.tensors, contents.description, contents.shards
+            push = _Push(self.members.round, local_rank, contents.copy, *sizes, safe)
+            try:
+                channel.say(msgspec.to_builtins(push))
+                answered = channel.next()
+                if answered.get("copied"):
+                    return contents.size
+                began = time.monotonic()
+                digest = channel.send_body([slot.memory()[HEADER : contents.size]])
+                if slot.contents() != contents:
+                    # The connection ends, and what was sent is not committed.
+                    raise TransferError("overwritten meanwhile")
+                channel.say({"digest": digest})
+                channel.next()
+                self._sending += time.monotonic() - began
+            except (OSError, SessionError, TransferError):
+                self._drop_target()
+                raise
+            return contents.size
+        return None
+
+    def _channel_to_partner(self) -> Channel:
+        assert self.partner is not None
+        holder = self.partner.holder
+        if self._target is None or self._target[0] != holder:
+            self._drop_target()
+            self._target = holder, self._connect(holder)
+        return self._target[1]
+
+    def _connect(self, holder: Holder) -> Channel:
+        secret, run, agent = self._identity()
+        connection = socket.create_connection((holder.address, holder.port), timeout=_STALLED)
+        try:
+            session = Session(Role.AGENT, secret, session_name(run), agent=agent, port=holder.port)
+            channel = Channel(connection, session)
+            connection.settimeout(_STALLED)
+            return channel
+        except BaseException:
+            connection.close()
+            raise
+
+    def _identity(self) -> tuple[bytes, str, str]:
+        settings = self._owner._settings
+        return settings.secret, settings.run, settings.agent
+
+    def _drop_collector(self) -> None:
+        if self._collector is not None:
+            self._collector.socket.close()
+            self._collector = None
+
+    def _drop_target(self) -> None:
+        if self._target is not None:
+            self._target[1].socket.close()
+            self._target = None

@@ -1,0 +1,1 @@
+"""Snapshots on disk: complete directories that later runs and torch read, written by a process of the agent."""

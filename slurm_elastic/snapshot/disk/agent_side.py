@@ -1,0 +1,465 @@
+"""Decides when a snapshot in memory is written to disk, and has that done: for an agent, in a thread.
+
+The thread only waits, for the time and for the process that writes. It has these written: the snapshot that the round
+starts from, if that came from memory; the newest one of the round each time that the interval has passed; and the
+newest one before the agent ends. The agent of rank 0 writes the state of all ranks, and gives the checkpoint its name
+when all parts are there; each agent writes the parts that it holds. Where there are several agents with parts, that of
+rank 0 asks for a step that all of them keep (:mod:`~slurm_elastic.snapshot.replication`).
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from slurm_elastic.snapshot._child_process import Fork
+from slurm_elastic.snapshot.disk.lineage import CheckpointId
+from slurm_elastic.snapshot.disk.writer import Order, Outcome, Task, WriterProcess
+from slurm_elastic.snapshot.hand_over import Directory
+from slurm_elastic.snapshot.lineage import Copy, SnapshotId
+from slurm_elastic.snapshot.memory import Slot
+
+logger = logging.getLogger("slurm_elastic")
+
+_AGAIN = 0.5
+"""Seconds between looks for a snapshot when the interval has passed and there is none that is new."""
+_AFTER_ERROR = 10.0
+"""Seconds at least between attempts after one that failed."""
+_TURN = 0.1
+"""Seconds in which the end of the wait for the last checkpoint follows a signal, and between looks for parts."""
+_SILENCE = 30.0
+"""Seconds in which no other agent has written anything after which a checkpoint is given up: longer than their
+processes take to import torch."""
+
+
+class HeldSlots(NamedTuple):
+    """The memory of an agent.
+
+    Attributes:
+        whole: For the state that all ranks have.
+        parts: For the parts of its ranks.
+        replicas: For copies of the parts of other ranks.
+    """
+
+    whole: Sequence[Slot]
+    parts: Sequence[Slot] = ()
+    replicas: Sequence[Slot] = ()
+
+
+class Held(NamedTuple):
+    """The committed snapshots and parts in the memory of an agent; see `HeldSlots`."""
+
+    whole: Sequence[Copy]
+    parts: Sequence[Copy] = ()
+    replicas: Sequence[Copy] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The directory in which the snapshots of a round are written.
+
+    Attributes:
+        directory: Path of the directory.
+        every: Seconds between checkpoints.
+        keep: Number of checkpoints that stay.
+        start: Number of the round's start in the directory.
+        round: Number of the round.
+        origin: The snapshot that the round started from, if it came from memory, and its name on disk.
+        first: True for the agent of rank 0.
+        nodes: Number of agents in the round.
+        workers: Number of workers of this agent.
+        every_steps: Steps after which a checkpoint is due before that time; 0 for none.
+        begins: The step that the round starts from.
+    """
+
+    directory: str
+    every: float
+    keep: int
+    start: int
+    round: int
+    origin: tuple[SnapshotId, CheckpointId] | None = None
+    first: bool = True
+    nodes: int = 1
+    workers: int = 1
+    every_steps: int = 0
+    begins: int = 0
+
+    @classmethod
+    def of(cls, directory: Directory, round_: int) -> Target:
+        """Return that of a process alone."""
+        return cls(
+            directory.path,
+            directory.every,
+            directory.keep,
+            directory.start,
+            round_,
+            every_steps=directory.every_steps,
+            begins=directory.begins,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """The progress of writing for a target.
+
+    Attributes:
+        next_at: Own monotonic time in seconds at which the next checkpoint is due.
+        written: The newest step of the round that is on disk, or that cannot be written; None before the first.
+        origin_due: True if the origin is not on disk yet.
+        last: True if the newest snapshot is to be on disk now: the agent ends, or others do.
+        asked: True if a step that all agents keep has been asked for.
+        agreed: That step; None if it is not known.
+        failed: True if the last attempt was one; then the next one is at that time.
+    """
+
+    next_at: float
+    written: int | None = None
+    origin_due: bool = False
+    last: bool = False
+    asked: bool = False
+    agreed: int | None = None
+    failed: bool = False
+
+
+class Next(NamedTuple):
+    """The snapshot that is written next, and its name on disk."""
+
+    snapshot: SnapshotId
+    checkpoint: CheckpointId
+
+
+def next_snapshot(target: Target, progress: Progress, copies: Held, now: float) -> Next | None:
+    """Return the snapshot that has to be written now, or whose parts have to be; None if none.
+
+    Args:
+        target: The directory, and the round.
+        progress: What has been written.
+        copies: The memory of this agent.
+        now: Own monotonic time in seconds.
+    """
+    newest = _newest(target, progress, copies)
+    agreed = next((copy for copy in _whole(target, copies) if copy.id.step == progress.agreed), None)
+    if progress.last and newest is not None:
+        return Next(newest.id, CheckpointId(target.start, newest.id.step))
+    if newest is not None and _decides_alone(target, newest) and _is_due(target, progress, newest, now):
+        return Next(newest.id, CheckpointId(target.start, newest.id.step))
+    if agreed is not None and (progress.written is None or agreed.id.step > progress.written):
+        return Next(agreed.id, CheckpointId(target.start, agreed.id.step))
+    if progress.origin_due and target.origin is not None:
+        origin = target.origin[0]
+        parts = [copy for copy in (*copies.parts, *copies.replicas) if copy.id == origin]
+        if any(copy.id == origin and (target.first or parts) for copy in copies.whole):
+            return Next(*target.origin)
+    return None
+
+
+def is_wanted(target: Target, progress: Progress, copies: Held, now: float) -> bool:
+    """Return True if a step that all agents keep has to be asked for; arguments as for `next_snapshot`."""
+    newest = _newest(target, progress, copies)
+    if newest is None or not target.first or progress.asked or _decides_alone(target, newest):
+        return False
+    return _is_due(target, progress, newest, now)
+
+
+def _is_due(target: Target, progress: Progress, newest: Copy, now: float) -> bool:
+    steps = newest.id.step - (target.begins if progress.written is None else progress.written)
+    return now >= progress.next_at or (0 < target.every_steps <= steps and not progress.failed)
+
+
+def _decides_alone(target: Target, copy: Copy) -> bool:
+    return target.first and (not copy.parts or target.nodes == 1)
+
+
+def _whole(target: Target, copies: Held) -> list[Copy]:
+    """Return the snapshots of the round of which this agent has all that its ranks have."""
+
+    def has_parts(copy: Copy) -> bool:
+        return sum(part.id == copy.id for part in copies.parts) == target.workers if copy.parts else target.first
+
+    return [copy for copy in copies.whole if copy.id.round == target.round and has_parts(copy)]
+
+
+def _newest(target: Target, progress: Progress, copies: Held) -> Copy | None:
+    newest = max(_whole(target, copies), key=lambda copy: copy.id, default=None)
+    is_new = newest is not None and (progress.written is None or newest.id.step > progress.written)
+    return newest if is_new else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Unfinished:
+    """A checkpoint to which other agents add something; `alive_at` is when its size has grown last."""
+
+    target: Target
+    found: Next
+    size: int
+    alive_at: float
+
+
+class DiskWriter:
+    """Writes the snapshots of an agent, or of a process without an agent, to disk.
+
+    Args:
+        slots: Returns the memory.
+        ask: Asks for a step that all agents keep; it is given to `agree`.
+        fork: See :class:`.WriterProcess`.
+    """
+
+    def __init__(
+        self,
+        slots: Callable[[], HeldSlots],
+        ask: Callable[[], None] = lambda: None,
+        fork: Fork | None = None,
+    ) -> None:
+        self._slots, self._ask = slots, ask
+        self._process = WriterProcess(fork)
+        self._changed = threading.Condition()
+        self._target: Target | None = None
+        self._progress = Progress(0.0)
+        self._unfinished: _Unfinished | None = None
+        self._writing = self._closing = self._repeats = False
+        self._missing = ""
+        self._thread: threading.Thread | None = None
+
+    def aim(self, target: Target | None) -> None:
+        """Write the snapshots of another round from now on, or of none."""
+        with self._changed:
+            now = time.monotonic()
+            self._target = target
+            if not self._writing:
+                self._free()
+            if self._unfinished is not None and not self._unfinished.target.first:
+                self._unfinished = None
+            if target is not None:
+                self._progress = Progress(now + target.every, origin_due=target.origin is not None)
+                if (following := self._next()) is not None:
+                    # Workers have not come to their first snapshot.
+                    _mark(self._slots(), following.snapshot)
+                if self._thread is None:
+                    self._thread = threading.Thread(target=self._run, name="slurm-elastic-checkpoints", daemon=True)
+                    self._thread.start()
+            self._changed.notify_all()
+
+    def agree(self, snapshot: SnapshotId) -> None:
+        """Write this snapshot, which all agents keep."""
+        with self._changed:
+            if self._target is not None and snapshot.round == self._target.round:
+                self._progress = replace(self._progress, agreed=snapshot.step)
+            self._changed.notify_all()
+
+    def flush(self, until: float, is_leaving: Callable[[], bool]) -> None:
+        """Wait until the newest snapshot is on disk. No workers run.
+
+        Args:
+            until: Own monotonic time in seconds after which it is not waited for.
+            is_leaving: Returns True if the agent is to leave: then it ends with `close`.
+        """
+        with self._changed:
+            self._progress = replace(self._progress, last=True)
+            self._changed.notify_all()
+            while self._is_busy() and time.monotonic() < until and not is_leaving():
+                self._changed.wait(_TURN)
+
+    def close(self, until: float | None = None, is_leaving: Callable[[], bool] = lambda: False) -> str:
+        """Write the newest snapshot, and end.
+
+        Returns:
+            Why the newest snapshot is not on disk; empty if it is, or if there is none to write.
+
+        Args:
+            until: Own monotonic time in seconds after which it is left; None to wait until it is written, or until
+                `is_leaving` returns True.
+        """
+        with self._changed:
+            self._closing = True
+            self._progress = replace(self._progress, last=True)
+            self._changed.notify_all()
+        if self._thread is not None:
+            while self._thread.is_alive() and not (is_leaving() if until is None else time.monotonic() >= until):
+                self._thread.join(_TURN)
+            if self._thread.is_alive():
+                self._missing = "the time is over"
+                logger.warning("the newest snapshot is not on disk: %s", self._missing)
+                with self._changed:
+                    self._target = self._unfinished = None
+                self._process.kill()
+                self._thread.join()
+        self._process.close()
+        return self._missing
+
+    def _is_busy(self) -> bool:
+        return self._writing or self._unfinished is not None or self._next() is not None
+
+    def _run(self) -> None:
+        try:
+            self._process.start()
+        except OSError as error:
+            self._missing = str(error)
+            logger.error("no snapshot can be written to disk: %s", error)
+            return
+        while True:
+            with self._changed:
+                self._writing = False
+                self._changed.notify_all()
+                target, unfinished = self._target, self._unfinished
+                # A checkpoint is completed before the next one of its round begins, or none ever would be where steps
+                # are faster than the disk. When the agent is about to end, the newest step counts.
+                waits = unfinished is not None and unfinished.target is target and not self._progress.last
+                following = None if waits else self._next()
+                asks = following is None and unfinished is None and self._asks()
+                if asks:
+                    self._progress = replace(self._progress, asked=True)
+                elif following is None and unfinished is None:
+                    if self._closing:
+                        return
+                    self._changed.wait(self._delay())
+                    continue
+                self._writing = following is not None
+            if asks:
+                self._ask()
+            elif following is not None:
+                assert target is not None
+                self._write(target, following)
+            elif unfinished is not None and not self._complete(unfinished):
+                with self._changed:
+                    self._changed.wait(_TURN)
+
+    def _held(self) -> Held:
+        return Held(
+            *([contents.copy for slot in slots if (contents := slot.contents()) is not None] for slots in self._slots())
+        )
+
+    def _next(self) -> Next | None:
+        if self._target is None:
+            return None
+        return next_snapshot(self._target, self._progress, self._held(), time.monotonic())
+
+    def _asks(self) -> bool:
+        return self._target is not None and is_wanted(self._target, self._progress, self._held(), time.monotonic())
+
+    def _delay(self) -> float | None:
+        if self._target is None:
+            return None
+        return _AGAIN if self._target.every_steps else max(_AGAIN, self._progress.next_at - time.monotonic())
+
+    def _write(self, target: Target, following: Next) -> None:
+        snapshot, checkpoint = following
+        slots = self._slots()
+        _mark(slots, snapshot)
+        outcome = Outcome()
+        try:
+            whole = next((slot for slot in slots.whole if _holds(slot, snapshot)), None)
+            # Each part is written once, by one of those that have it. Copies first: there are only two slots for them,
+            # so no step becomes safe while one of these is busy for long.
+            is_origin = target.origin is not None and snapshot == target.origin[0]
+            parts = [slot for slot in (*(slots.replicas if is_origin else ()), *slots.parts) if _holds(slot, snapshot)]
+            if whole is not None:
+                orders: list[tuple[Task, list[Slot]]] = [("part", [whole, part]) for part in parts]
+                if target.first:
+                    orders.insert(0, ("state", [whole]))
+                for task, arguments in orders:
+                    outcome = self._process.carry_out(self._order(target, checkpoint, task), *arguments)
+                    arguments[-1].busy = task == "state"
+                    if not outcome.written:
+                        break
+        finally:
+            self._free(target.round, snapshot)
+        if not self._note(target, following, outcome) and target.first:
+            self._process.carry_out(self._order(target, checkpoint, "discard"))
+        elif target.first or (outcome.written and self._progress.last and not self._closing):
+            # The agent of rank 0 may leave, and complete it after this one has joined the next round.
+            self._unfinished = _Unfinished(target, following, -1, time.monotonic())
+
+    def _complete(self, unfinished: _Unfinished) -> bool:
+        """Give a checkpoint its name if all parts are there; True if there is nothing more to wait for."""
+        target, following, now = unfinished.target, unfinished.found, time.monotonic()
+        if not target.first and self._closing:
+            self._unfinished = None
+            return True
+        task: Task = "complete" if target.first else "look"
+        outcome = self._process.carry_out(self._order(target, following.checkpoint, task))
+        waits = not (outcome.written or outcome.error or outcome.superseded)
+        if waits and outcome.size != unfinished.size:
+            self._unfinished = replace(unfinished, size=outcome.size, alive_at=now)
+            return False
+        if waits and now < unfinished.alive_at + _SILENCE:
+            return False
+        self._unfinished = None
+        if not target.first:
+            return True
+        if waits:
+            outcome = Outcome(error="another node has not written its part")
+        if outcome.written:
+            logger.info("step %d is on disk: %s", following.checkpoint.step, target.directory)
+        elif not self._note(target, following, outcome):
+            self._process.carry_out(self._order(target, following.checkpoint, "discard"))
+        return True
+
+    def _order(self, target: Target, checkpoint: CheckpointId, task: Task) -> Order:
+        urgent = self._progress.last
+        return Order(target.directory, checkpoint.start, checkpoint.step, target.keep, target.start, task, urgent)
+
+    def _note(self, target: Target, following: Next, outcome: Outcome) -> bool:
+        """Note how it went; False if what was written of the checkpoint is of no use."""
+        with self._changed:
+            step, is_target = following.checkpoint.step, self._target is target
+            if outcome.superseded and is_target:
+                self._missing = outcome.superseded
+                logger.warning("no snapshot is written to disk any more: %s", outcome.superseded)
+                self._target = None
+            elif outcome.error and is_target:
+                wait = _AFTER_ERROR if target.every_steps else max(_AFTER_ERROR, target.every)
+                # There is no later one. A process that writes and was killed is started again.
+                self._missing, self._repeats = outcome.error, self._closing and not self._repeats
+                then = "" if self._closing else f"; the next attempt is in {wait:g} s"
+                logger.error(
+                    "the snapshot of step %d cannot be written to %s: %s%s",
+                    *(step, target.directory, outcome.error),
+                    "; it is tried once more" if self._repeats else then,
+                )
+                if not self._repeats:
+                    self._done(following.snapshot, time.monotonic() + wait, target, failed=True)
+            elif outcome.written and is_target:
+                self._missing = ""
+                self._done(following.snapshot, time.monotonic() + target.every, target)
+            return outcome.written
+
+    def _done(self, snapshot: SnapshotId, next_at: float, target: Target, *, failed: bool = False) -> None:
+        if target.origin is not None and snapshot == target.origin[0]:
+            self._progress = replace(self._progress, origin_due=False)
+        else:
+            progress = self._progress
+            # The agents may have agreed on the next one meanwhile.
+            agreed = progress.agreed if progress.agreed is not None and progress.agreed > snapshot.step else None
+            self._progress = Progress(next_at, snapshot.step, last=progress.last, agreed=agreed, failed=failed)
+
+    def _free(self, round_: int | None = None, written: SnapshotId | None = None) -> None:
+        """Let workers overwrite slots again: all, but those with newer snapshots of the round than what was written.
+
+        The agents may have agreed on one of these meanwhile: others see that all parts are on disk before this one is
+        here.
+        """
+        for slots in self._slots():
+            for slot in slots:
+                if slot.busy and (
+                    written is None
+                    or (contents := slot.contents()) is None
+                    or contents.copy.id.round != round_
+                    or contents.copy.id <= written
+                ):
+                    slot.busy = False
+
+
+def _holds(slot: Slot, snapshot: SnapshotId) -> bool:
+    return (contents := slot.contents()) is not None and contents.copy.id == snapshot
+
+
+def _mark(groups: HeldSlots, snapshot: SnapshotId) -> None:
+    """Keep workers from overwriting a snapshot while it is written."""
+    for slots in groups:
+        for slot in slots:
+            if _holds(slot, snapshot):
+                slot.busy = True
