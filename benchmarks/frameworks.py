@@ -26,13 +26,12 @@ from pathlib import Path
 from benchmarks.history import Recovery, Worker, read, recovery
 from benchmarks.job import WORK, Job, installed_package, require_root, running_cluster, wait
 from benchmarks.launch import end, memory
-from benchmarks.launchers import PYTHON, Launcher
+from benchmarks.launchers import FRAMEWORKS_PYTHON, Launcher
 from benchmarks.options import add_parts
 from benchmarks.scenarios import Scenario
 from benchmarks.tables import Bar, Results, Table, median, seconds
 from tests.cluster.testbed import Cluster, Settings
 
-_PYTHON = PYTHON.parents[2] / "frameworks/bin/python"
 _SCRIPTS = Path(__file__).with_name("framework_scripts")
 _TRAININGS = {"transformers": "transformers_gpt2.py", "lightning": "lightning_layers.py"}
 _LAUNCHERS = (Launcher.TUNED, Launcher.OURS)
@@ -49,8 +48,8 @@ def main() -> int:
     """Measure, show and judge."""
     options = _options()
     require_root()
-    if not _PYTHON.exists():
-        print(f"{_PYTHON} is missing: run .ci/setup first", file=sys.stderr)
+    if not FRAMEWORKS_PYTHON.exists():
+        print(f"{FRAMEWORKS_PYTHON} is missing: run .ci/setup first", file=sys.stderr)
         return 2
     results = Results.of("frameworks")
     parts: dict[str, Callable[[Results, Path, argparse.Namespace], None]] = {
@@ -91,7 +90,7 @@ def _killed(results: Results, package: Path, options: argparse.Namespace) -> Non
     found: dict[tuple[str, Launcher], list[Recovery | None]] = defaultdict(list)
     with running_cluster(Settings(options.name)) as cluster:
         for number, framework, launcher in _turns(options):
-            with Job(cluster, launcher, "warm", package, scripts=_scripts(framework), python=_PYTHON) as job:
+            with Job(cluster, launcher, "warm", package, scripts=_scripts(framework), python=FRAMEWORKS_PYTHON) as job:
                 job.start(Scenario.KILLED.nodes_before)
                 job.wait_training(4, limit=_LIMIT)
                 time.sleep(_SETTLE)
@@ -194,7 +193,7 @@ def _first_steps(
 
 def _submit(cluster: Cluster, launcher: Launcher, package: Path, directory: Path, framework: str, run_id: str) -> int:
     script = str(directory / _TRAININGS[framework])
-    agent = launcher.agent(run_id, "warm", directory, script, python=_PYTHON, nodes="4")
+    agent = launcher.agent(run_id, "warm", directory, script, python=FRAMEWORKS_PYTHON, nodes="4")
     if launcher is not Launcher.OURS:
         # It is where the agents meet.
         agent = [word.replace("n1:29400", "$(hostname):29400") for word in agent]
@@ -333,7 +332,15 @@ def _launched(
     """8 workers of one node, without Slurm."""
     module = "slurm_elastic agent" if launcher is Launcher.OURS else "torch.distributed.run"
     script = _TRAININGS.get(framework, _TRAININGS["transformers"])
-    command = [str(_PYTHON), "-m", *module.split(), "--standalone", f"--nproc-per-node={_WORKERS}", script, *arguments]
+    command = [
+        str(FRAMEWORKS_PYTHON),
+        "-m",
+        *module.split(),
+        "--standalone",
+        f"--nproc-per-node={_WORKERS}",
+        script,
+        *arguments,
+    ]
     if trace is not None:
         # All other calls run at full speed.
         command = ["strace", "--seccomp-bpf", "-f", "-c", "-e", "trace=file", "-o", str(trace), *command]

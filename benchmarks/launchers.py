@@ -6,6 +6,8 @@ import enum
 from pathlib import Path
 
 PYTHON = Path("/opt/slurm-elastic/venv/bin/python")
+FRAMEWORKS_PYTHON = PYTHON.parents[2] / "frameworks/bin/python"
+"""With training frameworks."""
 
 
 class Launcher(enum.Enum):

@@ -1,11 +1,18 @@
 """What a lost node costs a training with a snapshot after every step: steps that are repeated, and seconds.
 
-    python -m benchmarks.lost_steps [--json FILE] [--repetitions 3]
+    python -m benchmarks.lost_steps [--json FILE] [--repetitions 3] [--torchrun 1] [--only ddp,fsdp2,transformers,...]
+                                    [--events killed,joins,leaves]
 
-Runs `benchmarks/snapshot_scripts/wide.py` on a real Slurm cluster of four nodes on this machine, one worker per node,
-with 256 MiB of state on each: by DistributedDataParallel, where all ranks have all of it, and by FSDP2, where each has
-its shards, which agents copy to another node (--snapshot-replicas 1). The fourth node is killed, and one joins three.
-The same without snapshots, which begins anew, takes turns. Needs root, for the cluster.
+On a real Slurm cluster of four nodes on this machine, one worker per node. The fourth node is killed, one joins three,
+or the fourth is told to go, as by a preemption. Needs root, for the cluster.
+
+`ddp` and `fsdp2` run `benchmarks/snapshot_scripts/wide.py` with 256 MiB of state on each node: by
+DistributedDataParallel, where all ranks have all of it, and by FSDP2, where each has its shards, which agents copy to
+another node (--snapshot-replicas 1). The same without snapshots, which begins anew, takes turns.
+
+The others run `benchmarks/framework_scripts` with the lines of docs/howto/frameworks.md, and as their users write them
+under torchrun tuned by hand, with the framework's own checkpoint every 20 steps. `transformers-wide` and
+`lightning-wide` have 256 MiB of state, and take turns with the same scripts without it if those are chosen, too.
 """
 
 from __future__ import annotations
@@ -16,27 +23,54 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
 from benchmarks.history import Recovery, Worker, recovery
 from benchmarks.job import Job, installed_package, require_root, running_cluster, wait
-from benchmarks.launchers import Launcher
+from benchmarks.launchers import FRAMEWORKS_PYTHON, PYTHON, Launcher
+from benchmarks.options import add_parts
 from benchmarks.scenarios import Scenario
 from benchmarks.tables import Bar, Cell, Results, Table, median, seconds
 from tests.cluster.testbed import Cluster, Settings, network
 
-_SCRIPTS = [
-    Path(__file__).parent / "snapshot_scripts/wide.py",
-    Path(__file__).parent / "framework_scripts/marks.py",
-]
-_KINDS = {"ddp": "DistributedDataParallel", "fsdp2": "FSDP2"}
-_SCENARIOS = (Scenario.KILLED, Scenario.JOINS)
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """One training.
+
+    Attributes:
+        name: for readers.
+        script: below `benchmarks`.
+        words: its arguments.
+    """
+
+    name: str
+    script: str
+    words: tuple[str, ...] = ()
+
+    @property
+    def is_framework(self) -> bool:
+        return self.script.startswith("framework_scripts/")
+
+
+_KINDS = {
+    "ddp": _Kind("DistributedDataParallel", "snapshot_scripts/wide.py", ("ddp",)),
+    "fsdp2": _Kind("FSDP2", "snapshot_scripts/wide.py", ("fsdp2",)),
+    "transformers": _Kind("Transformers", "framework_scripts/transformers_gpt2.py"),
+    "transformers-wide": _Kind("Transformers, 256 MiB", "framework_scripts/transformers_gpt2.py", ("--mib=256",)),
+    "lightning": _Kind("Lightning", "framework_scripts/lightning_layers.py"),
+    "lightning-wide": _Kind("Lightning, 256 MiB", "framework_scripts/lightning_layers.py", ("--mib=256",)),
+    "fabric": _Kind("Fabric", "framework_scripts/layers_loop.py", ("fabric",)),
+    "accelerate": _Kind("Accelerate", "framework_scripts/layers_loop.py", ("accelerate",)),
+}
+_WIDE = {"transformers-wide": "transformers", "lightning-wide": "lightning"}
+_EVENTS = {"killed": Scenario.KILLED, "joins": Scenario.JOINS, "leaves": Scenario.LEAVES}
 _SETTLE = 10.0
-"""Seconds of training before anything happens: some snapshots are safe by then."""
+"""Seconds of training before anything happens: some snapshots are safe by then, and imports are learned."""
 _LIMIT = 120.0
 
 
@@ -51,8 +85,12 @@ class _Loss:
     """
 
     recovery: Recovery
-    copy: float | None
-    between: float | None
+    copy: float | None = None
+    between: float | None = None
+
+
+_Found = dict[tuple[str, Scenario, bool], list[_Loss | None]]
+"""By kind, event, and True with snapshots."""
 
 
 def main() -> int:
@@ -60,31 +98,54 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.lost_steps")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the results there")
     parser.add_argument("--repetitions", type=int, default=3, metavar="N", help="of which medians are taken")
+    parser.add_argument("--torchrun", type=int, default=1, metavar="N", help="repetitions of what torchrun runs")
+    add_parts(parser, *_KINDS)
+    add_parts(parser, *_EVENTS, option="--events")
     parser.add_argument("--name", default="lost-steps", help="of the test cluster")
     options = parser.parse_args()
     require_root()
     results = Results.of("lost_steps")
-    found: dict[tuple[str, Scenario, bool], list[_Loss | None]] = defaultdict(list)
+    found: _Found = defaultdict(list)
     with installed_package() as package, running_cluster(Settings(options.name)) as cluster:
-        for number in range(options.repetitions):
-            for kind in _KINDS:
-                for scenario in _SCENARIOS:
-                    for snapshots in (False, True):
-                        one = _lose(cluster, package, kind, scenario, snapshots=snapshots)
-                        found[kind, scenario, snapshots].append(one)
-                        what = "every step" if snapshots else "no snapshots"
-                        print(f"{number + 1}: {kind}, {scenario.value}, {what}: {one}", flush=True)
-    _show(results, found, options.repetitions)
+        for number, name, event, snapshots in _turns(options):
+            one = _lose(cluster, package, _KINDS[name], _EVENTS[event], snapshots=snapshots)
+            found[name, _EVENTS[event], snapshots].append(one)
+            what = "every step" if snapshots else "torchrun" if _KINDS[name].is_framework else "no snapshots"
+            print(f"{number + 1}: {name}, {event}, {what}: {one}", flush=True)
+    events = [_EVENTS[event] for event in options.events]
+    if own := [name for name in options.only if not _KINDS[name].is_framework]:
+        _show(results, found, own, events, options.repetitions)
+    if frameworks := [name for name in options.only if _KINDS[name].is_framework]:
+        _show_frameworks(results, found, frameworks, events, options)
     return results.finish(options.json)
 
 
-def _lose(cluster: Cluster, package: Path, kind: str, scenario: Scenario, *, snapshots: bool) -> _Loss | None:
-    words = [kind, "--snapshots"] if snapshots else [kind]
-    replicas = ["--snapshot-replicas=1"] if kind == "fsdp2" else []
-    with Job(cluster, Launcher.OURS, "warm", package, scripts=_SCRIPTS, options=replicas, arguments=words) as job:
+def _turns(options: argparse.Namespace) -> Iterator[tuple[int, str, str, bool]]:
+    for number in range(options.repetitions):
+        for event in options.events:
+            for name in options.only:
+                others = options.repetitions if not _KINDS[name].is_framework else options.torchrun
+                if number < others and name not in _WIDE:
+                    yield number, name, event, False
+                yield number, name, event, True
+
+
+def _lose(cluster: Cluster, package: Path, kind: _Kind, scenario: Scenario, *, snapshots: bool) -> _Loss | None:
+    here = Path(__file__).parent
+    launcher = Launcher.TUNED if kind.is_framework and not snapshots else Launcher.OURS
+    takes = "--elastic" if kind.is_framework else "--snapshots"
+    is_sharded = kind is _KINDS["fsdp2"]
+    with Job(
+        *(cluster, launcher, "warm", package),
+        scripts=[here / kind.script, here / "framework_scripts/marks.py"],
+        python=FRAMEWORKS_PYTHON if kind.is_framework else PYTHON,
+        options=["--snapshot-replicas=1"] if is_sharded else [],
+        arguments=[*kind.words, takes] if snapshots else kind.words,
+    ) as job:
         job.start(scenario.nodes_before)
         job.wait_training(len(scenario.nodes_before))
-        with _safe_steps(cluster, job) as safe:
+        with ExitStack() as asking:
+            safe = asking.enter_context(_safe_steps(cluster, job)) if is_sharded else []
             time.sleep(_SETTLE)
             event = scenario.happen(cluster, job)
             wait(lambda: recovery(job.workers(), event, scenario.nodes_after) is not None, _LIMIT)
@@ -92,7 +153,7 @@ def _lose(cluster: Cluster, package: Path, kind: str, scenario: Scenario, *, sna
         found = recovery(workers, event, scenario.nodes_after)
         if found is None:
             return None
-        return _Loss(found, *_copies(workers, [each for each in safe if each[0] < event]))
+        return _Loss(found, *_copies(workers, [each for each in safe if each[0] < event])) if safe else _Loss(found)
 
 
 @contextmanager
@@ -131,7 +192,7 @@ def _copies(workers: Sequence[Worker], safe: Sequence[tuple[float, int]]) -> tup
     return median(copies), median(between)
 
 
-def _show(results: Results, found: dict[tuple[str, Scenario, bool], list[_Loss | None]], times: int) -> None:
+def _show(results: Results, found: _Found, names: Sequence[str], events: Sequence[Scenario], times: int) -> None:
     table = Table(
         "Four nodes with 256 MiB of state each, a snapshot after every step: what an event costs",
         ["training", "event", "steps repeated", "most", "a copy", "safe every", "gap", "without snapshots"],
@@ -139,24 +200,64 @@ def _show(results: Results, found: dict[tuple[str, Scenario, bool], list[_Loss |
         "every: steps from one that is safe to the next. Gap: seconds between two training steps; without snapshots "
         "the same training loads nothing and begins anew.",
     )
-    for kind, name in _KINDS.items():
-        for scenario in _SCENARIOS:
-            ours, plain = found[kind, scenario, True], found[kind, scenario, False]
-            lost = [None if one is None else float(one.recovery.lost) for one in ours]
-            most = None if None in lost else max(each for each in lost if each is not None)
+    for kind in names:
+        for scenario in events:
+            name, ours = _KINDS[kind].name, found[kind, scenario, True]
+            lost, most = _lost(ours)
             copy = median(None if one is None else one.copy for one in ours)
             between = median(None if one is None else one.between for one in ours)
-            gap, without = (median(None if one is None else one.recovery.gap for one in each) for each in (ours, plain))
-            cells: list[Cell] = [_steps(median(lost)), _steps(most), *map(_steps, (copy, between))]
+            gap, without = (median(_gaps(each)) for each in (ours, found[kind, scenario, False]))
+            cells: list[Cell] = [_steps(value) for value in (lost, most, copy, between)]
             table.rows.append([name, scenario.value, *cells, seconds(gap), seconds(without)])
-            allowed = 1 + (copy or 0.0) if kind == "fsdp2" else 1.0
-            text = "1 step and those of a copy" if kind == "fsdp2" else "1 step"
+            # Shards of a node that leaves as announced are sent before it is gone.
+            is_copied = kind == "fsdp2" and scenario is not Scenario.LEAVES
+            allowed = 1 + (copy or 0.0) if is_copied else 1.0
+            text = "1 step and those of a copy" if is_copied else "1 step"
             results.bars.append(
                 Bar.at_most(f"{name}, {scenario.value}: at most {text} repeated", most, allowed, "steps")
             )
             more = None if gap is None or without is None else gap - without
             results.bars.append(Bar.at_most(f"{name}, {scenario.value}: at most 0.3 s more gap", more, 0.3))
     results.add(table)
+
+
+def _show_frameworks(
+    results: Results, found: _Found, names: Sequence[str], events: Sequence[Scenario], options: argparse.Namespace
+) -> None:
+    table = Table(
+        "Four nodes that train by a framework: what an event costs with its lines, and under torchrun",
+        ["training", "event", "steps repeated", "most", "gap", "longest", "torchrun: steps repeated", "torchrun: gap"],
+        note=f"Medians of {options.repetitions}, of torchrun {options.torchrun}. With the lines of the how-to there is "
+        "a snapshot after every step; under torchrun tuned by hand the framework's own checkpoint every 20 steps. "
+        "Gap: seconds between two training steps.",
+    )
+    for kind in names:
+        for scenario in events:
+            name, ours, theirs = _KINDS[kind].name, found[kind, scenario, True], found[kind, scenario, False]
+            lost, most = _lost(ours)
+            gaps = _gaps(ours)
+            longest = None if None in gaps else max(each for each in gaps if each is not None)
+            cells: list[Cell] = [_steps(lost), _steps(most), seconds(median(gaps)), seconds(longest)]
+            beside = [_steps(_lost(theirs)[0]), seconds(median(_gaps(theirs)))] if theirs else ["", ""]
+            table.rows.append([name, scenario.value, *cells, *beside])
+            promise = f"{name}, {scenario.value}: at most 1 step repeated"
+            results.bars.append(Bar.at_most(promise, most, 1.0, "steps"))
+            if tiny := _gaps(found[_WIDE.get(kind, ""), scenario, True]):
+                pairs = zip(gaps, tiny, strict=True)
+                more = median(None if one is None or other is None else one - other for one, other in pairs)
+                promise = f"{name}, {scenario.value}: at most 0.5 s more gap than without them"
+                results.bars.append(Bar.at_most(promise, more, 0.5))
+    results.add(table)
+
+
+def _gaps(losses: Iterable[_Loss | None]) -> list[float | None]:
+    return [None if one is None else one.recovery.gap for one in losses]
+
+
+def _lost(losses: Iterable[_Loss | None]) -> tuple[float | None, float | None]:
+    """The steps that were repeated: the median, and the most."""
+    lost = [None if one is None else float(one.recovery.lost) for one in losses]
+    return median(lost), None if None in lost else max(each for each in lost if each is not None)
 
 
 def _steps(value: float | None) -> str:

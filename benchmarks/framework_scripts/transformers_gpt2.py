@@ -1,9 +1,10 @@
 """A tiny GPT-2 by the Trainer of transformers.
 
-    transformers_gpt2.py [--steps N] [--elastic]
+    transformers_gpt2.py [--steps N] [--elastic] [--mib N]
 
 Everything is in the current directory: checkpoints in `out`, and `steps`. With `--elastic` it has the lines that
-docs/howto/frameworks.md names; without, it is as users write it for torchrun.
+docs/howto/frameworks.md names; without, it is as users write it for torchrun. `--mib` adds so much of a weight that is
+not trained.
 """
 
 import argparse
@@ -44,6 +45,7 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=100000)
     parser.add_argument("--elastic", action="store_true")
+    parser.add_argument("--mib", type=int, default=0)
     options = parser.parse_args()
     batch, callbacks = {"per_device_train_batch_size": 4}, [Marks()]
     if options.elastic:
@@ -51,6 +53,8 @@ def main():
 
         batch, callbacks = batch_arguments(global_batch=48, micro_batch=4), [Marks(), ElasticCallback()]
     model = GPT2LMHeadModel(GPT2Config(vocab_size=256, n_positions=64, n_embd=32, n_layer=2, n_head=2))
+    if options.mib:
+        model.wide = torch.nn.Parameter(torch.zeros(options.mib, 1 << 18), requires_grad=False)
     marks.mark(reached="model", at=time.time())
     arguments = TrainingArguments(
         "out", **batch, max_steps=options.steps, save_steps=20, save_total_limit=3, logging_steps=1000,
