@@ -2,7 +2,8 @@
 
 Tensors of a checkpoint go into a snapshot as they are, and all else as the bytes of a file of torch.save, of which only
 plain values are read back. Trainer writes and reads it by a CheckpointIO of ours, which touches no file. All this is
-what Lightning documents (read in lightning 2.6).
+what Lightning documents (read in lightning 2.6). ModelParallelStrategy has no use for a CheckpointIO: its own methods,
+which have shards of the state, give way to ours meanwhile.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import io
 import logging
+import os
 import pickle
 from pathlib import Path
 from typing import Any
@@ -17,12 +19,20 @@ from typing import Any
 import torch
 from lightning.pytorch import Trainer
 from lightning.pytorch.plugins.io import CheckpointIO
-from lightning.pytorch.strategies import Strategy
+from lightning.pytorch.strategies import ModelParallelStrategy, Strategy
+from torch.distributed.checkpoint.state_dict import (
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
 
 from slurm_elastic import snapshot
 
 _log = logging.getLogger("slurm_elastic")
 
+_SHARDED = ("state_dict", "optimizer_states")
+"""What of a checkpoint is sharded."""
 _PAGE = 4096
 """The bytes without the tensors are filled up to a multiple of this: the next step finds a place of its size."""
 _resumes = ""
@@ -64,8 +74,32 @@ class _Nowhere(_FromMemory):
 
 def read_from_memory(strategy: Strategy) -> None:
     """Have a trainer read what `last_checkpoint` has found in memory; called before it reads its checkpoint."""
-    if _newest:
-        strategy.checkpoint_io = _FromMemory(strategy.checkpoint_io)
+    if not _newest:
+        return
+    strategy.checkpoint_io = _FromMemory(strategy.checkpoint_io)
+    if _has_shards(strategy):
+        read = strategy.load_checkpoint
+
+        def load(path: Any, *arguments: Any, **options: Any) -> Any:
+            found = _newest.pop(str(path), None)
+            return read(path, *arguments, **options) if found is None else _with_shards(strategy, found)
+
+        strategy.load_checkpoint = load
+
+
+def _has_shards(strategy: Strategy) -> bool:
+    return isinstance(strategy, ModelParallelStrategy) and strategy._save_distributed_checkpoint
+
+
+def _with_shards(strategy: Strategy, checkpoint: dict[str, Any]) -> dict[str, Any]:
+    """Load this rank's shards into the model and its optimizers, as `ModelParallelStrategy.load_checkpoint` does."""
+    model, optimizers = strategy.model, strategy.optimizers
+    present = get_model_state_dict(model), [get_optimizer_state_dict(model, each) for each in optimizers]
+    weights, states = snapshot.load(**dict(zip(_SHARDED, present, strict=True)))
+    set_model_state_dict(model, weights)
+    for optimizer, state in zip(optimizers, states, strict=True):
+        set_optimizer_state_dict(model, optimizer, state)
+    return checkpoint
 
 
 class Memory:
@@ -78,9 +112,13 @@ class Memory:
     """
 
     def __init__(self, trainer: Trainer, directory: Path, every: int) -> None:
+        self._every = every if _resumes == _path(directory) else 0
         # Strategies that write shards do it without a CheckpointIO.
         is_whole = type(trainer.strategy).save_checkpoint is Strategy.save_checkpoint
-        self._every = every if is_whole and _resumes == _path(directory) else 0
+        if self._every and not is_whole and not _has_shards(trainer.strategy):
+            self._every = 0
+            name = type(trainer.strategy).__name__
+            _tell(f"{name} shows no shards, as ModelParallelStrategy(save_distributed_checkpoint=True) does")
         self._trainer, self._directory, self._kept = trainer, directory, trainer.global_step
         self.checkpoint: dict[str, Any] | None = None
         """The checkpoint that Trainer makes; for the callback, which is given it on all ranks."""
@@ -95,26 +133,36 @@ class Memory:
             return
         self._kept, self.saves, strategy = step, True, self._trainer.strategy
         files, strategy.checkpoint_io = strategy.checkpoint_io, _Nowhere(strategy.checkpoint_io)
+        if is_sharded := _has_shards(strategy):
+            strategy.save_checkpoint = lambda *arguments, **options: None
         try:
             # All ranks meet in it, those with a full memory too.
             self._trainer.save_checkpoint(self._directory / "memory", weights_only=False)
         finally:
             strategy.checkpoint_io, self.saves = files, False
+            if is_sharded:
+                del strategy.save_checkpoint
         checkpoint, self.checkpoint = self.checkpoint, None
         if not self._refused and checkpoint is not None:
             self._save(step, checkpoint)
 
     def _save(self, step: int, checkpoint: dict[str, Any]) -> None:
         try:
+            is_sharded = _has_shards(self._trainer.strategy)
+            shards: dict[str, Any] = {name: checkpoint.pop(name, None) if is_sharded else None for name in _SHARDED}
             packed = _packed(checkpoint)
             if not self._tried:
                 _unpacked(**packed)
             self._tried = True
-            snapshot.save(step, output=_path(self._directory), **packed)
+            snapshot.save(step, output=_path(self._directory), **{**packed, **shards})
         except (snapshot.OutOfMemoryError, TypeError, ValueError, AttributeError, pickle.PickleError) as error:
             self._refused = True
-            reason = str(error).partition("\n")[0]
-            _log.warning("no snapshots are taken, a lost node costs the steps since the last checkpoint: %s", reason)
+            _tell(str(error).partition("\n")[0])
+
+
+def _tell(reason: str) -> None:
+    if os.environ.get("LOCAL_RANK", "0") == "0":
+        _log.warning("no snapshots are taken, a lost node costs the steps since the last checkpoint: %s", reason)
 
 
 def last_checkpoint(directory: str | Path) -> str | None:

@@ -33,7 +33,8 @@ class ElasticCallback(Callback):
     """Asks after every optimizer step whether to stop; then it saves `last.ckpt`, and the worker ends.
 
     It also reports the checkpoints that others write, as ModelCheckpoint does. Where all ranks have the whole model,
-    and the script takes its checkpoint from `last_checkpoint`, it copies the state into the memory of the agents.
+    or its shards by ModelParallelStrategy, and the script takes its checkpoint from `last_checkpoint`, it copies the
+    state into the memory of the agents.
 
     The checkpoint is where the first ModelCheckpoint writes, else in the trainer's `default_root_dir`; for
     `fit(ckpt_path="last")` ModelCheckpoint needs a directory that is the same at every start.

@@ -29,7 +29,7 @@ import torch
 from accelerate.state import AcceleratorState
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer import OPTIMIZER_NAME, SCALER_NAME, SCHEDULER_NAME, TRAINER_STATE_NAME
-from transformers.utils import WEIGHTS_NAME
+from transformers.utils import WEIGHTS_INDEX_NAME, WEIGHTS_NAME
 
 from slurm_elastic import snapshot, trainer
 from slurm_elastic._ending import claim, end_worker
@@ -42,11 +42,13 @@ _log = logging.getLogger(__name__)
 
 _FILES = {"model": WEIGHTS_NAME, "optimizer": OPTIMIZER_NAME, "scheduler": SCHEDULER_NAME, "scaler": SCALER_NAME}
 """Of a checkpoint, by the name of a state in a snapshot."""
-_NAMES = ("output", "trainer", "history", "numbers", *_FILES)
+_NAMES = ("output", "trainer", "history", "numbers", "shards")
 _RANKS_OWN = {"is_local_process_zero": False, "is_world_process_zero": False}
 """What TrainerState has of a rank: the same on all of them in a snapshot, and set anew by Trainer."""
 _resumes = ""
 """The directory for which `last_checkpoint` has looked for a snapshot."""
+_to_load: int | None = None
+"""The step of a sharded snapshot that it has found: each rank loads its shards when Trainer has made them."""
 _files = contextlib.ExitStack()
 """The files that it has made, which are freed when Trainer has read them."""
 atexit.register(_files.close)
@@ -69,8 +71,9 @@ def last_checkpoint(output_dir: str | Path) -> str | None:
     """Return the newest complete checkpoint, None if there is none; call it on all ranks.
 
     That is the snapshot in the memory of the agents, if `ElasticCallback` has taken one since: as files in memory, for
-    this process alone. On disk Trainer writes a checkpoint into its final directory, `trainer_state.json` last. One
-    that a lost node has left unfinished lacks it; `get_last_checkpoint` of transformers would take it all the same.
+    this process alone. They have no weights of a sharded model, of which the callback loads the shards. On disk Trainer
+    writes a checkpoint into its final directory, `trainer_state.json` last. One that a lost node has left unfinished
+    lacks it; `get_last_checkpoint` of transformers would take it all the same.
     """
     paths = [path for path in Path(output_dir).glob("checkpoint-*") if path.name.rpartition("-")[2].isdecimal()]
     paths.sort(key=_step_of, reverse=True)
@@ -111,14 +114,21 @@ def _snapshot_for(output_dir: str) -> dict[str, Any] | None:
 
 def _in_memory(state: Mapping[str, Any]) -> str:
     """Return a directory for Trainer, whose large files are memory of this process."""
+    global _to_load
     directory = Path(tempfile.mkdtemp(prefix="slurm-elastic-"))
     _files.callback(shutil.rmtree, directory, ignore_errors=True)
-    for name, file in _FILES.items():
-        if state[name] is not None:
-            descriptor = os.memfd_create(file)
+    names = list(_FILES)
+    if state["shards"] is not None:
+        # An index of a file without any weights, for Trainer to find all of them there.
+        names, _to_load = ["scheduler", "scaler"], state["trainer"]["global_step"]
+        (directory / WEIGHTS_INDEX_NAME).write_text(json.dumps({"weight_map": dict.fromkeys(state["shards"], "none")}))
+        torch.save({}, directory / "none")
+    for name, content in zip(names, snapshot.load(**dict.fromkeys(names)), strict=True):
+        if content is not None:
+            descriptor = os.memfd_create(_FILES[name])
             _files.callback(os.close, descriptor)
-            (directory / file).symlink_to(f"/proc/self/fd/{descriptor}")
-            torch.save(state[name], directory / file)
+            (directory / _FILES[name]).symlink_to(f"/proc/self/fd/{descriptor}")
+            torch.save(content, directory / _FILES[name])
     (directory / TRAINER_STATE_NAME).write_text(json.dumps(state["trainer"]))
     return str(directory)
 
@@ -130,19 +140,32 @@ def _is_complete(checkpoint: Path) -> bool:
         return False
 
 
-def _can_be_kept(args: TrainingArguments, model: torch.nn.Module) -> bool:
-    """Return True if all ranks have the whole state, and the arguments of a callback are all of it."""
-    kind = str(AcceleratorState().distributed_type.value)
-    is_sharded = any(hasattr(parameter, "device_mesh") for parameter in model.parameters())
-    is_elsewhere = args.auto_find_batch_size or args.restore_callback_states_from_checkpoint
-    return kind.startswith(("NO", "MULTI_")) and not is_sharded and not is_elsewhere
+def _is_sharded(model: torch.nn.Module) -> bool:
+    return any(hasattr(parameter, "device_mesh") for parameter in model.parameters())
+
+
+def _obstacle(args: TrainingArguments, model: torch.nn.Module) -> str:
+    """Return what has state besides the arguments of a callback, or on ranks alone; nothing if they have all of it."""
+    state = AcceleratorState()
+    kind = str(state.distributed_type.value)
+    if kind == "FSDP" and not state.is_fsdp2:
+        return "FSDP1 has no names for its shards; fsdp_config={'version': 2} has"
+    if kind != "FSDP" and not kind.startswith(("NO", "MULTI_")):
+        return f"{kind} has the state"
+    if _is_sharded(model) and hasattr(model, "peft_config"):
+        return "a sharded model with adapters (PEFT) is not read from memory by Trainer"
+    for name in ("auto_find_batch_size", "restore_callback_states_from_checkpoint"):
+        if getattr(args, name):
+            return f"{name} is set"
+    return ""
 
 
 class ElasticCallback(TrainerCallback):
     """Asks after every optimizer step whether to stop; then Trainer saves, and the worker ends when training has.
 
     It also reports the checkpoints that Trainer writes, and the losses that Trainer logs. Where all ranks have the
-    whole model, it copies the state into the memory of the agents, for `last_checkpoint` in the next round.
+    whole model, or its shards by FSDP2, it copies the state into the memory of the agents, for `last_checkpoint` in the
+    next round.
     """
 
     def __init__(self, *, snapshot_every: int = 1, reseed: bool = True) -> None:
@@ -164,9 +187,11 @@ class ElasticCallback(TrainerCallback):
         """Say so if Trainer goes on at another place of its data than the checkpoint was at."""
         claim("ElasticCallback")
         self._logged = self._kept = state.global_step
-        is_known = trainer.is_managed() and _resumes == _path(args.output_dir)
-        if not is_known or not _can_be_kept(args, kwargs["model"]):
+        if not trainer.is_managed() or _resumes != _path(args.output_dir):
             self._snapshot_every = 0
+        if self._snapshot_every and (obstacle := _obstacle(args, kwargs["model"])):
+            self._keeps_none(obstacle, state)
+        self._load(state, **kwargs)
         if not args.auto_find_batch_size:
             _files.close()
         loader = kwargs.get("train_dataloader")
@@ -198,6 +223,17 @@ class ElasticCallback(TrainerCallback):
         if self._reseeds:
             reseed(args.seed, args.process_index, state.global_step)
 
+    def _load(self, state: TrainerState, *, model: Any, optimizer: Any, lr_scheduler: Any, **_: object) -> None:
+        global _to_load
+        if state.global_step and state.global_step == _to_load:
+            snapshot.load(model=model, optimizer=optimizer, scheduler=lr_scheduler)
+        _to_load = None
+
+    def _keeps_none(self, reason: object, state: TrainerState) -> None:
+        self._snapshot_every = 0
+        if state.is_local_process_zero:
+            _log.warning("no snapshots are taken, a lost node costs the steps since the last checkpoint: %s", reason)
+
     def _keep(self, args: TrainingArguments, state: TrainerState, kwargs: Mapping[str, Any], every: int = 0) -> None:
         every = every or self._snapshot_every
         if not self._snapshot_every or state.global_step - self._kept < every:
@@ -206,8 +242,7 @@ class ElasticCallback(TrainerCallback):
         try:
             snapshot.save(state.global_step, output=_path(args.output_dir), **self._state(state, **kwargs))
         except (snapshot.OutOfMemoryError, TypeError, ValueError) as error:
-            self._snapshot_every = 0
-            _log.warning("no snapshots are taken, a lost node costs the steps since the last checkpoint: %s", error)
+            self._keeps_none(error, state)
 
     def _state(
         self, state: TrainerState, *, model: Any, optimizer: Any, lr_scheduler: Any, **_: object
@@ -219,12 +254,13 @@ class ElasticCallback(TrainerCallback):
             shapes = [{name: None if isinstance(v, float) else v for name, v in entry.items()} for entry in entries]
             numbers = [value for entry in entries for value in entry.values() if isinstance(value, float)]
             self._history = len(entries), json.dumps(shapes), torch.tensor(numbers, dtype=torch.float64)
-        scaler = getattr(optimizer, "scaler", None)
+        scaler, weights = getattr(optimizer, "scaler", None), model.state_dict()
         return {
             "trainer": json.dumps({**plain, **_RANKS_OWN}),
             "history": self._history[1],
             "numbers": self._history[2],
-            "model": model.state_dict(),
+            "shards": list(weights) if _is_sharded(model) else None,
+            "model": weights,
             "optimizer": optimizer.state_dict(),
             "scheduler": lr_scheduler.state_dict(),
             "scaler": None if scaler is None else scaler.state_dict(),

@@ -136,15 +136,19 @@ def restored_state(
         in_place: See :class:`~.state.PresentTensors`.
         own: True to return what the ranks had of their own, too, as a list.
     """
-    places = PresentTensors(tree, present(), in_place)
+    asked = present()
+    places = PresentTensors(tree, asked, in_place)
     if "torch.distributed.tensor" in sys.modules or (layout is not None and layout.tensors):
         from slurm_elastic.snapshot._sharded import restore
 
         planner = None if layout is None else Planner(layout)
         loaded, sharded = restore(tensors, planner, places, global_rank(), parts)
     else:
-        loaded, sharded = [places.copied(index, tensor) for index, tensor in enumerate(tensors)], []
-    restored = rebuild(tree, loaded, sharded)
+        wanted = (index for kind, index in places.wanted if kind == "x")
+        loaded, sharded = {index: places.copied(index, tensors[index]) for index in wanted}, {}
+    # What is not asked for stays in the memory of agents: shards of other nodes, too.
+    restored: dict[str, Any] = dict.fromkeys(tree)
+    restored |= rebuild({name: node for name, node in tree.items() if name in asked}, loaded, sharded)
     if own and layout is not None and layout.own:
         restored[PER_RANK] = [parts.own(rank) for rank in range(layout.world)]
     return restored

@@ -92,8 +92,8 @@ def restore(
     present: PresentTensors,
     rank: int,
     parts: Parts,
-) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """Return the tensors and the sharded tensors of a snapshot, divided as those of the present state.
+) -> tuple[dict[int, torch.Tensor], dict[int, torch.Tensor]]:
+    """Return the tensors and the sharded tensors that are wanted of a snapshot, divided as those of the present state.
 
     A sharded tensor that the present state does not have yet, such as an optimizer's before its first step, is divided
     as present tensors are that were divided like it.
@@ -110,25 +110,28 @@ def restore(
         ValueError: A part does not fit the layout.
     """
     targets = present.found
-    tensors: list[torch.Tensor] = []
+    tensors: dict[int, torch.Tensor] = {}
     for index, view in enumerate(views):
         target = targets.get(("x", index))
+        if ("x", index) not in present.wanted:
+            continue
         if isinstance(target, DTensor) and target.shape == view.shape:
             region = _wanted(target, rank)
             local = view[region.within(Region((0,) * view.dim(), tuple(view.shape)))].clone()
-            tensors.append(_divided(local, tuple(view.shape), _division(target)))
+            tensors[index] = _divided(local, tuple(view.shape), _division(target))
         else:
-            tensors.append(present.copied(index, view))
+            tensors[index] = present.copied(index, view)
     if planner is None:
-        return tensors, []
+        return tensors, {}
     layout = planner.layout
     divisions: dict[tuple[object, ...], _Division] = {}
     for (kind, index), target in targets.items():
         if kind == "s" and isinstance(target, DTensor):
             saved = layout.tensors[index]
             divisions.setdefault((saved.mesh, saved.dimensions), _division(target))
-    regions: list[tuple[_Division | None, Region]] = []
-    for index, saved in enumerate(layout.tensors):
+    wanted = {index: saved for index, saved in enumerate(layout.tensors) if ("s", index) in present.wanted}
+    regions: dict[int, tuple[_Division | None, Region]] = {}
+    for index, saved in wanted.items():
         target = targets.get(("s", index))
         division = _division(target) if isinstance(target, DTensor) else None
         if target is None:
@@ -139,11 +142,12 @@ def restore(
                     " tensor was divided like it: load all that was saved together by one call of snapshot.load"
                 )
         whole = Region((0,) * len(saved.shape), saved.shape)
-        regions.append((division, whole if division is None else _region(saved, division, rank)))
-    pieces = [[*planner.pieces(index, region)] for index, (_, region) in enumerate(regions)]
-    parts.expect((index, piece) for index, group in enumerate(pieces) for piece in group)
-    sharded: list[torch.Tensor] = []
-    for index, (saved, (division, region)) in enumerate(zip(layout.tensors, regions, strict=True)):
+        regions[index] = division, whole if division is None else _region(saved, division, rank)
+    pieces = {index: [*planner.pieces(index, region)] for index, (_, region) in regions.items()}
+    parts.expect((index, piece) for index, group in pieces.items() for piece in group)
+    sharded: dict[int, torch.Tensor] = {}
+    for index, saved in wanted.items():
+        division, region = regions[index]
         target = targets.get(("s", index))
         dtype = getattr(torch, saved.dtype)
         own = _local(target) if present.takes("s", index) else None
@@ -151,7 +155,7 @@ def restore(
         with torch.no_grad():
             for piece in pieces[index]:
                 local[piece.region.within(region)] = parts.shard(index, piece)[piece.region.within(piece.shard)]
-        sharded.append(local if division is None else _divided(local, saved.shape, division))
+        sharded[index] = local if division is None else _divided(local, saved.shape, division)
     return tensors, sharded
 
 

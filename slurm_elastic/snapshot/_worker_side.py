@@ -323,8 +323,9 @@ def to_disk(
 def load(**state: Any) -> Any:
     """Give the script the state that this round starts from, or leave it as it is.
 
-    Objects with `load_state_dict` are loaded in place. After `to_disk` a round without a snapshot in memory starts from
-    the newest checkpoint on disk. Rank 0 chooses it, and the other ranks get its choice through the store of the round.
+    Objects with `load_state_dict` are loaded in place. What is not asked for by name is not read. After `to_disk` a
+    round without a snapshot in memory starts from the newest checkpoint on disk. Rank 0 chooses it, and the other ranks
+    get its choice through the store of the round.
 
     Args:
         **state: As in `save`, with the same names. Sharded tensors are divided as those of the present state, at any

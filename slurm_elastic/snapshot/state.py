@@ -13,9 +13,9 @@ import json
 import math
 import pickle
 import sys
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import msgspec
 
@@ -68,6 +68,10 @@ class Table:
     places: tuple[TensorPlace, ...]
     size: int
     text: str
+
+
+ByIndex: TypeAlias = "Sequence[torch.Tensor] | Mapping[int, torch.Tensor]"
+"""Tensors, or those of them that are wanted."""
 
 
 class Flat(NamedTuple):
@@ -292,6 +296,8 @@ class PresentTensors:
     def __init__(self, tree: Mapping[str, Any], present: Mapping[str, Any], in_place: Collection[str] = ()) -> None:
         self.found: dict[tuple[str, int], torch.Tensor] = {}
         """By kind, x or s, and index."""
+        self.wanted = {place for name, node in tree.items() if name in present for place in _places(node)}
+        """Kind and index of each tensor of what the present state has: others are left where they are."""
         self._in_place: set[tuple[str, int]] = set()
         # A process that has tensors has imported torch.
         loaded = sys.modules.get("torch")
@@ -332,6 +338,16 @@ class PresentTensors:
             return target.copy_(view)
 
 
+def _places(node: Any) -> Iterator[tuple[str, int]]:
+    if isinstance(node, dict):
+        ((kind, content),) = node.items()
+        if kind in "xs":
+            yield kind, content
+        elif kind in "dlt":
+            for item in content:
+                yield from _places(item[1] if kind == "d" else item)
+
+
 def can_take(target: torch.Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> bool:
     """Return whether a tensor can be overwritten with elements of this type in this shape."""
     import torch
@@ -341,7 +357,7 @@ def can_take(target: torch.Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -
     return plain and same and target.is_contiguous() and not target.is_meta and not target.is_inference()
 
 
-def rebuild(tree: Any, tensors: Sequence[torch.Tensor], sharded: Sequence[torch.Tensor] = ()) -> dict[str, Any]:
+def rebuild(tree: Any, tensors: ByIndex, sharded: ByIndex = ()) -> dict[str, Any]:
     """Return a state from one that has an index in the place of each tensor.
 
     Args:

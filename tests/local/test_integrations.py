@@ -334,6 +334,37 @@ def test_lightning_says_what_keeps_its_checkpoints_out_of_memory(tmp_path: Path)
     assert not (tmp_path / "memory").exists()
 
 
+OBSTACLES = """
+import torch
+from accelerate import Accelerator, FullyShardedDataParallelPlugin
+from accelerate.state import PartialState
+from accelerate.utils import DistributedType
+from transformers import TrainingArguments
+from slurm_elastic.integrations import transformers
+
+arguments = TrainingArguments("out", use_cpu=True, auto_find_batch_size=True)
+if json.loads(sys.argv[2]):
+    # Accelerate 1.15 has FSDP for accelerators alone: to it, the CPU is one.
+    assert arguments.device.type == "cpu"
+    PartialState._shared_state["distributed_type"] = DistributedType.MULTI_XPU
+    Accelerator(cpu=True, fsdp_plugin=FullyShardedDataParallelPlugin(**json.loads(sys.argv[2])))
+else:
+    Accelerator(cpu=True)
+print(json.dumps({"obstacle": transformers._obstacle(arguments, torch.nn.Linear(1, 1))}))
+"""
+
+
+@pytest.mark.nightly
+def test_what_keeps_a_state_of_transformers_out_of_memory_is_named(tmp_path: Path) -> None:
+    for expected, arguments in (
+        ("auto_find_batch_size is set", {}),
+        ("auto_find_batch_size is set", {"fsdp_version": 2}),
+        ("FSDP1 has no names for its shards; fsdp_config={'version': 2} has", {"fsdp_version": 1}),
+    ):
+        said, stderr = run(OBSTACLES, tmp_path, stop=-1, **arguments)
+        assert values(said, "obstacle") == [expected], stderr
+
+
 ENDS = """
 import atexit
 import os

@@ -6,11 +6,12 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.local import frameworks
-from tests.local.agents import ROOT, Allocation
+from tests.local.agents import ROOT, Allocation, allocation
 from tests.local.waiting import eventually
 
 pytestmark = pytest.mark.nightly
@@ -67,3 +68,53 @@ def test_transformers_with_the_callback_loses_one_step_at_most(allocate: Allocat
     assert resumed in (last, last + 1), nodes.log()
     assert resumed > CHECKPOINT_EVERY + 1
     print(f"killed after step {last}, went on with step {resumed}")
+
+
+def told(nodes: Allocation) -> list[dict[str, Any]]:
+    """What rank 0 has printed."""
+    lines = [line.partition("] ")[2] for agent in nodes.agents for line in agent.out.splitlines()]
+    return [json.loads(line) for line in lines if line.startswith('{"')]
+
+
+SHARDED = [
+    ("sharded_transformers.py", "fsdp2"),
+    ("sharded_transformers.py", "load"),
+    ("sharded_lightning.py", "shards"),
+]
+
+
+@pytest.mark.parametrize("script", SHARDED, ids=["transformers", "transformers at load", "lightning"])
+def test_a_sharded_model_goes_on_from_memory(tmp_path: Path, script: tuple[str, str]) -> None:
+    frameworks.require()
+    name, kind = script
+
+    def trained(*words: str) -> list[dict[str, Any]]:
+        (directory := tmp_path / "-".join(["run", *words])).mkdir()
+        with allocation(directory, 2) as nodes:
+            command = [str(ROOT / "tests/local" / name), kind, *words]
+            options = ["--nnodes=2", "--max-restarts=1"]
+            agents = nodes.start_all(*options, script=command, PYTHON_EXEC=str(frameworks.PYTHON))
+            assert [agent.wait() for agent in agents] == [0, 0], nodes.log()
+            return told(nodes)
+
+    undisturbed, failed = trained(), trained("7")
+    # A worker that fails costs one step at most: the agents of all shards live.
+    first = [each["step"] for each in failed if each.get("round") == 0]
+    second = [each["step"] for each in failed if each.get("round") == 1]
+    assert first[-1] - 1 < second[0] <= first[-1] + 1, failed
+    assert second[-1] == 12
+    assert [each["weights"] for each in undisturbed if "weights" in each] == [
+        each["weights"] for each in failed if "weights" in each
+    ]
+    assert [each["sharded"] for each in failed if "sharded" in each] == [True]
+
+
+def test_a_strategy_of_lightning_whose_shards_are_not_kept_is_named(allocate: Allocate) -> None:
+    frameworks.require()
+    nodes = allocate(2)
+    script = [str(ROOT / "tests/local/sharded_lightning.py"), "gathers"]
+    agents = nodes.start_all("--nnodes=2", script=script, PYTHON_EXEC=str(frameworks.PYTHON))
+    assert [agent.wait() for agent in agents] == [0, 0], nodes.log()
+    reason = "ModelParallelStrategy shows no shards, as ModelParallelStrategy(save_distributed_checkpoint=True) does"
+    told_why = f"no snapshots are taken, a lost node costs the steps since the last checkpoint: {reason}"
+    assert [agent.err.count(told_why) for agent in agents] == [1, 1], nodes.log()
