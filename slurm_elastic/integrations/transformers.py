@@ -248,6 +248,8 @@ class ElasticCallback(TrainerCallback):
         self, state: TrainerState, *, model: Any, optimizer: Any, lr_scheduler: Any, **_: object
     ) -> dict[str, Any]:
         plain = {field.name: getattr(state, field.name) for field in dataclasses.fields(state)}
+        # The rank that saves notes states of callbacks there, which no other has; only their names have to come back.
+        plain["stateful_callbacks"] = {name: type(each)() for name, each in state.stateful_callbacks.items()}
         entries, before = plain.pop("log_history"), self._history
         if len(entries) != before[0]:
             # Ranks measure different times.
