@@ -70,7 +70,9 @@ _KINDS = {
 _WIDE = {"transformers-wide": "transformers", "lightning-wide": "lightning"}
 _EVENTS = {"killed": Scenario.KILLED, "joins": Scenario.JOINS, "leaves": Scenario.LEAVES}
 _SETTLE = 10.0
-"""Seconds of training before anything happens: some snapshots are safe by then, and imports are learned."""
+"""Seconds of training before anything happens: some snapshots are safe by then."""
+_SETTLE_FRAMEWORKS = 30.0
+"""The same where imports have to be learned, by four nodes that share two cores."""
 _LIMIT = 120.0
 
 
@@ -146,7 +148,7 @@ def _lose(cluster: Cluster, package: Path, kind: _Kind, scenario: Scenario, *, s
         job.wait_training(len(scenario.nodes_before))
         with ExitStack() as asking:
             safe = asking.enter_context(_safe_steps(cluster, job)) if is_sharded else []
-            time.sleep(_SETTLE)
+            time.sleep(_SETTLE_FRAMEWORKS if kind.is_framework else _SETTLE)
             event = scenario.happen(cluster, job)
             wait(lambda: recovery(job.workers(), event, scenario.nodes_after) is not None, _LIMIT)
             workers = job.workers()
