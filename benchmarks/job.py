@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType, TracebackType
 
@@ -75,6 +75,7 @@ class Job:
         python: Path = PYTHON,
         options: Sequence[str] = (),
         arguments: Sequence[str] = (),
+        variables: Mapping[str, str] | None = None,
     ) -> None:
         """Note what will be started.
 
@@ -88,10 +89,12 @@ class Job:
             python: of the agents and their workers.
             options: more of the agents.
             arguments: of `scripts`.
+            variables: of the environment of the agents.
         """
         self.launcher = launcher
         self._cluster = cluster
         self._start, self._package, self._python = start, package, python
+        self._variables = variables or {}
         self.directory = Path(tempfile.mkdtemp(prefix="run-", dir=WORK))
         self.directory.chmod(0o755)
         (self.directory / "steps").mkdir()
@@ -133,7 +136,7 @@ class Job:
             *(f"--ntasks={len(nodes)}", "--ntasks-per-node=1", "--overlap", "--cpu-bind=none"),
             *("--no-kill", "--kill-on-bad-exit=0", "--wait=0", "--export=ALL"),
         ]
-        env = self.launcher.environment
+        env = {**self.launcher.environment, **self._variables}
         if self.launcher is Launcher.OURS:
             env["PYTHONPATH"] = str(self._package)
         with (self.directory / f"agents-{len(self._steps)}.out").open("w") as output:

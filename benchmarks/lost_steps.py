@@ -143,6 +143,8 @@ def _lose(cluster: Cluster, package: Path, kind: _Kind, scenario: Scenario, *, s
         python=FRAMEWORKS_PYTHON if kind.is_framework else PYTHON,
         options=["--snapshot-replicas=1"] if is_sharded else [],
         arguments=[*kind.words, takes] if snapshots else kind.words,
+        # Frameworks take as many threads as there are processors, in each of the four nodes that share these.
+        variables={"OMP_NUM_THREADS": "1"} if kind.is_framework else None,
     ) as job:
         job.start(scenario.nodes_before)
         job.wait_training(len(scenario.nodes_before))
