@@ -64,6 +64,9 @@ def test_a_paused_leader_loses_nobody(allocate: Allocate) -> None:
     nodes = allocate(3)
     agents = nodes.start_all("--rdzv-conf=heartbeat_limit=12")
     nodes.seen(0)
+    nodes.formed(0)
+    # On a busy machine agents may have agreed on a leader twice before the round.
+    before = len(nodes.events())
     members = [_sockets(agent.pid) for agent in agents[1:]]
     agents[0].signal(signal.SIGSTOP)
     # The members miss it: each tries another connection beside its own after half of the heartbeat limit. They stop
@@ -73,7 +76,7 @@ def test_a_paused_leader_loses_nobody(allocate: Allocate) -> None:
     nodes.touch("finish")
     assert [agent.wait() for agent in agents] == [0, 0, 0]
     assert nodes.rounds() == 1
-    assert {event["event"] for event in nodes.events()} == {"round_formed", "run_ended"}, nodes.log()
+    assert [event["event"] for event in nodes.events()[before:]] == ["run_ended"], nodes.log()
 
 
 def test_a_leader_paused_for_long_is_followed_and_joins_its_successor_when_it_goes_on(allocate: Allocate) -> None:

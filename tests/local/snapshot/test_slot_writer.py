@@ -26,16 +26,18 @@ class Saver:
         self.slots = [Slot.make() for _ in range(SLOTS)]
         self._memory = WorkerMemory(self.slots, None, 0, writes=True)
         self._step = 0
+        self._names: tuple[str, ...] = ()
 
     def save(self, state: Mapping[str, Any], *, check_finite: bool = False) -> None:
         self._step += 1
+        self._names = tuple(state)
         self._memory.save(self._step, state, None, check_finite=check_finite)
 
     def newest(self) -> tuple[int, dict[str, Any]]:
         """Return step and state of the newest snapshot."""
         steps = [0 if (found := slot.contents()) is None else found.copy.id.step for slot in self.slots]
         reader = WorkerMemory(self.slots, steps.index(max(steps)), 1, writes=False)
-        loaded = reader.load(dict, own=False)
+        loaded = reader.load(lambda: dict.fromkeys(self._names), own=False)
         assert loaded is not None
         return max(steps), loaded
 
