@@ -42,7 +42,7 @@ _TEXT_FIELDS = 8
 ATTACHED = 16
 """1: the worker uses the trainer API."""
 REGISTERED = 17
-"""1: the worker is registered for expedited barriers, see `_membarrier`."""
+"""1: the worker is registered for expedited barriers, see below."""
 BOUNDARY = 18
 """Number of boundaries that the worker has reached: calls of should_stop."""
 BOUNDARY_TIME = 19
@@ -54,7 +54,7 @@ CHECKPOINT = 21
 STOPPED = 22
 """The boundary at which should_stop told it to stop; 0 before."""
 SHIELDED = 23
-"""1: SIGTERM has no effect on the worker, see `_signal_shield`."""
+"""1: SIGTERM has no effect on the worker, see `_fence`."""
 FIRST_TIME = 24
 """BOUNDARY_TIME of the first boundary; 0 before, and always from a worker with an older version of this package."""
 FIRST_STEP = 25

@@ -94,7 +94,7 @@ class Coordination:
         True if they have to write their dumps."""
         self.report: Callable[[], str] = lambda: "{}"
         """Returns what this agent does now as JSON, in the thread, when a client of the leader asks; see
-        :mod:`.status_requests`."""
+        :mod:`.requests`."""
         self._ready = threading.Event()
         self._stopped = self._closed = False
         self._closing = threading.Lock()

@@ -17,7 +17,8 @@ import weakref
 from types import FunctionType, ModuleType
 from typing import Any
 
-from slurm_elastic.agent.forkserver._linux import has_type, namespace_of, silence_c_stderr, spare_exit_handlers
+from slurm_elastic.agent.forkserver._linux import silence_c_stderr, spare_exit_handlers
+from slurm_elastic.agent.forkserver._script_objects import has_type, namespace_of
 
 _OF_THE_INTERPRETER = frozenset({"builtins", "sys"})
 """Modules that Python itself clears last."""

@@ -26,7 +26,7 @@ from slurm_elastic.agent.forkserver._import_list import (
 )
 from slurm_elastic.agent.forkserver._import_record import ImportRecord, is_installed, observe
 from slurm_elastic.agent.forkserver._import_trial import PROBE_TIMEOUT, ImportTrial, probe_forks
-from slurm_elastic.agent.forkserver._linux import namespace_of
+from slurm_elastic.agent.forkserver._script_objects import namespace_of
 
 _QUIET_SECONDS = 2.0
 """Seconds without a new import after which the fork server has tried what was recorded so far."""

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any
 
-from slurm_elastic.agent.forkserver._linux import namespace_of
+from slurm_elastic.agent.forkserver._script_objects import namespace_of
 
 _SIZE = 1 << 20
 _LENGTH = struct.Struct("=Q")

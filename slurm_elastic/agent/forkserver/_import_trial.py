@@ -20,8 +20,9 @@ from datetime import timedelta
 from typing import Any, NoReturn
 
 from slurm_elastic.agent.forkserver._import_record import is_own_file, listen, random_states
-from slurm_elastic.agent.forkserver._linux import children, memory_file, namespace_of, set_parent_death_signal
+from slurm_elastic.agent.forkserver._linux import children, memory_file, set_parent_death_signal
 from slurm_elastic.agent.forkserver._preload import BrokenPreloadError, import_module, torch_says, uncollected
+from slurm_elastic.agent.forkserver._script_objects import namespace_of
 from slurm_elastic.agent.node.devices import cuda_is_open, devices_counted
 
 _WORKER_VARIABLES = frozenset(

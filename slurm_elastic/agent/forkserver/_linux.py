@@ -1,23 +1,14 @@
-"""Linux and C library calls that Python's standard library lacks: prctl, signalfd, on_exit, fields of /proc, memfd.
-
-Beside them stand the reading of objects without running their code, and what keeps gloo's groups from hanging at exit.
-"""
+"""Linux and C library calls that Python's standard library lacks: prctl, signalfd, on_exit, fields of /proc, memfd."""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
-import functools
-import gc
 import os
-import signal
 import struct
 import sys
-import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Iterable
 from pathlib import Path
-from types import ModuleType
-from typing import Any
 
 # linux/prctl.h
 _PR_SET_PDEATHSIG = 1
@@ -172,112 +163,3 @@ def read_memory_file(descriptor: int) -> bytes:
     os.lseek(descriptor, 0, os.SEEK_SET)
     with open(descriptor, "rb") as file:
         return file.read()
-
-
-# Reads modules and types of objects without running code of these objects.
-#
-# `isinstance` asks an object of another type for its ``__class__``, and `vars` asks a module for its ``__dict__``: a
-# lazy proxy imports something then. All modules of this package that look at a script's objects use these functions.
-_NAMESPACE: Any = vars(ModuleType)["__dict__"]
-
-
-def has_type(value: object, types: tuple[type, ...]) -> bool:
-    """Return whether the type of a value is one of these or derived from one.
-
-    Args:
-        value: Any object; none of its attributes is read.
-        types: Classes without a metaclass of their own.
-    """
-    return issubclass(type(value), types)
-
-
-def namespace_of(module: object) -> dict[str, Any] | None:
-    """Return the namespace of a module; None for another object, which may be in `sys.modules`, too."""
-    if not has_type(module, (ModuleType,)):
-        return None
-    namespace: dict[str, Any] = _NAMESPACE.__get__(module)
-    return namespace
-
-
-# Keeps a worker from hanging in the destructor of a process group of gloo.
-#
-# The fork server calls `keep_owned_groups` once, before other modules import torch's functions. Invariant: Python
-# frees each process group that a DistributedDataParallel owned when the script destroyed it.
-def keep_owned_groups() -> None:
-    """Let torch's destroy_process_group keep the groups that a DistributedDataParallel still owns.
-
-    gloo's thread needs the GIL to free the work of the last collective, and ~ProcessGroupGloo waits for that thread.
-    The last Python reference to a group releases the GIL for that (IntrusivePtrNoGilDestructor), but a c10d::Reducer
-    that owns the group last does not (~Reducer, torch 2.13): the worker hangs where gloo's thread waits for the GIL.
-    Of the runs of torch's DDP tutorial 18 % hang so if torch._dynamo is imported before the script.
-    """
-    distributed = sys.modules["torch.distributed"]
-    implementation: Any = sys.modules["torch.distributed.distributed_c10d"]
-    destroy: Callable[..., Any] = implementation.destroy_process_group
-    model_type: type = sys.modules["torch.nn.parallel"].DistributedDataParallel
-    kept: list[object] = []
-
-    @functools.wraps(destroy)
-    def destroy_process_group(*arguments: Any, **options: Any) -> Any:
-        # Groups whose models are gone lose their last reference here.
-        kept[:] = _owned_groups(model_type)
-        return destroy(*arguments, **options)
-
-    for module in (distributed, implementation):
-        vars(module)["destroy_process_group"] = destroy_process_group
-
-
-def _owned_groups(model_type: type) -> list[object]:
-    """Return the process groups of all models of this type, without running code of the script."""
-    models = [value for value in gc.get_objects() if has_type(value, (model_type,))]
-    return [object.__getattribute__(model, "__dict__").get("process_group") for model in models]
-
-
-_MARKS = ("SLURM_ELASTIC_WARM", "SLURM_ELASTIC_ROUND")
-"""Variables that a process has only if it was forked from the fork server, or executed by a worker."""
-
-
-def kill_orphans(sessions: Collection[int], timeout: float, spared: Collection[int] = ()) -> dict[int, int]:
-    """Kill and reap the children of this process that belong to workers, and what they leave behind in turn.
-
-    Args:
-        sessions: The ids of the workers' sessions.
-        timeout: Seconds after which processes are left that do not end (uninterruptible sleep).
-        spared: The pids of processes that are no workers'.
-
-    Returns:
-        The exit codes, or minus signal numbers, of the reaped processes by pid.
-    """
-    codes: dict[int, int] = {}
-    end = time.monotonic() + timeout
-
-    def is_orphan(pid: int) -> bool:
-        return pid not in spared and (session_of(pid) in sessions or _is_marked(pid))
-
-    while left := [pid for pid in children(os.getpid()) if is_orphan(pid)]:
-        for pid in left:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, signal.SIGKILL)
-            reaped, status = os.waitpid(pid, os.WNOHANG)
-            if reaped:
-                codes[pid] = os.waitstatus_to_exitcode(status)
-        if time.monotonic() > end:
-            break
-        time.sleep(0.005)
-    return codes
-
-
-def _is_marked(pid: int) -> bool:
-    """Return whether a process was started with the environment of a worker; a session of its own does not hide that.
-
-    The agent's other children (scontrol, py-spy) were not. If the agent itself runs in a worker, they were, too; then
-    only sessions count.
-    """
-    if any(name in os.environ for name in _MARKS):
-        return False
-    try:
-        # The environment that it, or the process that it was forked from, was executed with (proc_pid_environ(5)).
-        environment = Path(f"/proc/{pid}/environ").read_bytes()
-    except OSError:
-        return False
-    return any(os.fsdecode(entry.partition(b"=")[0]) in _MARKS for entry in environment.split(b"\0"))

@@ -8,8 +8,11 @@ import resource
 import select
 import signal
 import subprocess
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
 
+from slurm_elastic.agent.forkserver._linux import children, session_of
 from slurm_elastic.agent.forkserver._protocol import Channel
 from slurm_elastic.agent.forkserver.worker_command import Program, boot_environment
 from slurm_elastic.descriptors import given_limit
@@ -128,3 +131,53 @@ def spawn(
         # An agent that starts a second fork server has raised its own limit on open files in the meantime.
         resource.prlimit(process.pid, resource.RLIMIT_NOFILE, given_limit())
     return near_end, process
+
+
+_MARKS = ("SLURM_ELASTIC_WARM", "SLURM_ELASTIC_ROUND")
+"""Variables that a process has only if it was forked from the fork server, or executed by a worker."""
+
+
+def kill_orphans(sessions: Collection[int], timeout: float, spared: Collection[int] = ()) -> dict[int, int]:
+    """Kill and reap the children of this process that belong to workers, and what they leave behind in turn.
+
+    Args:
+        sessions: The ids of the workers' sessions.
+        timeout: Seconds after which processes are left that do not end (uninterruptible sleep).
+        spared: The pids of processes that are no workers'.
+
+    Returns:
+        The exit codes, or minus signal numbers, of the reaped processes by pid.
+    """
+    codes: dict[int, int] = {}
+    end = time.monotonic() + timeout
+
+    def is_orphan(pid: int) -> bool:
+        return pid not in spared and (session_of(pid) in sessions or _is_marked(pid))
+
+    while left := [pid for pid in children(os.getpid()) if is_orphan(pid)]:
+        for pid in left:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+            reaped, status = os.waitpid(pid, os.WNOHANG)
+            if reaped:
+                codes[pid] = os.waitstatus_to_exitcode(status)
+        if time.monotonic() > end:
+            break
+        time.sleep(0.005)
+    return codes
+
+
+def _is_marked(pid: int) -> bool:
+    """Return whether a process was started with the environment of a worker; a session of its own does not hide that.
+
+    The agent's other children (scontrol, py-spy) were not. If the agent itself runs in a worker, they were, too; then
+    only sessions count.
+    """
+    if any(name in os.environ for name in _MARKS):
+        return False
+    try:
+        # The environment that it, or the process that it was forked from, was executed with (proc_pid_environ(5)).
+        environment = Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:
+        return False
+    return any(os.fsdecode(entry.partition(b"=")[0]) in _MARKS for entry in environment.split(b"\0"))

@@ -74,7 +74,7 @@ class Order:
 #
 # It is a pair of Unix sockets without a name, so no other process can connect. Messages are small JSON objects that
 # keep their boundaries (SOCK_SEQPACKET); what may be large (a worker's environment, a pickled call) goes into a
-# memory file (see `_memfd`) whose descriptor is sent with the message.
+# memory file (`_linux.memory_file`) whose descriptor is sent with the message.
 _LARGEST_MESSAGE = 65536
 _MOST_DESCRIPTORS = 16
 

@@ -28,7 +28,6 @@ from slurm_elastic.agent.forkserver._linux import (
     ancestors,
     become_subreaper,
     flush_c_streams,
-    keep_owned_groups,
     read_memory_file,
     sent_signals,
     set_parent_death_signal,
@@ -36,6 +35,7 @@ from slurm_elastic.agent.forkserver._linux import (
     signal_descriptor,
 )
 from slurm_elastic.agent.forkserver._protocol import Channel
+from slurm_elastic.agent.forkserver._script_objects import keep_owned_groups
 from slurm_elastic.control import start_sampling
 
 _FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)

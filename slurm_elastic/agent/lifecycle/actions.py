@@ -12,8 +12,6 @@ from slurm_elastic.rendezvous.transport import messages
 if TYPE_CHECKING:
     from slurm_elastic.agent.lifecycle.states import AgentOutcome, WorkersResult
 
-# Actions.
-
 
 @dataclass(frozen=True, slots=True)
 class Join:

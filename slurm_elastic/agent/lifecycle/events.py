@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from slurm_elastic.rendezvous import leader_events
 from slurm_elastic.rendezvous.membership import LeaveReason, WorkerFailure
 
-# Events. The leader's messages are events as they are.
+# The leader's messages are events as they are.
 
 
 @dataclass(frozen=True, slots=True)

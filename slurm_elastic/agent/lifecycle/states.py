@@ -128,9 +128,6 @@ def depart(
     return Departure(reason, detail, stop_by, gone_by)
 
 
-# States.
-
-
 @dataclass(frozen=True, slots=True)
 class Joining:
     """The agent has no workers and waits for an assignment in the next round.

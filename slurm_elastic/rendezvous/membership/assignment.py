@@ -129,7 +129,7 @@ def build_table(
 
 # Segments: rounds of whole groups of K nodes of one failure domain (``--segment K``). Pure.
 #
-# `advance` and `pending_joins` count by them, `transitions` chooses members by them. What is left of a domain after
+# `advance` and `transitions` count by them, and `transitions` chooses members by them. What is left of a domain after
 # its whole segments are spares. Without ``--segment`` each node is a segment, and nothing here costs anything.
 def nodes_in_segments(agents: Iterable[Agent], segment: int) -> int:
     """Return how many of the agents are in whole segments of their domains."""
