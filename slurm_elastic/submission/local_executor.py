@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import socket
 import sys
 import uuid
 from collections.abc import Callable, Sequence
@@ -139,16 +138,14 @@ class DebugElasticExecutor(debug.DebugExecutor):
 
 
 def _only_worker(job_id: str) -> dict[str, str]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     zeros = ("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "TORCHELASTIC_RESTART_COUNT", "SLURM_ELASTIC_ROUND")
     ones = ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE")
     return {
         **dict.fromkeys(zeros, "0"),
         **dict.fromkeys(ones, "1"),
         "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
+        # The store of the only worker takes a free port when it is made: one chosen here may be taken by then.
+        "MASTER_PORT": "0",
         "SLURM_ELASTIC_RUN_ID": job_id,
         "SLURM_ELASTIC_NODE": "localhost",
         "SLURM_ELASTIC_REASON": "start",

@@ -195,11 +195,14 @@ def test_a_node_that_does_not_reach_the_leader(allocate: Allocate) -> None:
     options = ["--nnodes=1:3", "--rdzv-conf=last_call_timeout=0.5"]
     first = nodes.start(1, *options)
     first.expect("round 0 formed")
+    # It has begun before the other one has 8 s to reach the leader, and joins within them.
+    third = nodes.start(3, *options, "--node-check=: > waits; while ! test -e join; do /bin/sleep 0.05; done")
+    eventually((nodes.directory / "waits").exists, nodes.log)
     # A network without any route: its loopback is down.
     cut = ["--local-addr=127.0.0.2", "--nnodes=1:3", "--rdzv-conf=join_timeout=8", str(WORKER)]
     second = nodes.command(2, "/usr/bin/unshare", "--net", *agent_command(*cut))
     second.expect("scontrol show job 7 cannot be started")
-    third = nodes.start(3, *options)
+    nodes.touch("join")
     first.expect("round 1 formed")
     assert second.wait() == 75
     assert "127.0.0.2 ends: no leader of run 7 on 127.0.0.1: 127.0.0.1:" in second.err

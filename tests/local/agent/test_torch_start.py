@@ -86,15 +86,17 @@ def _runs(pid: int) -> bool:
     return True
 
 
-def test_different_releases_on_the_nodes_of_a_run_are_said_once(allocate: Allocate) -> None:
+def test_a_leader_says_once_that_nodes_have_different_releases(allocate: Allocate) -> None:
     nodes = allocate(3)
     other = {"slurm_elastic.rendezvous.connect.own_releases": functools.partial(str, "Python 3.9, torch 2.12.0")}
     agents = [nodes.start(1), *(nodes.start(number, constants=other) for number in (2, 3))]
     nodes.seen(0)
     nodes.touch("finish")
     assert [agent.wait() for agent in agents] == [0, 0, 0]
-    lines = [line for line in nodes.log().splitlines() if "install the same releases on all nodes of a run" in line]
-    assert len(lines) == 1
+    said = [[line for line in agent.err.splitlines() if "install the same releases" in line] for agent in agents]
+    # On a busy machine another agent may have led until the first one came, and has said it, too.
+    assert max(len(lines) for lines in said) == 1
     # Whichever joined first.
-    assert "has Python 3.9, torch 2.12.0" in lines[0]
-    assert "127.0.0.1 has Python 3." in lines[0]
+    for (line,) in filter(None, said):
+        assert "has Python 3.9, torch 2.12.0" in line
+        assert "127.0.0.1 has Python 3." in line
