@@ -165,10 +165,12 @@ def test_a_worker_that_is_cut_off_may_not_publish_though_nobody_has_followed_yet
     nodes = allocate(2)
     script = nodes.directory / "slow_to_publish.py"
     script.write_text(_SLOW_TO_PUBLISH)
-    leader = nodes.start(1, QUICK, script=[str(script)])
+    # So that nobody counts as lost who waits for a processor before the leader is paused.
+    limit = "--rdzv-conf=heartbeat_limit=3"
+    leader = nodes.start(1, limit, script=[str(script)])
     # Workers of a broken group get half a second, in which one that has to wait for a processor may not come to answer.
     patient = {"slurm_elastic.agent.lifecycle.machine.UNPLANNED_STOP_TIMEOUT": 60.0}
-    member = nodes.start(2, QUICK, script=[str(script)], constants=patient)
+    member = nodes.start(2, limit, script=[str(script)], constants=patient)
     eventually(lambda: len(list(nodes.directory.glob("ready.*"))) == 2)
     leader.signal(signal.SIGSTOP)
     answer = nodes.directory / "answer.1"
