@@ -84,11 +84,14 @@ class _Loss:
         recovery: steps and seconds.
         copy: steps from the one that was taken to the one at which it was safe; None if none was.
         between: from one safe step to the next.
+        first_start: seconds from the model to the first step where there was nothing to load; None if the script does
+            not tell.
     """
 
     recovery: Recovery
     copy: float | None = None
     between: float | None = None
+    first_start: float | None = None
 
 
 _Found = dict[tuple[str, Scenario, bool], list[_Loss | None]]
@@ -157,7 +160,15 @@ def _lose(cluster: Cluster, package: Path, kind: _Kind, scenario: Scenario, *, s
         found = recovery(workers, event, scenario.nodes_after)
         if found is None:
             return None
-        return _Loss(found, *_copies(workers, [each for each in safe if each[0] < event])) if safe else _Loss(found)
+        first_start = _first_start(workers, event, len(scenario.nodes_before))
+        copies = _copies(workers, [each for each in safe if each[0] < event]) if safe else (None, None)
+        return _Loss(found, *copies, first_start)
+
+
+def _first_start(workers: Sequence[Worker], event: float, nodes: int) -> float | None:
+    starts = [worker for worker in workers if worker.started < event and worker.world == nodes and worker.steps]
+    models = [worker.reached["model"] for worker in starts if "model" in worker.reached]
+    return min(worker.steps[0] for worker in starts) - max(models) if models else None
 
 
 @contextmanager
@@ -230,10 +241,14 @@ def _show_frameworks(
 ) -> None:
     table = Table(
         "Four nodes that train by a framework: what an event costs with its lines, and under torchrun",
-        ["training", "event", "steps repeated", "most", "gap", "longest", "torchrun: steps repeated", "torchrun: gap"],
+        [
+            *("training", "event", "steps repeated", "most", "gap", "longest", "first start"),
+            *("torchrun: steps repeated", "torchrun: gap"),
+        ],
         note=f"Medians of {options.repetitions}, of torchrun {options.torchrun}. With the lines of the how-to there is "
         "a snapshot after every step; under torchrun tuned by hand the framework's own checkpoint every 20 steps. "
-        "Gap: seconds between two training steps.",
+        "Gap: seconds between two training steps. First start: seconds from the model to the first step when there was "
+        "nothing to load: what the framework and DistributedDataParallel do in them is part of a gap, too.",
     )
     for kind in names:
         for scenario in events:
@@ -241,7 +256,8 @@ def _show_frameworks(
             lost, most = _lost(ours)
             gaps = _gaps(ours)
             longest = None if None in gaps else max(each for each in gaps if each is not None)
-            cells: list[Cell] = [_steps(lost), _steps(most), seconds(median(gaps)), seconds(longest)]
+            first_start = median(None if one is None else one.first_start for one in ours)
+            cells: list[Cell] = [_steps(lost), _steps(most), *map(seconds, (median(gaps), longest, first_start))]
             beside = [_steps(_lost(theirs)[0]), seconds(median(_gaps(theirs)))] if theirs else ["", ""]
             table.rows.append([name, scenario.value, *cells, *beside])
             promise = f"{name}, {scenario.value}: at most 1 step repeated"
