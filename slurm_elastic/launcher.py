@@ -94,13 +94,13 @@ class LaunchConfig:
 
     Attributes:
         min_nodes: A round needs at least this many nodes; None for 1.
-        max_nodes: A round has at most this many nodes; None for the nodes of the job.
+        max_nodes: A round has at most this many nodes; None for the default of ``--nnodes``.
         workers_per_node: Workers on this node; None for one per GPU that the job has on it, else 1.
         max_restarts: Number of worker failures that the run survives.
         run_id: Jobs with the same run id and run directory are one run; None for the id of the job or array.
         run_dir: Directory on a file system that all nodes share; None for the directory in which sbatch was called.
         start: ``warm`` to fork workers from a process that has imported torch, ``cold`` for a fresh Python each.
-        preload: Modules that a warm start imports beside torch.
+        preload: Modules that a warm start imports besides torch.
         hang_timeout: Seconds after which a worker that takes no step is killed, or ``auto``; None for never.
         agent_arguments: Further options as on the command line of the agent, such as ``--interface=ib0``.
     """

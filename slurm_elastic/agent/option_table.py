@@ -39,7 +39,7 @@ GROUPS = {
     "the run and its nodes": (
         Option(
             "--run-id",
-            "same as --rdzv-id; jobs with the same run id and run directory are one run (default: the job's id)",
+            "same as --rdzv-id; jobs with the same run id and run directory are one run (default: one for each srun)",
             "RUN_ID",
             torchrun="rdzv_id",
         ),
@@ -102,7 +102,7 @@ GROUPS = {
         ),
         Option(
             "--preload",
-            "modules that a warm start imports beside torch, such as numpy,my.data (default: none)",
+            "modules that a warm start imports besides torch, such as numpy,my.data (default: none)",
             "MODULES",
         ),
         Option(
@@ -130,7 +130,7 @@ GROUPS = {
             "the time in sbatch --signal=USR2@SECONDS, and for the save before the limit (default: 120)",
             "SECONDS",
         ),
-        Option("--grace", "seconds from SIGTERM to SIGKILL, where Slurm cannot be asked (default: 30)", "SECONDS"),
+        Option("--grace", "seconds from SIGTERM to SIGKILL, if Slurm does not say (default: 30)", "SECONDS"),
         Option(
             "--max-requeues",
             "how often the job is requeued because of its time limit (default: 10); preemptions do not count",
@@ -161,8 +161,8 @@ GROUPS = {
         Option("--no-watchdog", "do not watch for workers whose torch.distributed.elastic.timer expired", switch=True),
         Option(
             "--node-check",
-            "a command for the shell; a node on which it fails does not join the run. Before it, memory and "
-            "directories for temporary files are checked; off: no check at all (default: these alone)",
+            "a command for the shell; a node on which it fails does not join the run. Before it the agent checks "
+            "memory, directories for temporary files and GPUs; off: no check at all (default: these alone)",
             "COMMAND",
         ),
         Option("--node-check-timeout", "seconds after which --node-check has failed (default: 60)", "SECONDS"),
@@ -174,7 +174,7 @@ GROUPS = {
         ),
         Option(
             "--max-excluded",
-            "how many nodes with strikes the job excludes when it is requeued (default: 2); 0 for none",
+            "how many nodes a requeued job excludes that were at fault several times (default: 2); 0 for none",
             "N",
         ),
     ),
@@ -194,11 +194,11 @@ GROUPS = {
             default="3",
         ),
     ),
-    "what it tells": (
+    "output": (
         Option(
             "--console",
-            "brief: one line per fact on stderr, and without the last words of workers that another one has made fail; "
-            "full: every line of agents and workers (default: brief). agents/ and logs/ in the run directory have all",
+            "brief: one line per fact on stderr, without the tracebacks of workers that fail because of another one; "
+            "full: every line of agents and workers (default: brief). The run directory has all lines",
             choices=("brief", "full"),
             default="brief",
         ),
@@ -208,7 +208,7 @@ GROUPS = {
             "finished or failed, waits for nodes, or makes no progress (default: none)",
             "COMMAND",
         ),
-        Option("--notify-after", "how long a wait is before --notify tells of it (default: 600)", "SECONDS"),
+        Option("--notify-after", "how long a wait is before --notify reports it (default: 600)", "SECONDS"),
         Option(
             "--health-bind", "address of the health port; 0.0.0.0 for all addresses (default: 127.0.0.1)", "ADDRESS"
         ),

@@ -105,7 +105,7 @@ class AgentSettings:
     start: Start
     """``--start``; a worker that cannot start warm starts cold."""
     preload: tuple[str, ...]
-    """Modules to import beside torch before workers are forked."""
+    """Modules to import besides torch before workers are forked."""
     requeue_policy: RequeuePolicy
     """The user's options for the requeue of the job."""
     watchdog: bool

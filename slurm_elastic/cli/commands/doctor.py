@@ -42,8 +42,8 @@ class Doctor(ViewCommand):
     def add_options(self, parser: Parser) -> None:
         """See base class."""
         parser.usage = "slurm-elastic doctor [options] [options of sbatch]"
-        parser.add_argument("--nodes", metavar="N", help="look at so many nodes, in a job of the doctor's own")
-        parser.add_argument("--checkpoint", metavar="SECONDS", help="how long the script takes to save")
+        parser.add_argument("--nodes", metavar="N", help="check N nodes, too, in a short job of the doctor's own")
+        parser.add_argument("--checkpoint", metavar="SECONDS", help="seconds that the script takes to save")
         parser.add_argument("--run-dir", metavar="DIR", help="as for the agent (default: the current directory)")
         parser.add_argument(
             "--template", metavar="FILE", help="the batch script whose options and site block the job gets"

@@ -55,11 +55,11 @@ class Logs(ViewCommand):
     def add_options(self, parser: Parser) -> None:
         """See base class."""
         add_run(parser, or_newest=True)
-        parser.add_argument("--rank", metavar="RANKS", help="of these ranks only, such as 0,4-7")
-        parser.add_argument("--node", metavar="NODES", help="of these nodes only, such as node[1-3]")
-        parser.add_argument("--round", metavar="ROUNDS", help="of these rounds only, such as 0,2-4, or last")
-        parser.add_argument("--since", metavar="TIME", help="not older than 90s, 10min, 2h, 1d, or since 14:05")
-        parser.add_argument("--grep", metavar="PATTERN", help="lines that match this regular expression of Python only")
+        parser.add_argument("--rank", metavar="RANKS", help="only these ranks, such as 0,4-7")
+        parser.add_argument("--node", metavar="NODES", help="only these nodes, such as node[1-3]")
+        parser.add_argument("--round", metavar="ROUNDS", help="only these rounds, such as 0,2-4, or last")
+        parser.add_argument("--since", metavar="TIME", help="only since 90s, 10min, 2h, 1d ago, or since 14:05")
+        parser.add_argument("--grep", metavar="PATTERN", help="only lines that match this regular expression of Python")
         parser.add_argument("--follow", "-f", action="store_true", help="go on until the run is finished or has failed")
         parser.add_argument("--errors", action="store_true", help="each failure once: the root cause, what followed")
 

@@ -40,19 +40,19 @@ class Rehearse(ViewCommand):
         """See base class."""
         parser.usage = "slurm-elastic rehearse [options] train.py [arguments]"
         parser.add_argument("--nodes", metavar="N", default="3", help="nodes at the start (default: 3)")
-        parser.add_argument("--scenario", metavar="FILE", help="the mishaps, one a line; - for standard input")
+        parser.add_argument("--scenario", metavar="FILE", help="file with mishaps, one a line; - for stdin")
         parser.add_argument(
-            "--mishaps", metavar="KINDS", help="these, spread over the training (default: preempt,join,kill)"
+            "--mishaps", metavar="KINDS", help="one of each, over the training (default: preempt,join,kill)"
         )
         parser.add_argument("--nproc-per-node", metavar="N", help="workers of each node (default: 1)")
         parser.add_argument(
-            "--tolerance", metavar="PART", default="0.02", help="by which losses may differ (default: 0.02)"
+            "--tolerance", metavar="PART", default="0.02", help="part by which losses may differ (default: 0.02)"
         )
         parser.add_argument(
-            "--timeout", metavar="SECONDS", default="300", help="without a step, until a run is ended (default: 300)"
+            "--timeout", metavar="SECONDS", default="300", help="end a run that takes no step so long (default: 300)"
         )
         parser.add_argument(
-            "--link", metavar="PATH", action="append", default=[], help="the script finds this in its directory"
+            "--link", metavar="PATH", action="append", default=[], help="the script finds this file in its directory"
         )
         parser.add_argument("--keep", metavar="DIR", help="keep everything in this new directory")
         parser.add_argument("--report", metavar="FILE", help="also write a page with the findings and the run")

@@ -14,10 +14,10 @@ from slurm_elastic.errors import UsageError
 Options = dict[str, "str | None"]
 
 
-def add_nodes(parser: Parser) -> None:
-    """Add the run and the number of nodes."""
+def add_nodes(parser: Parser, text: str) -> None:
+    """Add the run and the number of nodes; `text` is the help for that number."""
     add_run(parser)
-    parser.add_argument("--nodes", required=True, metavar="N", help="nodes more or less")
+    parser.add_argument("--nodes", required=True, metavar="N", help=text)
 
 
 def split(arguments: Sequence[str], own: Sequence[str]) -> tuple[list[str], Options]:
@@ -91,7 +91,7 @@ class Resize(Command):
     def add_options(self, parser: Parser) -> None:
         """See base class."""
         add_run(parser)
-        parser.add_argument("size", metavar="N", help="nodes that the run shall have, with those asked for before")
+        parser.add_argument("size", metavar="N", help="nodes that the run is to have, with those that it waits for")
 
     def run(self, arguments: Sequence[str]) -> int:
         """Ask for the difference, and print what was asked for."""
@@ -115,7 +115,7 @@ class Grow(Command):
 
     def add_options(self, parser: Parser) -> None:
         """See base class."""
-        add_nodes(parser)
+        add_nodes(parser, "number of nodes to add")
 
     def run(self, arguments: Sequence[str]) -> int:
         """Submit the job, and print its id."""
@@ -141,7 +141,7 @@ class Shrink(Command):
 
     def add_options(self, parser: Parser) -> None:
         """See base class."""
-        add_nodes(parser)
+        add_nodes(parser, "number of nodes to give back")
 
     def run(self, arguments: Sequence[str]) -> int:
         """Ask the nodes to leave, and print which."""

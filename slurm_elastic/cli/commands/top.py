@@ -45,7 +45,7 @@ class Top(ViewCommand):
         """See base class."""
         add_run(parser, or_newest=True)
         parser.add_argument(
-            "--interval", metavar="SECONDS", type=float, default=2.0, help="between two looks, 1 to 3600 (default: 2)"
+            "--interval", metavar="SECONDS", type=float, default=2.0, help="between two updates, 1 to 3600 (default: 2)"
         )
 
     def show(self, arguments: Sequence[str]) -> int:

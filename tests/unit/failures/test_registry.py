@@ -144,7 +144,7 @@ def test_a_row_is_found(name: str, text: str, exit_code: int) -> None:
 
 
 def test_the_page_has_every_row() -> None:
-    table, _, faults = PAGE.read_text().partition("## Faults that are tried")
+    table, _, faults = PAGE.read_text().partition("## Faults that are tested")
     told = re.findall(r"^\| `(\w+)` \| (.*?) \| (.*?) \| (.*?) \|", table, flags=re.MULTILINE)
     words = {Outlook.NOT_AGAIN: "does not help", Outlook.AGAIN: "helps", Outlook.ELSEWHERE: "elsewhere"}
     assert told == [
