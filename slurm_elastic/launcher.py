@@ -97,7 +97,7 @@ class LaunchConfig:
         max_nodes: A round has at most this many nodes; None for the default of ``--nnodes``.
         workers_per_node: Workers on this node; None for one per GPU that the job has on it, else 1.
         max_restarts: Number of worker failures that the run survives.
-        run_id: Jobs with the same run id and run directory are one run; None for the id of the job or array.
+        run_id: Jobs with the same run id and run directory are one run; None as `agent --run-id` by default.
         run_dir: Directory on a file system that all nodes share; None for the directory in which sbatch was called.
         start: ``warm`` to fork workers from a process that has imported torch, ``cold`` for a fresh Python each.
         preload: Modules that a warm start imports besides torch.

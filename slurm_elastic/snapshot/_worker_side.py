@@ -331,7 +331,7 @@ def load(**state: Any) -> Any:
         **state: As in `save`, with the same names. Sharded tensors are divided as those of the present state, at any
             number of ranks. With `per_rank`, a value for a fresh start such as an empty list, `load` returns what each
             rank of the snapshot had saved there, as a list of dicts by rank: the new group has ranks of its own, maybe
-            more or fewer, and the script decides which one takes what. A checkpoint on disk does not have it.
+            more or fewer, and the script decides which one takes what.
 
     Returns:
         The plain values: the value itself if there is one, a tuple in the order of the arguments if there are more,
