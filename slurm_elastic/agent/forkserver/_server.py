@@ -105,7 +105,8 @@ class ServerProcess:
         self._learner = ImportLearner(None, (), (), ())
         self._replacement: _Replacement | None = None
         self._next_attempt: Attempt | None = None
-        self._low_priority = True
+        self._is_awaited = False
+        """True while the first workers wait for the replacement's imports."""
         self._progress_reported = 0.0
         self._has_workers = True
         """True if this process, and not the one that it was forked from, starts the workers of the current round."""
@@ -164,7 +165,7 @@ class ServerProcess:
             return False
         if self._replacement_is_up_to_date() or not self._learner.is_quiet():
             return False
-        self._next_attempt, self._low_priority = self._learner.next_attempt(), True
+        self._next_attempt, self._is_awaited = self._learner.next_attempt(), False
         return self._next_attempt is not None
 
     def _replacement_is_up_to_date(self) -> bool:
@@ -203,7 +204,7 @@ class ServerProcess:
         state: dict[str, Any] = {"state": "warm"}
         try:
             obstacle, self._torch_seed = preload.import_required(
-                lambda name: self._report(state="importing", module=name), tried="joint" in self._settings
+                lambda name: self._report(state="importing", module=name)
             )
         except preload.BrokenPreloadError as error:
             # Cold workers import torch themselves, and fail with its error if the script needs it.
@@ -215,7 +216,7 @@ class ServerProcess:
         if state["state"] == "warm":
             keep_owned_groups()
             # An import may make a process unfit to fork workers: a replacement tries, and this process stays.
-            self._next_attempt, self._low_priority = self._learner.begin(), False
+            self._next_attempt, self._is_awaited = self._learner.begin(), True
             if self._next_attempt is not None:
                 longest = max(_SHORTEST_WAIT, _WAIT_FACTOR * self._learner.seconds)
                 # Workers wait for the user's preloads without a limit.
@@ -290,9 +291,7 @@ class ServerProcess:
         assert replacement is not None
         set_task_name(self._task_name)
         with _output_dropped():
-            outcome = self._learner.carry_out(
-                replacement.attempt, self._report_progress, low_priority=self._low_priority
-            )
+            outcome = self._learner.carry_out(replacement.attempt, self._report_progress)
         set_task_name(_TASK_NAME)
         with contextlib.suppress(OSError):
             os.write(replacement.outcome_fd, outcome.packed())
@@ -311,7 +310,7 @@ class ServerProcess:
     def _report_progress(self) -> None:
         """Report once a second that another module is imported: the first workers wait while that goes on."""
         now = time.monotonic()
-        if not self._low_priority and now >= self._progress_reported + _PROGRESS_INTERVAL:
+        if self._is_awaited and now >= self._progress_reported + _PROGRESS_INTERVAL:
             self._progress_reported = now
             self._report(state="progress")
 
@@ -455,7 +454,7 @@ class ServerProcess:
         with contextlib.suppress(OSError):
             self._sweep(_SWEEP_AFTER_AGENT)
             if self._has_workers:
-                self._learner.save_unverified()
+                self._learner.save_untried()
         os._exit(0)
 
     def _report(self, **message: Any) -> None:

@@ -12,7 +12,6 @@ import logging
 import os
 import signal
 import sys
-import time
 from collections.abc import Callable
 from importlib.machinery import all_suffixes
 from typing import Any
@@ -27,8 +26,6 @@ from slurm_elastic.agent.process_end import run_last
 
 _AGENT_PACKAGES = frozenset({"slurm_elastic", "hostlist", "msgspec"})
 """Packages, besides the standard library, that are imported here for the agent alone."""
-_THREADS_END = 0.1
-"""Seconds for threads to end: pools that handle forks end theirs at a fork, and the kernel lists them longer."""
 
 
 def import_and_fork(settings: dict[str, Any], modules_before: set[str]) -> dict[str, Any]:
@@ -132,15 +129,11 @@ def _child(pid: int, near_end: Channel, far_end: Channel) -> Replacement | None:
     """Return the fork server; kill it and return None if threads run here, which it lacks."""
     far_end.close()
     child = Replacement(pid, near_end.detach(), os.pidfd_open(pid))
-    # Pools that handle forks (pthread_atfork) have ended their threads at the fork.
-    end = time.monotonic() + _THREADS_END
-    while len(os.listdir("/proc/self/task")) > 1:  # noqa: PTH208
-        if time.monotonic() > end:
-            child.kill()
-            child.wait()
-            child.channel.close()
-            return None
-        time.sleep(0.001)
+    if preload.threads_after_fork():
+        child.kill()
+        child.wait()
+        child.channel.close()
+        return None
     return child
 
 
