@@ -1,0 +1,28 @@
+"""An agent that has ended, in a job of these tests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import cast
+
+from slurm_elastic.agent.job.job_end_effects import JobAtEnd
+from slurm_elastic.agent.option_values import RequeuePolicy
+from slurm_elastic.rendezvous.records.api import Records
+from slurm_elastic.rundir import RunDir
+from slurm_elastic.slurm import Controller, SlurmJob
+
+
+def at_end(
+    job: SlurmJob,
+    controller: Controller,
+    *,
+    environ: Mapping[str, str] | None = None,
+    signal_fd: int = -1,
+    say: Callable[[str], object] = lambda line: None,
+) -> JobAtEnd:
+    """Return what it does for its job; the run has no records."""
+    return JobAtEnd(
+        *(job, f"{job.node}/{job.job_id}.0/2", RunDir(Path("runs"), job.job_id), cast(Records, None), "7.0"),
+        *(RequeuePolicy(), (), signal_fd, environ or {}, controller, say),
+    )
