@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from slurm_elastic.agent.forkserver import ForkServer
-from slurm_elastic.agent.health import Readings, Reporter, RoundInfo, Stage, WorkerInfo
+from slurm_elastic.agent.health.pages import Reporter
+from slurm_elastic.agent.health.state import Readings, RoundInfo, Stage, WorkerInfo
 from slurm_elastic.agent.lifecycle.actions import AnnounceLeave
 from slurm_elastic.agent.lifecycle.states import Joining, Lingering, Rejoin, Reported, State, Stopping, WorkersResult
 from slurm_elastic.agent.watchdog import Hang, Watchdog, Watched

@@ -15,7 +15,7 @@ from typing import Any
 
 from torch.distributed.launcher.api import LaunchConfig
 
-from slurm_elastic.agent.health import HealthSettings, health_settings
+from slurm_elastic.agent.health.config import HealthSettings, health_settings
 from slurm_elastic.agent.option_values import (
     LOCAL_RESTARTS,
     NO_MAXIMUM,

@@ -10,7 +10,8 @@ from torch.distributed.elastic.agent.server.api import RunResult, WorkerSpec
 from torch.distributed.elastic.agent.server.health_check_server import HealthCheckServer
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, LogsSpecs
 
-from slurm_elastic.agent.health import create_healthcheck_server, health_settings
+from slurm_elastic.agent.health.config import health_settings
+from slurm_elastic.agent.health.server import create_healthcheck_server
 
 _TIMEOUT = 60
 """Seconds without progress after which the agent is not alive, as in torch 2.13."""

@@ -8,7 +8,6 @@ import pytest
 
 LAZY = {
     "slurm_elastic": ("submission", "errors", "launcher", "trainer"),
-    "slurm_elastic.agent.health": ("_service", "_server", "_config", "_pages", "_state"),
     "slurm_elastic.agent.forkserver": ("worker_command", "client", "_protocol"),
     "slurm_elastic.control": ("_agent_side",),
     "slurm_elastic.rendezvous.records.etcd": ("client", "server", "records", "store"),

@@ -16,7 +16,7 @@ from typing import Any
 
 from slurm_elastic._version import __version__
 from slurm_elastic.agent.event_log import json_number
-from slurm_elastic.agent.health._state import AgentState, Leave, Readings, RoundInfo, Stage, enter, lost_seconds
+from slurm_elastic.agent.health.state import AgentState, Leave, Readings, RoundInfo, Stage, enter, lost_seconds
 from slurm_elastic.agent.watchdog import collect_stacks
 from slurm_elastic.slow_ranks import Pace, scores
 
@@ -61,7 +61,7 @@ class NodePages:
     def metrics(self) -> tuple[bytes, str]:
         """Return the metrics in Prometheus' format, and their content type."""
         # The import of prometheus_client takes a tenth of a second, and most agents never serve this page.
-        from slurm_elastic.agent.health._metrics import CONTENT_TYPE, metrics_page
+        from slurm_elastic.agent.health.metrics import CONTENT_TYPE, metrics_page
 
         return metrics_page(*self._contents()), CONTENT_TYPE
 
