@@ -33,8 +33,6 @@ _QUIET_SECONDS = 2.0
 _LONGEST_INTERVAL = 60.0
 _MOST_FILES = 200
 """Files whose change times the agent compares before a round, at most."""
-_UNKNOWN_SECONDS = 30.0
-"""Assumed duration of imports that an earlier run has recorded and not tried."""
 _OWN_PACKAGE = "slurm_elastic"
 
 
@@ -145,10 +143,6 @@ class ImportLearner:
             self._records[pid] = record
             self._next_look = time.monotonic() + _QUIET_SECONDS
 
-    def observed(self) -> frozenset[int]:
-        """Return the pids of the workers whose records are read."""
-        return frozenset(self._records)
-
     def observe(self, record: ImportRecord | None) -> None:
         """In the worker: record imports from now on."""
         if record is not None:
@@ -250,7 +244,7 @@ class ImportLearner:
         self.seconds = time.monotonic() - begun
         left_out = {**self.imports.left_out, **trial.left_out}
         files = {**self.imports.files, **{file: fingerprint(file) for file in self._own_files()}}
-        # With those that others have imported, and those that cannot be: to `save_untried` they are not new.
+        # With those that others have imported, and those that cannot be: they are not new.
         added = (name for name in modules if name not in {*self._preload, *left_out})
         listed = (*self.imports.modules, *added)
         self.imports = ImportList(listed, left_out, tuple(self._seeded), files, self.seconds)
@@ -283,23 +277,6 @@ class ImportLearner:
             write_list(self._path, kept)
         except (UntrustedFileError, OSError) as error:
             self._notes.append(f"learned imports are not kept for the next run: {error}")
-
-    def save_untried(self) -> None:
-        """At the end of the agent: keep on disk what workers have recorded and no replacement has tried."""
-        self._read_records()
-        modules = self._new_modules()
-        if not self._path or not modules:
-            return
-        files = {file: fingerprint(file) for file in self._own_files()}
-        # A damaged list stays: the next start names it.
-        with contextlib.suppress(UntrustedFileError, OSError):
-            stored = read_list(self._path)
-            if stored is None or not stored.is_valid():
-                stored = ImportList()
-            if EVERYTHING not in stored.left_out and {*modules} - {*stored.modules} - stored.left_out.keys():
-                listed = tuple(dict.fromkeys((*stored.modules, *self.imports.modules, *modules)))
-                left_out, seeded = {**stored.left_out, **self.imports.left_out}, {*stored.seeded, *self._seeded}
-                write_list(self._path, ImportList(listed, left_out, tuple(seeded), files, _UNKNOWN_SECONDS))
 
     def message_fields(self) -> dict[str, Any]:
         """Return the fields about imports of the next message to the agent; notes and reasons are reported once."""

@@ -44,7 +44,7 @@ class ImportList:
     files: Mapping[str, str] = field(default_factory=dict)
     """The script's own files that were imported or executed, and their `fingerprint`."""
     seconds: float = 0.0
-    """Duration of the imports, or a guess where none has done them."""
+    """Duration of the imports."""
 
     def is_valid(self) -> bool:
         """Return whether the script's files import the same as when the list was written."""

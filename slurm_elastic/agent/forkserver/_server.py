@@ -6,11 +6,9 @@ import contextlib
 import gc
 import importlib
 import json
-import mmap
 import os
 import select
 import signal
-import struct
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -51,7 +49,6 @@ _PROGRESS_INTERVAL = 1.0
 """Seconds between two reports of progress, at least."""
 _SWEEP_AFTER_AGENT = 5.0
 """Seconds to kill all workers when the agent has ended, before this process ends."""
-_PID = struct.Struct("=q")
 
 
 class _Replacement(NamedTuple):
@@ -110,10 +107,6 @@ class ServerProcess:
         self._progress_reported = 0.0
         self._has_workers = True
         """True if this process, and not the one that it was forked from, starts the workers of the current round."""
-        self._newest_pid = mmap.mmap(-1, mmap.PAGESIZE)
-        """Shared by all fork servers of a node: the pid of the newest replacement that has done its imports, or 0."""
-        self._observed_at_fork: frozenset[int] = frozenset()
-        """The workers whose import records the last replacement reads, too."""
         become_subreaper()
 
     def serve(self) -> None:
@@ -160,26 +153,16 @@ class ServerProcess:
                 return False
 
     def _imports_are_due(self, idle: float) -> bool:
-        """Return whether a replacement has to be forked now, to import what this process has not."""
+        """Return whether a replacement has to be forked now, to import what this process has not.
+
+        A replacement itself waits until it starts workers.
+        """
         if self._replacement is not None or not self._settings["warm"] or idle < _IDLE_BEFORE_IMPORTS:
             return False
-        if self._replacement_is_up_to_date() or not self._learner.is_quiet():
+        if not self._has_workers or not self._learner.is_quiet():
             return False
         self._next_attempt, self._is_awaited = self._learner.next_attempt(), False
         return self._next_attempt is not None
-
-    def _replacement_is_up_to_date(self) -> bool:
-        """Return whether a replacement lives that has imported more than this process and reads all import records.
-
-        The next replacement is then forked from that one, and imports only what workers have imported since.
-        """
-        (newest,) = _PID.unpack_from(self._newest_pid)
-        if newest in (0, os.getpid()) or self._learner.observed() != self._observed_at_fork:
-            return False
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(newest, 0)
-            return True
-        return False
 
     def _timeout_ms(self, idle_since: float) -> float | None:
         """Return the milliseconds until there is something to do without an event; None if there is nothing."""
@@ -187,7 +170,7 @@ class ServerProcess:
             return 0
         seconds = [self._children.seconds_to_scan()]
         look = self._learner.seconds_to_look()
-        if look is not None and self._replacement is None and not self._replacement_is_up_to_date():
+        if look is not None and self._replacement is None and self._has_workers:
             seconds.append(max(look, idle_since + _IDLE_BEFORE_IMPORTS - time.monotonic()))
         waits = [wait for wait in seconds if wait is not None]
         return max(0.0, min(waits)) * 1000 if waits else None
@@ -273,7 +256,6 @@ class ServerProcess:
             self._channel, self._replacement = far_end, _Replacement(attempt, os.getpid(), outcome_writer)
             self._has_workers = False
             return True
-        self._observed_at_fork = self._learner.observed()
         self._children.kept.add(pid)
         self._replacement = _Replacement(attempt, pid, outcome_reader)
         handle = os.pidfd_open(pid)
@@ -304,7 +286,6 @@ class ServerProcess:
         self._freeze_imports()
         # From now on the replacement outlives the process that it was forked from.
         set_parent_death_signal(0)
-        _PID.pack_into(self._newest_pid, 0, os.getpid())
         self._report(state="complete", **self._learner.message_fields())
 
     def _report_progress(self) -> None:
@@ -436,8 +417,7 @@ class ServerProcess:
             self._report(state="exited", pid=pid, code=code)
 
     def _sweep(self, seconds: float) -> list[int]:
-        # The newest replacement becomes a child of this process when the one that forked it ends.
-        left = self._children.sweep(seconds, self._report_exits, _PID.unpack_from(self._newest_pid))
+        left = self._children.sweep(seconds, self._report_exits)
         self._learner.round_over()
         return left
 
@@ -453,8 +433,6 @@ class ServerProcess:
         """The agent has ended: kill its workers, then end this process."""
         with contextlib.suppress(OSError):
             self._sweep(_SWEEP_AFTER_AGENT)
-            if self._has_workers:
-                self._learner.save_untried()
         os._exit(0)
 
     def _report(self, **message: Any) -> None:

@@ -68,7 +68,7 @@ class ForkServer:
         self.replacement: Replacement | None = None
         """The replacement that still imports."""
         self.prepared: Replacement | None = None
-        """The replacement that has imported its plan; kept until the next one has, which is forked from it."""
+        """The replacement that has imported its plan; kept until the next one has."""
         self._prepared_messages: list[dict[str, Any]] = []
         """The messages of `prepared`, to be handled when it becomes the fork server."""
         self._wait_until: float | None = None
@@ -177,16 +177,10 @@ class ForkServer:
                 received = self.prepared.channel.receive()
                 if received is None:
                     self._drop(self.prepared)
-                elif received[0]["state"] == "replacement":
-                    self._begin_replacement(*received)
                 else:
                     self._prepared_messages.append(received[0])
             else:
                 return
-
-    def _begin_replacement(self, message: Mapping[str, Any], descriptors: Sequence[int]) -> None:
-        self._drop(self.replacement)
-        self.replacement = Replacement(message["pid"], *descriptors)
 
     def wait_ready(self, timeout: float, should_stop: Callable[[], bool] | None = None) -> bool:
         """Wait until workers can be started.
@@ -441,7 +435,8 @@ class ForkServer:
             case "replacement":
                 # The replacement before may have become ready since the last read.
                 self._read_replacements()
-                self._begin_replacement(message, descriptors)
+                self._drop(self.replacement)
+                self.replacement = Replacement(message["pid"], *descriptors)
             case "started":
                 self._pids[message["rank"]] = message["pid"]
                 self._sessions.add(message["pid"])

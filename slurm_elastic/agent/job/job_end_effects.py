@@ -50,7 +50,7 @@ _RECORDS_WAIT = 30.0
 _SLURMCTLD_WAIT = 30.0
 """Seconds that an agent waits at its end for a slurmctld that does not answer."""
 
-Say = Callable[[str], object]
+Say = Callable[[str], None]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -19,7 +19,7 @@ def at_end(
     *,
     environ: Mapping[str, str] | None = None,
     signal_fd: int = -1,
-    say: Callable[[str], object] = lambda line: None,
+    say: Callable[[str], None] = lambda line: None,
 ) -> JobAtEnd:
     """Return what it does for its job; the run has no records."""
     return JobAtEnd(
