@@ -60,10 +60,6 @@ class ChildReaper:
         while time.monotonic() < end and not self._clear_wakeup():
             time.sleep(0.002)
 
-    def add(self, pid: int) -> None:
-        """Count this child as a worker."""
-        self.workers.add(pid)
-
     def exits(self) -> Iterator[tuple[int, int]]:
         """Yield each worker that has ended once: its pid, and its exit code or minus the signal's number."""
         self._clear_wakeup()
@@ -87,20 +83,16 @@ class ChildReaper:
         """Return the seconds until `exits` has to be called although no child has ended; None if it need not."""
         return max(0.0, self._next_scan - time.monotonic()) if self._scan_pending else None
 
-    def signal(self, number: int) -> None:
-        """Signal the process groups of all workers."""
-        for pid in self.workers:
-            try:
-                os.killpg(pid, number)
-            except ProcessLookupError:
-                # Forked, but setsid has not made it the leader of its group yet.
-                os.kill(pid, number)
-            except PermissionError:
-                continue
-
     def kill(self) -> None:
         """Kill the process groups of all workers."""
-        self.signal(signal.SIGKILL)
+        for pid in self.workers:
+            try:
+                os.killpg(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                # Forked, but setsid has not made it the leader of its group yet.
+                os.kill(pid, signal.SIGKILL)
+            except PermissionError:
+                continue
 
     def kill_children(self) -> list[int]:
         """Reap the children that have ended, kill the others, and return the pids of those that still lived.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import sys
 import time
@@ -42,24 +41,6 @@ class Attempt(NamedTuple):
     modules: tuple[str, ...]
     apart: bool = False
     """Whether parts of them are tried in other processes."""
-
-
-class Outcome(NamedTuple):
-    """The result that a replacement reports."""
-
-    harm: str = ""
-    """What keeps workers from being forked from it; empty if nothing does."""
-    broken: str = ""
-    """The reason why a preload cannot be imported; empty if all can."""
-
-    def packed(self) -> bytes:
-        """Return it as one message."""
-        return json.dumps(self).encode()
-
-    @classmethod
-    def unpacked(cls, data: bytes) -> Outcome:
-        """Parse `packed`; no data say that the replacement was killed."""
-        return cls(*json.loads(data)) if data else cls("ends the process")
 
 
 class ImportLearner:
@@ -212,22 +193,28 @@ class ImportLearner:
             self._installed[package] = package != _OWN_PACKAGE and bool(places) and all(map(is_installed, places))
         return self._installed[package]
 
-    def attempt_after(self, attempt: Attempt, outcome: Outcome) -> Attempt | None:
-        """Return the next attempt after one that has failed; None to try no more."""
+    def attempt_after(self, attempt: Attempt, harm: str) -> Attempt | None:
+        """Return the next attempt after one that has done harm; None to try no more."""
         if not attempt.apart:
             return attempt._replace(apart=True)
         self._tried.update(attempt.modules)
-        self._notes.append(f"each worker imports the rest itself, as workers cannot share it: {outcome.harm}")
+        self._notes.append(f"each worker imports the rest itself, as workers cannot share it: {harm}")
         return None
 
     # The attempt, in the replacement.
 
-    def carry_out(self, attempt: Attempt, imported: Callable[[], None]) -> Outcome:
+    def carry_out(self, attempt: Attempt, imported: Callable[[], None]) -> str:
         """Import modules in this process, and find out whether workers can be forked from it after that.
 
         Args:
             attempt: The modules, and how to import them.
             imported: Called after each of them.
+
+        Returns:
+            What keeps workers from being forked from it, for people; empty if nothing does.
+
+        Raises:
+            BrokenPreloadError: A preload cannot be imported.
         """
         begun = time.monotonic()
         # Another node with the same script and packages may have tried them.
@@ -237,9 +224,9 @@ class ImportLearner:
         harm = trial.apart(modules) if attempt.apart else trial.together(modules)
         for name in self._preload:
             if name in trial.broken:
-                return Outcome(broken=trial.broken[name])
+                raise trial.broken[name]
         if harm:
-            return Outcome(harm)
+            return harm
         self._tried.update(attempt.modules)
         self.seconds = time.monotonic() - begun
         left_out = {**self.imports.left_out, **trial.left_out}
@@ -250,7 +237,7 @@ class ImportLearner:
         self.imports = ImportList(listed, left_out, tuple(self._seeded), files, self.seconds)
         if not {*listed} <= {*self._stored_list.modules} or trial.left_out:
             self._keep()
-        return Outcome()
+        return ""
 
     def _take_over(self, stored: ImportList | None) -> None:
         """Take over a list."""

@@ -66,7 +66,7 @@ class ImportTrial:
         """In a process that tries modules: where it writes what harm they do."""
         self.imported: list[str] = []
         """Those that were not imported before, each with what it imports in turn."""
-        self.broken: dict[str, str] = {}
+        self.broken: dict[str, BrokenPreloadError] = {}
         """Error by module, of those that cannot be imported; they may fail in workers, too."""
         self.left_out: dict[str, str] = {}
         """Reason by module, of those that `apart` has not imported here."""
@@ -117,7 +117,7 @@ class ImportTrial:
                 import_module(module)
                 self.imported.append(module)
             except BrokenPreloadError as error:
-                self.broken[module] = str(error)
+                self.broken[module] = error
             now = random_states() if states else {}
             if any(now[name] != states[name] for name in states):
                 self._event = "draws random numbers"

@@ -19,7 +19,7 @@ from slurm_elastic.agent.forkserver import _preload as preload
 from slurm_elastic.agent.forkserver import _worker_setup as worker
 from slurm_elastic.agent.forkserver._child_reaper import ChildReaper, run_agent_child
 from slurm_elastic.agent.forkserver._fast_exit import FastExit
-from slurm_elastic.agent.forkserver._import_learner import Attempt, ImportLearner, Outcome
+from slurm_elastic.agent.forkserver._import_learner import Attempt, ImportLearner
 from slurm_elastic.agent.forkserver._import_record import ImportRecord
 from slurm_elastic.agent.forkserver._import_trial import renew_ranks
 from slurm_elastic.agent.forkserver._linux import (
@@ -57,7 +57,7 @@ class _Replacement(NamedTuple):
     attempt: Attempt
     pid: int
     outcome_fd: int
-    """Its end of the pipe that the outcome goes through: the parent reads it, the child writes it."""
+    """Its end of the pipe: the child writes a line that says what keeps workers from being forked from it."""
 
 
 @contextlib.contextmanager
@@ -272,16 +272,20 @@ class ServerProcess:
         replacement, self._replacement = self._replacement, None
         assert replacement is not None
         set_task_name(self._task_name)
+        harm, broken = "", None
         with _output_dropped():
-            outcome = self._learner.carry_out(replacement.attempt, self._report_progress)
+            try:
+                harm = self._learner.carry_out(replacement.attempt, self._report_progress)
+            except preload.BrokenPreloadError as error:
+                broken = error
         set_task_name(_TASK_NAME)
         with contextlib.suppress(OSError):
-            os.write(replacement.outcome_fd, outcome.packed())
+            os.write(replacement.outcome_fd, f"{harm}\n".encode())
         os.close(replacement.outcome_fd)
-        if outcome.harm:
+        if harm:
             os._exit(0)
-        if outcome.broken:
-            self._report(state="broken", reason=outcome.broken)
+        if broken is not None:
+            self._report(state="broken", reason=str(broken))
             return
         self._freeze_imports()
         # From now on the replacement outlives the process that it was forked from.
@@ -299,13 +303,14 @@ class ServerProcess:
         """Read the outcome of the replacement's imports; return True if another replacement has to try."""
         replacement, self._replacement = self._replacement, None
         assert replacement is not None
-        with os.fdopen(replacement.outcome_fd, "rb") as file:
-            outcome = Outcome.unpacked(file.read())
-        if outcome.harm:
+        with os.fdopen(replacement.outcome_fd) as file:
+            # A replacement that was killed has written nothing.
+            harm = (file.read() or "ends the process").strip()
+        if harm:
             self._children.kept.discard(replacement.pid)
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(replacement.pid, 0)
-            self._next_attempt = self._learner.attempt_after(replacement.attempt, outcome)
+            self._next_attempt = self._learner.attempt_after(replacement.attempt, harm)
             if self._next_attempt is None:
                 self._report(state="alone", **self._learner.message_fields())
         return self._next_attempt is not None
@@ -349,7 +354,7 @@ class ServerProcess:
         for descriptor in (error_writer, *descriptors):
             os.close(descriptor)
         if pid > 0:
-            self._children.add(pid)
+            self._children.workers.add(pid)
             self._learner.add(pid, record)
         self._started.append((order["rank"], pid, error_reader))
         return False

@@ -69,8 +69,8 @@ class ForkServer:
         """The replacement that still imports."""
         self.prepared: Replacement | None = None
         """The replacement that has imported its plan; kept until the next one has."""
-        self._prepared_messages: list[dict[str, Any]] = []
-        """The messages of `prepared`, to be handled when it becomes the fork server."""
+        self._prepared_message: dict[str, Any] = {}
+        """The only message of `prepared`, to be handled when it becomes the fork server."""
         self._wait_until: float | None = None
         """The monotonic time until which the first workers wait for the replacement; None for not at all."""
         self._awaited = 0.0
@@ -161,26 +161,19 @@ class ForkServer:
         self._read_replacements()
 
     def _read_replacements(self) -> None:
-        while True:
-            if self.replacement is not None and self.replacement.channel.readable():
-                received = self.replacement.channel.receive()
-                if received is not None and received[0]["state"] == "progress":
-                    if self._wait_until is not None:
-                        self._wait_until = time.monotonic() + self._awaited
-                elif received is not None:
-                    self._drop(self.prepared)
-                    self.prepared, self.replacement, self._prepared_messages = self.replacement, None, [received[0]]
-                else:
-                    # It has ended: no workers can be forked from it. `prepared` stays.
-                    self._drop(self.replacement)
-            elif self.prepared is not None and self.prepared.channel.readable():
-                received = self.prepared.channel.receive()
-                if received is None:
-                    self._drop(self.prepared)
-                else:
-                    self._prepared_messages.append(received[0])
-            else:
-                return
+        while self.replacement is not None and self.replacement.channel.readable():
+            received = self.replacement.channel.receive()
+            if received is None:
+                # It has ended: no workers can be forked from it. `prepared` stays.
+                self._drop(self.replacement)
+            elif received[0]["state"] != "progress":
+                self._drop(self.prepared)
+                self.prepared, self.replacement, self._prepared_message = self.replacement, None, received[0]
+            elif self._wait_until is not None:
+                self._wait_until = time.monotonic() + self._awaited
+        if self.prepared is not None and self.prepared.channel.readable():
+            # It says no more before it is the fork server: it has ended.
+            self._drop(self.prepared)
 
     def wait_ready(self, timeout: float, should_stop: Callable[[], bool] | None = None) -> bool:
         """Wait until workers can be started.
@@ -282,8 +275,7 @@ class ForkServer:
         replacement, self.prepared, self._wait_until = self.prepared, None, None
         self._former.add(self._process)
         self._switch_to(lambda: (replacement.channel, replacement))
-        for message in self._prepared_messages:
-            self._handle((message, []))
+        self._handle((self._prepared_message, []))
         self.complete = True
 
     def restart_cold(self) -> None:
