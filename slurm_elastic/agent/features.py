@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from slurm_elastic.agent.forkserver import ForkServer
+from slurm_elastic.agent.forkserver.client import ForkServer
 from slurm_elastic.agent.health.pages import Reporter
 from slurm_elastic.agent.health.state import Readings, RoundInfo, Stage, WorkerInfo
 from slurm_elastic.agent.lifecycle.actions import AnnounceLeave

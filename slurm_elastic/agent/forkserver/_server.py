@@ -32,8 +32,8 @@ from slurm_elastic.agent.forkserver._linux import (
     set_task_name,
     signal_descriptor,
 )
-from slurm_elastic.agent.forkserver._protocol import Channel
 from slurm_elastic.agent.forkserver._script_objects import keep_owned_groups
+from slurm_elastic.agent.forkserver.protocol import Channel
 from slurm_elastic.control import start_sampling
 
 _FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)

@@ -28,8 +28,8 @@ from torch.numa.binding import _maybe_wrap_command_args_with_numa_binding as _wr
 
 from slurm_elastic.agent.forkserver._fork_eligibility import SWITCHED_OFF
 from slurm_elastic.agent.forkserver._linux import memory_file, read_memory_file
-from slurm_elastic.agent.forkserver._protocol import Order, State, wait_on
 from slurm_elastic.agent.forkserver.client import ForkServer
+from slurm_elastic.agent.forkserver.protocol import Order, State, wait_on
 from slurm_elastic.agent.forkserver.worker_command import FUNCTION
 from slurm_elastic.agent.node.devices import asked_apart
 from slurm_elastic.agent.workers.log_tail import FollowedFile, LastWords, LogTimes, Tail
