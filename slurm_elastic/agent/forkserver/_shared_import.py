@@ -152,7 +152,8 @@ def _run_agent(
     if child is not None:
         interpreter, options, arguments = state["program"]
         program = Program(interpreter, tuple(options), tuple(arguments))
-        fork_server = ForkServer.from_child(child, program, settings["preload"], state["known"], settings["imports"])
+        preload_, known = settings["preload"], state["known"]
+        fork_server = ForkServer(program, preload_, known, warm=True, imports=settings["imports"], child=child)
     module, _colon, function = state["agent_main"].partition(":")
     agent_main: Callable[[list[str], ForkServer | None, list[int], str | None], int]
     agent_main = getattr(importlib.import_module(module), function)

@@ -39,7 +39,17 @@ _MOST_NAMED = 8
 
 
 class ForkServer:
-    """The process that starts all workers of this node. Use it from the main thread only, but for `fork_child`."""
+    """The process that starts all workers of this node. Use it from the main thread only, but for `fork_child`.
+
+    Args:
+        program: See `start`.
+        preload: See `start`.
+        environment: The environment that torch is imported in.
+        warm: See `start`.
+        imports: See `start`.
+        child: A fork server that was forked from this process, before this process became the agent (see `joint`), with
+            the same preloads; None to start one.
+    """
 
     def __init__(
         self,
@@ -51,6 +61,7 @@ class ForkServer:
         imports: str | None = None,
         child: Replacement | None = None,
     ) -> None:
+        become_subreaper()
         self._program = program
         self._preload = tuple(preload)
         self._imports = imports
@@ -113,29 +124,7 @@ class ForkServer:
             imports: The directory of the lists of learned imports; None to learn none.
         """
         known = worker_environment(os.environ if environment is None else environment, local_world_size)
-        become_subreaper()
         return cls(program, preload, known, warm=warm, imports=imports)
-
-    @classmethod
-    def from_child(
-        cls,
-        child: Replacement,
-        program: Program,
-        preload: Sequence[str],
-        environment: Mapping[str, str],
-        imports: str | None,
-    ) -> ForkServer:
-        """Use a fork server that was forked from this process, before this process became the agent (see `joint`).
-
-        Args:
-            child: The fork server.
-            program: See `start`.
-            preload: See `start`; the fork server was given the same.
-            environment: The environment in which torch was imported.
-            imports: See `start`.
-        """
-        become_subreaper()
-        return cls(program, preload, environment, warm=True, imports=imports, child=child)
 
     @property
     def program(self) -> Program | None:
