@@ -368,7 +368,7 @@ def dumps(content: bytes) -> None:
 
 DUMP = {"entries": [{"is_p2p": False, "process_group": ["0", "d"], "collective_seq_id": 3, "profiling_name": "nccl:x"}]}
 TIMER = {"version": 1, "pid": 5, "scope_id": "s", "expiration_time": 1.0, "signal": 9}
-IMPORTS = {"modules": ["torch"], "left_out": {"a": "b"}, "seeded": ["torch"], "files": {}, "seconds": 1.0}
+IMPORTS = {"modules": ["torch"], "left_out": {"a": "b"}, "seeded": ["torch"], "files": {}}
 REQUEST = {"round": 1, "step": 1, "slots": 1, "kind": "slots"}
 Nothing: tuple[type[Exception], ...] = ()
 

@@ -62,8 +62,6 @@ class ImportLearner:
         self._modules_before: set[str] = set()
         self.imports = ImportList()
         """What this process has imported for the script, and what it leaves out."""
-        self.seconds = 0.0
-        """The duration of the imports of the list when they were done last."""
         self._stored_list = ImportList()
         """The list as it is on disk, as far as this process knows."""
         self._tried: set[str] = set()
@@ -98,7 +96,6 @@ class ImportLearner:
         if stored is not None:
             self.imports = ImportList((), stored.left_out, files=stored.files)
             self._take_over(stored)
-            self.seconds = stored.seconds
         modules = (*self._preload, *(stored.modules if stored is not None else ()))
         return Attempt(modules) if modules else None
 
@@ -208,7 +205,7 @@ class ImportLearner:
 
         Args:
             attempt: The modules, and how to import them.
-            imported: Called after each of them.
+            imported: Called before each import of a module.
 
         Returns:
             What keeps workers from being forked from it, for people; empty if nothing does.
@@ -216,7 +213,6 @@ class ImportLearner:
         Raises:
             BrokenPreloadError: A preload cannot be imported.
         """
-        begun = time.monotonic()
         # Another node with the same script and packages may have tried them.
         self._take_over(self._stored())
         modules = [name for name in attempt.modules if name not in self.imports.left_out]
@@ -228,13 +224,12 @@ class ImportLearner:
         if harm:
             return harm
         self._tried.update(attempt.modules)
-        self.seconds = time.monotonic() - begun
         left_out = {**self.imports.left_out, **trial.left_out}
         files = {**self.imports.files, **{file: fingerprint(file) for file in self._own_files()}}
         # With those that others have imported, and those that cannot be: they are not new.
         added = (name for name in modules if name not in {*self._preload, *left_out})
         listed = (*self.imports.modules, *added)
-        self.imports = ImportList(listed, left_out, tuple(self._seeded), files, self.seconds)
+        self.imports = ImportList(listed, left_out, tuple(self._seeded), files)
         if not {*listed} <= {*self._stored_list.modules} or trial.left_out:
             self._keep()
         return ""

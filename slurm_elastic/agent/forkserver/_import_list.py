@@ -43,8 +43,6 @@ class ImportList:
     """Modules that workers import after a seed was set: these must draw no random numbers."""
     files: Mapping[str, str] = field(default_factory=dict)
     """The script's own files that were imported or executed, and their `fingerprint`."""
-    seconds: float = 0.0
-    """Duration of the imports."""
 
     def is_valid(self) -> bool:
         """Return whether the script's files import the same as when the list was written."""
@@ -132,7 +130,7 @@ def parse_list(content: bytes) -> ImportList:
             {str(name): str(value) for name, value in document[part].items()} for part in ("left_out", "files")
         )
         modules, seeded = (tuple(map(str, document[part])) for part in ("modules", "seeded"))
-        return ImportList(modules, left_out, seeded, files, float(document["seconds"]))
+        return ImportList(modules, left_out, seeded, files)
     except (KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise ValueError(f"no list of imports: {error}") from None
 

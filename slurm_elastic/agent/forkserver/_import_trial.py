@@ -49,7 +49,7 @@ class ImportTrial:
         directories: The entries that Python puts in front of sys.path for the script.
         preload: The modules of --preload, which may be beside the script.
         seeded: The modules that must draw no random numbers.
-        progress: Called after each module.
+        progress: Called before each import, of whatever module.
     """
 
     def __init__(
@@ -123,7 +123,6 @@ class ImportTrial:
                 self._event = "draws random numbers"
             if module in self._preload:
                 self._preloaded = {*sys.modules}
-            self._progress()
 
     def _tried_apart(self, modules: Sequence[str]) -> str:
         """Return why workers cannot share modules, from their import in a forked process; empty if they can."""
@@ -178,8 +177,10 @@ class ImportTrial:
                 os.environ.setdefault(name, value)
 
     def _heard(self, event: str, arguments: tuple[Any, ...]) -> None:
-        if event == "import" and self._answer >= 0 and arguments[0] in self.left_out:
-            self._end(self.left_out[arguments[0]])
+        if event == "import":
+            self._progress()
+            if self._answer >= 0 and arguments[0] in self.left_out:
+                self._end(self.left_out[arguments[0]])
         elif event in ("tempfile.mkstemp", "tempfile.mkdtemp"):
             self._event = "makes a temporary file"
 

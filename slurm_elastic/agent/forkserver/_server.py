@@ -41,10 +41,10 @@ _FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, sign
 _IDLE_BEFORE_IMPORTS = 2.0
 """Seconds without an event before imports begin, so that they take no CPU time from workers that start."""
 _TASK_NAME = b"slurm-elastic-w"
-_SHORTEST_WAIT, _WAIT_FACTOR = 15.0, 4.0
-"""The first workers wait for learned imports this many seconds, or this many times as long as those took last, and as
-long after each report of progress. Where thousands of nodes import at once, workers that import for themselves would be
-later still, and make the others later."""
+_LONGEST_WAIT = 15.0
+"""The first workers wait for learned imports this many seconds, and as long after each report of progress. Where
+thousands of nodes import at once, workers that import for themselves would be later still, and make the others
+later."""
 _PROGRESS_INTERVAL = 1.0
 """Seconds between two reports of progress, at least."""
 _SWEEP_AFTER_AGENT = 5.0
@@ -201,9 +201,8 @@ class ServerProcess:
             # An import may make a process unfit to fork workers: a replacement tries, and this process stays.
             self._next_attempt, self._is_awaited = self._learner.begin(), True
             if self._next_attempt is not None:
-                longest = max(_SHORTEST_WAIT, _WAIT_FACTOR * self._learner.seconds)
                 # Workers wait for the user's preloads without a limit.
-                state["awaited"] = None if self._settings["preload"] else longest
+                state["awaited"] = None if self._settings["preload"] else _LONGEST_WAIT
         self._task_name = Path("/proc/self/comm").read_bytes().strip()
         flush_c_streams()
         self._freeze_imports()

@@ -99,7 +99,7 @@ def _give_away(file: Path) -> None:
 )
 def test_list_that_cannot_be_trusted(tmp_path: Path, spoil: Callable[[Path], None], reason: str) -> None:
     file = tmp_path / "lists" / "train-0.json"
-    imports = ImportList(("plain",), {"bad": "why"}, ("plain",), {"/train.py": "0"}, 1.0)
+    imports = ImportList(("plain",), {"bad": "why"}, ("plain",), {"/train.py": "0"})
     write_list(str(file), imports)
     assert read_list(str(file)) == imports
     assert file.stat().st_mode & 0o777 == 0o600
