@@ -97,7 +97,7 @@ def script_directory(options: list[str]) -> list[str]:
 
 
 class Obstacle(NamedTuple):
-    """What a fork of a process would lack that a fresh interpreter has, for people."""
+    """A reason why a fork of a process would not work like a fresh interpreter, for people."""
 
     state: str
     """As a sentence about the process."""

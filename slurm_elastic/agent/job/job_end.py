@@ -74,7 +74,7 @@ class AgentEnd:
 
 
 class JobEndAction(enum.Enum):
-    """What an agent that has ended does for its job."""
+    """An action of an agent that has ended, for its job."""
 
     REQUEUE_JOB = enum.auto()
     """Requeue the job if it has to go on and its batch script does not requeue it. If it will not start again, continue
