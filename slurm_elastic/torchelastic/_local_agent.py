@@ -13,9 +13,6 @@ from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, LogsSpec
 from slurm_elastic.agent.health.config import health_settings
 from slurm_elastic.agent.health.server import create_healthcheck_server
 
-_TIMEOUT = 60
-"""Seconds without progress after which the agent is not alive, as in torch 2.13."""
-
 
 class LocalElasticAgent(torchs.LocalElasticAgent):
     """torch's agent: all of its methods can be overridden, and its environment variables have their effect.
@@ -52,7 +49,8 @@ class LocalElasticAgent(torchs.LocalElasticAgent):
         if self._server is None and (port := os.environ.get("TORCHELASTIC_HEALTH_CHECK_PORT")) is not None:
             # torch makes one for each start of the workers, which opens no port, and passes it the same function.
             alive = getattr(self, "_get_alive_time", lambda: int(time.time()))
-            self._server = create_healthcheck_server(alive, health_settings(None, port, None, {}).port, _TIMEOUT)
+            # As in torch 2.13 the agent is not alive after 60 s without progress.
+            self._server = create_healthcheck_server(alive, health_settings(None, port, None, {}).port, timeout=60)
             self._server.start()
         try:
             result: RunResult = super().run(role)

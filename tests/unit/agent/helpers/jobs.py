@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from slurm_elastic.agent.job.job_end_effects import JobAtEnd
 from slurm_elastic.agent.option_values import RequeuePolicy
@@ -13,16 +12,8 @@ from slurm_elastic.rundir import RunDir
 from slurm_elastic.slurm import Controller, SlurmJob
 
 
-def at_end(
-    job: SlurmJob,
-    controller: Controller,
-    *,
-    environ: Mapping[str, str] | None = None,
-    signal_fd: int = -1,
-    say: Callable[[str], None] = lambda line: None,
-) -> JobAtEnd:
+def at_end(job: SlurmJob, controller: Controller, *, signal_fd: int = -1, **more: Any) -> JobAtEnd:
     """Return what it does for its job; the run has no records."""
-    return JobAtEnd(
-        *(job, f"{job.node}/{job.job_id}.0/2", RunDir(Path("runs"), job.job_id), cast(Records, None), "7.0"),
-        *(RequeuePolicy(), (), signal_fd, environ or {}, controller, say),
-    )
+    run_dir, records = RunDir(Path("runs"), job.job_id), cast(Records, None)
+    facts = (job, f"{job.node}/{job.job_id}.0/2", run_dir, records, "7.0", RequeuePolicy(), (), signal_fd)
+    return JobAtEnd(*facts, controller=controller, **more)
