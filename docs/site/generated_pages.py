@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 from slurm_elastic import errors
 from slurm_elastic._version import __version__
-from slurm_elastic.agent.health._metrics import metrics_page
-from slurm_elastic.agent.health._state import AgentState, Readings, RoundInfo, Stage, WorkerInfo, enter
+from slurm_elastic.agent.health.metrics import metrics_page
+from slurm_elastic.agent.health.state import AgentState, Readings, RoundInfo, Stage, WorkerInfo, enter
 from slurm_elastic.cli.main import commands
 from slurm_elastic.control import WorkerProgress
 from slurm_elastic.observe.views import StatusExit

@@ -23,7 +23,7 @@ from torch.distributed.elastic.rendezvous.api import RendezvousGracefulExitError
 
 from slurm_elastic.agent.fact_lines import Reached
 from slurm_elastic.agent.features import Feature, RunningRound
-from slurm_elastic.agent.forkserver import StartInterruptedError
+from slurm_elastic.agent.forkserver.protocol import StartInterruptedError
 from slurm_elastic.agent.job.preemption import SignalDiagnosis, leave_reason, requested_cause
 from slurm_elastic.agent.lifecycle import actions, events, machine, states
 from slurm_elastic.agent.root_cause import elsewhere, last_output

@@ -9,8 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from slurm_elastic.agent.forkserver import ForkServer
-from slurm_elastic.agent.health import Readings, Reporter, RoundInfo, Stage, WorkerInfo
+from slurm_elastic.agent.forkserver.client import ForkServer
+from slurm_elastic.agent.health.pages import Reporter
+from slurm_elastic.agent.health.state import Leave, Readings, RoundInfo, Stage, WorkerInfo, enter
 from slurm_elastic.agent.lifecycle.actions import AnnounceLeave
 from slurm_elastic.agent.lifecycle.states import Joining, Lingering, Rejoin, Reported, State, Stopping, WorkersResult
 from slurm_elastic.agent.watchdog import Hang, Watchdog, Watched
@@ -134,24 +135,28 @@ class HealthFeature(Feature):
         stage = _stage(state)
         if stage is None or stage is self._stage:
             return
-        self._stage = stage
-        if stage is Stage.JOINING:
-            self._reporter.join()
-        else:
-            self._reporter.enter(stage)
+        self._stage, now = stage, time.monotonic()
+        self._reporter.change(lambda state: enter(state, stage, now))
 
     def workers_started(self, running: RunningRound) -> None:
         """See base class."""
-        self._stage, self._progress = Stage.TRAINING, running.progress
-        self._reporter.train(_round_info(running), running.assignment.restarts)
+        self._stage, self._progress, now = Stage.TRAINING, running.progress, time.monotonic()
+        info, restarts = _round_info(running), running.assignment.restarts
+        self._reporter.change(
+            lambda state: enter(replace(state, round_info=info, restarts=restarts, counted=False), Stage.TRAINING, now)
+        )
 
     def round_ended(self, progress: Sequence[WorkerProgress]) -> None:
         """See base class."""
-        self._reporter.count(sum(worker.boundary for worker in progress))
+        steps = sum(worker.boundary for worker in progress)
+        self._reporter.change(
+            lambda state: state if state.counted else replace(state, steps=state.steps + steps, counted=True)
+        )
 
     def leave_announced(self, leave: AnnounceLeave) -> None:
         """See base class."""
-        self._reporter.notice(leave.reason.value, leave.detail, leave.seconds)
+        announced = Leave(leave.reason.value, leave.detail, time.monotonic() + leave.seconds)
+        self._reporter.change(lambda state: replace(state, notices=(*state.notices, announced.reason), leave=announced))
 
     def status(self, readings: Readings) -> Readings:
         """See base class."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from slurm_elastic._version import __version__
 from slurm_elastic.agent.event_log import json_number
-from slurm_elastic.agent.health import AgentState, Readings
+from slurm_elastic.agent.health.state import AgentState, Readings
 from slurm_elastic.agent.watchdog import process_state
 from slurm_elastic.control import WorkerProgress
 from slurm_elastic.rendezvous.requests import REPORT_LIMIT

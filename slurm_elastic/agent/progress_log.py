@@ -201,39 +201,31 @@ class ProgressLog(Feature):
         if sampled == self._sampled:
             return None
         self._sampled = sampled
-        fields = {
-            "agent": self._agent,
-            "round": running.assignment.round,
-            "steps": slowest.boundary,
-            "step": slowest.step,
-            "first_step": slowest.first_step,
-            "checkpoint": sampled[1],
-            "loss": json_number(first.loss),
-            "loss_step": first.loss_step,
-            "first": _ago(time.monotonic() - self._since, slowest.seconds_since_first),
-            "last": _ago(time.monotonic() - self._since, slowest.seconds_since_boundary),
-            "before_first": _use(slowest.before_first),
-            "since_first": _use(slowest.since_first),
-        }
+        fields: dict[str, object] = {"agent": self._agent, "round": running.assignment.round}
+        fields |= _steps(slowest, time.monotonic() - self._since)
+        fields |= {"checkpoint": sampled[1], "loss": json_number(first.loss), "loss_step": first.loss_step}
         return {**stamp("progress", self._node), **fields}
 
 
 def _worker(base: int, elapsed: float, worker: WorkerProgress) -> dict[str, object]:
     fields: dict[str, object] = {"rank": base + worker.local_rank, "reports": worker.attached}
-    if worker.attached:
-        fields |= {
-            "steps": worker.boundary,
-            "step": worker.step,
-            "first_step": worker.first_step,
-            "checkpoint": worker.checkpoint,
-            "loss": json_number(worker.loss),
-            "loss_step": worker.loss_step,
-            "first": _ago(elapsed, worker.seconds_since_first),
-            "last": _ago(elapsed, worker.seconds_since_boundary),
-            "before_first": _use(worker.before_first),
-            "since_first": _use(worker.since_first),
-        }
-    return fields
+    return fields | _steps(worker, elapsed) if worker.attached else fields
+
+
+def _steps(worker: WorkerProgress, elapsed: float) -> dict[str, object]:
+    """Return the steps of a worker, `elapsed` seconds after the workers have started."""
+    return {
+        "steps": worker.boundary,
+        "step": worker.step,
+        "first_step": worker.first_step,
+        "checkpoint": worker.checkpoint,
+        "loss": json_number(worker.loss),
+        "loss_step": worker.loss_step,
+        "first": _ago(elapsed, worker.seconds_since_first),
+        "last": _ago(elapsed, worker.seconds_since_boundary),
+        "before_first": _use(worker.before_first),
+        "since_first": _use(worker.since_first),
+    }
 
 
 def _use(use: TimeUse | None) -> dict[str, float | None] | None:

@@ -24,8 +24,10 @@ from slurm_elastic.agent.features import (
     WatchdogFeature,
     hang_event,
 )
-from slurm_elastic.agent.forkserver import ForkServer, StartInterruptedError
-from slurm_elastic.agent.health import Health, Readings, health_port, withdraw_lost
+from slurm_elastic.agent.forkserver.client import ForkServer
+from slurm_elastic.agent.forkserver.protocol import StartInterruptedError
+from slurm_elastic.agent.health.service import Health, health_port, withdraw_lost
+from slurm_elastic.agent.health.state import Readings
 from slurm_elastic.agent.job.job_end import AgentEnd, represents_job
 from slurm_elastic.agent.job.job_end_effects import is_known_done
 from slurm_elastic.agent.job.preemption import SignalDiagnosis

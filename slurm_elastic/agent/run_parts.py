@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from torch.distributed.elastic.agent.server.api import WorkerSpec
 
 from slurm_elastic.agent.event_log import utc_now
-from slurm_elastic.agent.health import AgentState
+from slurm_elastic.agent.health.state import AgentState
 from slurm_elastic.agent.job.job_end import notice_record
 from slurm_elastic.agent.job.job_end_effects import JobAtEnd
 from slurm_elastic.agent.job.preemption import SignalDiagnosis, asks_slurm

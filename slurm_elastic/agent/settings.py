@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import enum
 import logging
 import os
 import secrets
@@ -15,7 +14,8 @@ from typing import Any
 
 from torch.distributed.launcher.api import LaunchConfig
 
-from slurm_elastic.agent.health import HealthSettings, health_settings
+from slurm_elastic.agent.health.config import HealthSettings, health_settings
+from slurm_elastic.agent.option_table import OPTIONS
 from slurm_elastic.agent.option_values import (
     LOCAL_RESTARTS,
     NO_MAXIMUM,
@@ -53,15 +53,6 @@ _log = logging.getLogger(__name__)
 
 _LOCAL_NODE = "localhost"
 _WORKER_SIGNALS = ("SIGUSR1", "SIGUSR2", "SIGHUP", "SIGINT", "SIGTERM")
-
-
-class Start(enum.Enum):
-    """The ways to start workers."""
-
-    WARM = "warm"
-    """The fork server forks workers."""
-    COLD = "cold"
-    """Each worker is a fresh interpreter, as with torchrun."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,10 +93,6 @@ class AgentSettings:
     """The program or function that torchrun would start in each worker."""
     args: tuple[str, ...]
     """The arguments of `entrypoint`."""
-    start: Start
-    """``--start``; a worker that cannot start warm starts cold."""
-    preload: tuple[str, ...]
-    """Modules to import besides torch before workers are forked."""
     requeue_policy: RequeuePolicy
     """The user's options for the requeue of the job."""
     watchdog: bool
@@ -181,6 +168,7 @@ def resolve(options: argparse.Namespace, environ: Mapping[str, str], own_run: st
     if options.logs_specs is None:
         config.logs_specs = _logs_specs(options, run_dir)
     require_entry_point(options, node)
+    chosen = _choices(options)
     return AgentSettings(
         job=job,
         run_id=run_id,
@@ -199,18 +187,16 @@ def resolve(options: argparse.Namespace, environ: Mapping[str, str], own_run: st
         launch_config=config,
         entrypoint=entrypoint,
         args=args,
-        start=_start(options),
-        preload=tuple(name for name in (options.preload or "").split(",") if name),
         requeue_policy=requeue_policy(options.max_requeues, options.grace, options.warning, options.max_excluded),
         watchdog=not options.no_watchdog and is_enabled(environ),
         hang_timeout=_hang_timeout(options),
         stacks_after=positive_seconds("--stacks-after", options.stacks_after or f"{STACKS_AFTER:g}"),
-        brief=_is_brief(options.console),
-        stop_on_same_failure=_is_on("--stop-on-same-failure", options.stop_on_same_failure),
+        brief=chosen["console"] == "brief",
+        stop_on_same_failure=chosen["stop_on_same_failure"] == "on",
         shutdown_timeout=_shutdown_timeout(options),
         failure_domain=options.failure_domain or "auto",
-        snapshot_replicas=_either("--snapshot-replicas", options.snapshot_replicas, 0, 1),
-        snapshot_slots=_either("--snapshot-slots", options.snapshot_slots, 3, 2),
+        snapshot_replicas=int(chosen["snapshot_replicas"]),
+        snapshot_slots=int(chosen["snapshot_slots"]),
         notify=notify_settings(options.notify, options.notify_after),
         replace=replace_settings(options.replace_lost, options.replace_limit),
         worker_signal=_worker_signal(options.worker_signal),
@@ -336,32 +322,20 @@ def _hang_timeout(options: argparse.Namespace) -> HangTimeout | None:
     return timeout
 
 
-def _start(options: argparse.Namespace) -> Start:
-    try:
-        return Start(options.start or "warm")
-    except ValueError:
-        # A value from PET_START does not pass through argparse's choices.
-        raise UsageError(f"--start {options.start!r} is neither warm nor cold") from None
+def _choices(options: argparse.Namespace) -> dict[str, str]:
+    """Return the values of the options that have two, by destination; values from PET_* do not pass through argparse.
 
-
-def _is_brief(value: str | None) -> bool:
-    if value not in (None, "", "brief", "full"):
-        raise UsageError(f"--console {value!r} is neither brief nor full")
-    return value != "full"
-
-
-def _is_on(option: str, value: str | None) -> bool:
-    if value not in (None, "", "on", "off"):
-        # A value from PET_* does not pass through argparse's choices.
-        raise UsageError(f"{option} {value!r} is neither on nor off")
-    return value != "off"
-
-
-def _either(option: str, value: str | None, default: int, other: int) -> int:
-    if value not in (None, "", str(default), str(other)):
-        # As above.
-        raise UsageError(f"{option} {value!r} is neither {min(default, other)} nor {max(default, other)}")
-    return int(value or default)
+    Raises:
+        UsageError: A value is none of the two.
+    """
+    chosen = {}
+    for option in OPTIONS:
+        if option.choices is not None and option.default is not None:
+            destination = option.name[2:].replace("-", "_")
+            chosen[destination] = value = getattr(options, destination) or option.default
+            if value not in option.choices:
+                raise UsageError(f"{option.name} {value!r} is neither {' nor '.join(option.choices)}")
+    return chosen
 
 
 def _worker_signal(name: str | None) -> signal.Signals | None:

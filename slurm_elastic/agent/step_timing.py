@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from slurm_elastic import typed_json
 from slurm_elastic.agent.features import Feature, RunningRound
-from slurm_elastic.agent.health import Readings
+from slurm_elastic.agent.health.state import Readings
 from slurm_elastic.control import WorkerProgress
 from slurm_elastic.errors import SlurmElasticError
 from slurm_elastic.rendezvous.leader_client import LeaderEndpoint, ask_status, find_leader

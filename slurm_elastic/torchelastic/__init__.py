@@ -7,7 +7,7 @@ WorkerSpec, RunResult, SimpleElasticAgent, DynamicRendezvousHandler, RendezvousP
 
 from __future__ import annotations
 
-from slurm_elastic.agent.health import create_healthcheck_server
+from slurm_elastic.agent.health.server import create_healthcheck_server
 from slurm_elastic.rendezvous.records.etcd.backend import EtcdV3RendezvousBackend as EtcdRendezvousBackend
 from slurm_elastic.rendezvous.records.etcd.backend import create_backend
 from slurm_elastic.rendezvous.records.etcd.client import EtcdClient

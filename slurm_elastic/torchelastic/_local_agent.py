@@ -10,10 +10,8 @@ from torch.distributed.elastic.agent.server.api import RunResult, WorkerSpec
 from torch.distributed.elastic.agent.server.health_check_server import HealthCheckServer
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, LogsSpecs
 
-from slurm_elastic.agent.health import create_healthcheck_server, health_settings
-
-_TIMEOUT = 60
-"""Seconds without progress after which the agent is not alive, as in torch 2.13."""
+from slurm_elastic.agent.health.config import health_settings
+from slurm_elastic.agent.health.server import create_healthcheck_server
 
 
 class LocalElasticAgent(torchs.LocalElasticAgent):
@@ -51,7 +49,8 @@ class LocalElasticAgent(torchs.LocalElasticAgent):
         if self._server is None and (port := os.environ.get("TORCHELASTIC_HEALTH_CHECK_PORT")) is not None:
             # torch makes one for each start of the workers, which opens no port, and passes it the same function.
             alive = getattr(self, "_get_alive_time", lambda: int(time.time()))
-            self._server = create_healthcheck_server(alive, health_settings(None, port, None, {}).port, _TIMEOUT)
+            # As in torch 2.13 the agent is not alive after 60 s without progress.
+            self._server = create_healthcheck_server(alive, health_settings(None, port, None, {}).port, timeout=60)
             self._server.start()
         try:
             result: RunResult = super().run(role)

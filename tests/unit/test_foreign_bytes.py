@@ -23,7 +23,7 @@ import pytest
 
 from slurm_elastic import typed_json
 from slurm_elastic.agent.forkserver._import_list import parse_list
-from slurm_elastic.agent.health import _http
+from slurm_elastic.agent.health import http as _http
 from slurm_elastic.agent.job.run_history import read_history
 from slurm_elastic.agent.root_cause import recorded_traceback
 from slurm_elastic.agent.step_timing import paces_of
@@ -368,14 +368,7 @@ def dumps(content: bytes) -> None:
 
 DUMP = {"entries": [{"is_p2p": False, "process_group": ["0", "d"], "collective_seq_id": 3, "profiling_name": "nccl:x"}]}
 TIMER = {"version": 1, "pid": 5, "scope_id": "s", "expiration_time": 1.0, "signal": 9}
-IMPORTS = {
-    "modules": ["torch"],
-    "left_out": {"a": "b"},
-    "seeded": ["torch"],
-    "files": {},
-    "seconds": 1.0,
-    "verified": True,
-}
+IMPORTS = {"modules": ["torch"], "left_out": {"a": "b"}, "seeded": ["torch"], "files": {}}
 REQUEST = {"round": 1, "step": 1, "slots": 1, "kind": "slots"}
 Nothing: tuple[type[Exception], ...] = ()
 

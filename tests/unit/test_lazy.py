@@ -8,9 +8,7 @@ import pytest
 
 LAZY = {
     "slurm_elastic": ("submission", "errors", "launcher", "trainer"),
-    "slurm_elastic.agent.health": ("_service", "_server", "_config", "_pages", "_state"),
-    "slurm_elastic.agent.forkserver": ("worker_command", "client", "_protocol"),
-    "slurm_elastic.control": ("_agent_side",),
+    "slurm_elastic.control": ("_agent_side", "_time_use"),
     "slurm_elastic.rendezvous.records.etcd": ("client", "server", "records", "store"),
     "slurm_elastic.submission": ("local_executor", "executor", "job"),
 }
@@ -35,8 +33,8 @@ import importlib, sys
 for package in {list(LAZY)}:
     importlib.import_module(package)
 print({parts} & sys.modules.keys())
-from slurm_elastic.agent.forkserver import Program
-print(*(f"slurm_elastic.agent.forkserver.{{part}}" in sys.modules for part in ("worker_command", "client")))
+from slurm_elastic.control import Agreement
+print(*(f"slurm_elastic.control.{{part}}" in sys.modules for part in ("_agent_side", "_time_use")))
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout == "set()\nTrue False\n"

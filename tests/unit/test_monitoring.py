@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from slurm_elastic.agent.health import AgentState, RoundInfo, Stage, WorkerInfo
-from slurm_elastic.agent.health._metrics import metrics_page
-from slurm_elastic.agent.health._state import Readings, enter
+from slurm_elastic.agent.health.metrics import metrics_page
+from slurm_elastic.agent.health.state import AgentState, Readings, RoundInfo, Stage, WorkerInfo, enter
 from slurm_elastic.control import WorkerProgress
 from slurm_elastic.slow_ranks import Pace, Score, SlowRank
 

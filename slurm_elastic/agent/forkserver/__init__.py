@@ -11,7 +11,8 @@ profilers.
 The command line imports torch once for the agent and the fork server (see `joint`). A Python program that starts an
 agent itself uses it so::
 
-    from slurm_elastic.agent.forkserver import Program, ForkServer# needs no torch
+    from slurm_elastic.agent.forkserver.client import ForkServer             # needs no torch
+    from slurm_elastic.agent.forkserver.worker_command import Program
 
     program = Program.from_command_line(arguments)                       # or Program.script(...), FUNCTION, None
     fork_server = ForkServer.start(program, preload=["numpy"], local_world_size=8)
@@ -39,28 +40,3 @@ imported there are in sys.modules from the start, see docs/howto/learned-imports
 for `random` and numpy are replaced by seeds from the system; what preloads and learned modules print at import is
 dropped.
 """
-
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
-from slurm_elastic._lazy import lazy
-
-if TYPE_CHECKING:
-    from slurm_elastic.agent.forkserver._protocol import StartInterruptedError, State
-    from slurm_elastic.agent.forkserver.client import ForkServer
-    from slurm_elastic.agent.forkserver.worker_command import FUNCTION, Program
-else:
-    # Every worker waits for these imports: load only the submodule that is asked for.
-    __getattr__ = lazy(
-        __name__,
-        {
-            "FUNCTION": "worker_command",
-            "Program": "worker_command",
-            "StartInterruptedError": "_protocol",
-            "State": "_protocol",
-            "ForkServer": "client",
-        },
-    )
-
-__all__ = ["FUNCTION", "Program", "StartInterruptedError", "State", "ForkServer"]

@@ -9,7 +9,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from slurm_elastic.agent.forkserver._linux import children, set_title
@@ -60,10 +60,6 @@ class ChildReaper:
         while time.monotonic() < end and not self._clear_wakeup():
             time.sleep(0.002)
 
-    def add(self, pid: int) -> None:
-        """Count this child as a worker."""
-        self.workers.add(pid)
-
     def exits(self) -> Iterator[tuple[int, int]]:
         """Yield each worker that has ended once: its pid, and its exit code or minus the signal's number."""
         self._clear_wakeup()
@@ -87,30 +83,23 @@ class ChildReaper:
         """Return the seconds until `exits` has to be called although no child has ended; None if it need not."""
         return max(0.0, self._next_scan - time.monotonic()) if self._scan_pending else None
 
-    def signal(self, number: int) -> None:
-        """Signal the process groups of all workers."""
+    def kill(self) -> None:
+        """Kill the process groups of all workers."""
         for pid in self.workers:
             try:
-                os.killpg(pid, number)
+                os.killpg(pid, signal.SIGKILL)
             except ProcessLookupError:
                 # Forked, but setsid has not made it the leader of its group yet.
-                os.kill(pid, number)
+                os.kill(pid, signal.SIGKILL)
             except PermissionError:
                 continue
 
-    def kill(self) -> None:
-        """Kill the process groups of all workers."""
-        self.signal(signal.SIGKILL)
-
-    def kill_children(self, spared: Collection[int] = ()) -> list[int]:
+    def kill_children(self) -> list[int]:
         """Reap the children that have ended, kill the others, and return the pids of those that still lived.
 
         Only children are killed: the kernel gives a child's pid to no other process before this process reaps it. When
         a child ends its own children become children of this process (PR_SET_CHILD_SUBREAPER); the next call kills
         them.
-
-        Args:
-            spared: The pids not to kill, besides `kept`.
         """
         with contextlib.suppress(ChildProcessError):
             while True:
@@ -120,20 +109,19 @@ class ChildReaper:
                 if pid in self.workers - self._ended:
                     self._unreported.append((pid, os.waitstatus_to_exitcode(status)))
                 self._forget_child(pid)
-            living = [pid for pid in children(os.getpid()) if pid not in self.kept and pid not in spared]
+            living = [pid for pid in children(os.getpid()) if pid not in self.kept]
             for pid in living:
                 with contextlib.suppress(PermissionError, ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
             return living
         return []
 
-    def sweep(self, seconds: float, between: Callable[[], None], spared: Collection[int] = ()) -> list[int]:
+    def sweep(self, seconds: float, between: Callable[[], None]) -> list[int]:
         """Kill every descendant.
 
         Args:
             seconds: The longest time that this may take.
             between: Called after each look at the children, until all have ended.
-            spared: See `kill_children`.
 
         Returns:
             The pids of those that have not ended in time (uninterruptible sleep).
@@ -141,7 +129,7 @@ class ChildReaper:
         self.kill()
         end = time.monotonic() + seconds
         while True:
-            left = self.kill_children(spared)
+            left = self.kill_children()
             between()
             if not left or time.monotonic() > end:
                 return left

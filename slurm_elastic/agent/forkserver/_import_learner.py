@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import sys
 import time
@@ -25,7 +24,7 @@ from slurm_elastic.agent.forkserver._import_list import (
     write_list,
 )
 from slurm_elastic.agent.forkserver._import_record import ImportRecord, is_installed, observe
-from slurm_elastic.agent.forkserver._import_trial import PROBE_TIMEOUT, ImportTrial, probe_forks
+from slurm_elastic.agent.forkserver._import_trial import ImportTrial
 from slurm_elastic.agent.forkserver._script_objects import namespace_of
 
 _QUIET_SECONDS = 2.0
@@ -33,8 +32,6 @@ _QUIET_SECONDS = 2.0
 _LONGEST_INTERVAL = 60.0
 _MOST_FILES = 200
 """Files whose change times the agent compares before a round, at most."""
-_UNKNOWN_SECONDS = 30.0
-"""Assumed duration of imports that an earlier run has recorded and not tried."""
 _OWN_PACKAGE = "slurm_elastic"
 
 
@@ -44,28 +41,6 @@ class Attempt(NamedTuple):
     modules: tuple[str, ...]
     apart: bool = False
     """Whether parts of them are tried in other processes."""
-    probe: bool = False
-    """Whether each of these processes tries to fork ones that compute."""
-
-
-class Outcome(NamedTuple):
-    """The result that a replacement reports."""
-
-    harm: str = ""
-    """What keeps workers from being forked from it; empty if nothing does."""
-    probe: bool = False
-    """Whether processes forked from it do not compute."""
-    broken: str = ""
-    """The reason why a preload cannot be imported; empty if all can."""
-
-    def packed(self) -> bytes:
-        """Return it as one message."""
-        return json.dumps(self).encode()
-
-    @classmethod
-    def unpacked(cls, data: bytes) -> Outcome:
-        """Parse `packed`; no data say that the replacement was killed."""
-        return cls(*json.loads(data)) if data else cls("ends the process")
 
 
 class ImportLearner:
@@ -87,9 +62,8 @@ class ImportLearner:
         self._modules_before: set[str] = set()
         self.imports = ImportList()
         """What this process has imported for the script, and what it leaves out."""
-        self.seconds = 0.0
-        """The duration of the imports of the list when they were done last."""
-        self._verified = ImportList()
+        self._stored_list = ImportList()
+        """The list as it is on disk, as far as this process knows."""
         self._tried: set[str] = set()
         self._records: dict[int, ImportRecord] = {}
         self._lines: list[list[str]] = []
@@ -120,9 +94,8 @@ class ImportLearner:
             self._notes.append(f"nothing is learned of this script's imports: {stored.left_out[EVERYTHING]}")
             self._directory, stored = None, None
         if stored is not None:
-            self.imports, self._seeded = ImportList((), stored.left_out, files=stored.files), {*stored.seeded}
-            self._verified = stored if stored.verified else ImportList()
-            self.seconds = stored.seconds if stored.verified else _UNKNOWN_SECONDS
+            self.imports = ImportList((), stored.left_out, files=stored.files)
+            self._take_over(stored)
         modules = (*self._preload, *(stored.modules if stored is not None else ()))
         return Attempt(modules) if modules else None
 
@@ -147,10 +120,6 @@ class ImportLearner:
         if record is not None:
             self._records[pid] = record
             self._next_look = time.monotonic() + _QUIET_SECONDS
-
-    def observed(self) -> frozenset[int]:
-        """Return the pids of the workers whose records are read."""
-        return frozenset(self._records)
 
     def observe(self, record: ImportRecord | None) -> None:
         """In the worker: record imports from now on."""
@@ -221,57 +190,54 @@ class ImportLearner:
             self._installed[package] = package != _OWN_PACKAGE and bool(places) and all(map(is_installed, places))
         return self._installed[package]
 
-    def attempt_after(self, attempt: Attempt, outcome: Outcome) -> Attempt | None:
-        """Return the next attempt after one that has failed; None to try no more."""
-        if not attempt.apart or (outcome.probe and not attempt.probe):
-            return attempt._replace(apart=True, probe=outcome.probe)
+    def attempt_after(self, attempt: Attempt, harm: str) -> Attempt | None:
+        """Return the next attempt after one that has done harm; None to try no more."""
+        if not attempt.apart:
+            return attempt._replace(apart=True)
         self._tried.update(attempt.modules)
-        self._notes.append(f"each worker imports the rest itself, as workers cannot share it: {outcome.harm}")
+        self._notes.append(f"each worker imports the rest itself, as workers cannot share it: {harm}")
         return None
 
     # The attempt, in the replacement.
 
-    def carry_out(self, attempt: Attempt, imported: Callable[[], None], *, low_priority: bool) -> Outcome:
+    def carry_out(self, attempt: Attempt, imported: Callable[[], None]) -> str:
         """Import modules in this process, and find out whether workers can be forked from it after that.
 
         Args:
             attempt: The modules, and how to import them.
-            imported: Called after each of them.
-            low_priority: Whether other processes that want the CPU go first.
+            imported: Called before each import of a module.
+
+        Returns:
+            What keeps workers from being forked from it, for people; empty if nothing does.
+
+        Raises:
+            BrokenPreloadError: A preload cannot be imported.
         """
-        begun = time.monotonic()
+        # Another node with the same script and packages may have tried them.
         self._take_over(self._stored())
         modules = [name for name in attempt.modules if name not in self.imports.left_out]
-        directories, seeded = self._script_directory, self._seeded
-        trial = ImportTrial(directories, self._preload, seeded, imported, low_priority=low_priority)
-        harm = trial.apart(modules, probe=attempt.probe) if attempt.apart else trial.together(modules)
+        trial = ImportTrial(self._script_directory, self._preload, self._seeded, imported)
+        harm = trial.apart(modules) if attempt.apart else trial.together(modules)
         for name in self._preload:
             if name in trial.broken:
-                return Outcome(broken=trial.broken[name])
+                raise trial.broken[name]
         if harm:
-            return Outcome(harm)
-        if not {*trial.imported} <= {*self._verified.modules}:
-            # Another node may have tried the same while this node was importing.
-            self._take_over(self._stored())
-        verified = {*trial.imported} <= {*self._verified.modules}
-        if not verified and (trouble := probe_forks(PROBE_TIMEOUT)):
-            return Outcome(trouble, probe=True)
+            return harm
         self._tried.update(attempt.modules)
-        self.seconds = time.monotonic() - begun
         left_out = {**self.imports.left_out, **trial.left_out}
         files = {**self.imports.files, **{file: fingerprint(file) for file in self._own_files()}}
-        # With those that others have imported, and those that cannot be: to `save_unverified` they are not new.
+        # With those that others have imported, and those that cannot be: they are not new.
         added = (name for name in modules if name not in {*self._preload, *left_out})
         listed = (*self.imports.modules, *added)
-        self.imports = ImportList(listed, left_out, tuple(self._seeded), files, self.seconds, verified=True)
-        if not verified:
+        self.imports = ImportList(listed, left_out, tuple(self._seeded), files)
+        if not {*listed} <= {*self._stored_list.modules} or trial.left_out:
             self._keep()
-        return Outcome()
+        return ""
 
     def _take_over(self, stored: ImportList | None) -> None:
-        """Take over what another node with the same script and packages has tried."""
-        if stored is not None and stored.verified and EVERYTHING not in stored.left_out:
-            self._verified = stored
+        """Take over a list."""
+        if stored is not None and EVERYTHING not in stored.left_out:
+            self._stored_list = stored
             self._seeded.update(stored.seeded)
             self.imports = replace(self.imports, left_out={**stored.left_out, **self.imports.left_out})
 
@@ -294,27 +260,12 @@ class ImportLearner:
         except (UntrustedFileError, OSError) as error:
             self._notes.append(f"learned imports are not kept for the next run: {error}")
 
-    def save_unverified(self) -> None:
-        """At the end of the agent: keep on disk what workers have recorded and no replacement has tried."""
-        self._read_records()
-        modules = self._new_modules()
-        if not self._path or not modules:
-            return
-        files = {file: fingerprint(file) for file in self._own_files()}
-        # A damaged list stays: the next start names it.
-        with contextlib.suppress(UntrustedFileError, OSError):
-            stored = read_list(self._path)
-            if stored is None or not stored.is_valid():
-                stored = ImportList()
-            if EVERYTHING not in stored.left_out and {*modules} - {*stored.modules} - stored.left_out.keys():
-                listed = tuple(dict.fromkeys((*stored.modules, *self.imports.modules, *modules)))
-                left_out, seeded = {**stored.left_out, **self.imports.left_out}, {*stored.seeded, *self._seeded}
-                write_list(self._path, ImportList(listed, left_out, tuple(seeded), files))
-
     def message_fields(self) -> dict[str, Any]:
         """Return the fields about imports of the next message to the agent; notes and reasons are reported once."""
         left_out = self.imports.left_out
-        new = {name: why for name, why in left_out.items() if name not in {*self._reported, *self._verified.left_out}}
+        new = {
+            name: why for name, why in left_out.items() if name not in {*self._reported, *self._stored_list.left_out}
+        }
         self._reported.update(new)
         notes, self._notes = self._notes, []
         return {

@@ -10,20 +10,23 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import resource
 import signal
 import stat
 import sys
-import time
 from collections.abc import Callable, Collection, Iterator, Sequence
-from datetime import timedelta
 from typing import Any, NoReturn
 
 from slurm_elastic.agent.forkserver._import_record import is_own_file, listen, random_states
-from slurm_elastic.agent.forkserver._linux import children, memory_file, set_parent_death_signal
-from slurm_elastic.agent.forkserver._preload import BrokenPreloadError, import_module, torch_says, uncollected
+from slurm_elastic.agent.forkserver._linux import children, set_parent_death_signal
+from slurm_elastic.agent.forkserver._preload import (
+    BAD_FORK,
+    BrokenPreloadError,
+    import_module,
+    obstacle_to_forking,
+    uncollected,
+)
 from slurm_elastic.agent.forkserver._script_objects import namespace_of
-from slurm_elastic.agent.node.devices import cuda_is_open, devices_counted
+from slurm_elastic.agent.node.devices import devices_counted
 
 _WORKER_VARIABLES = frozenset(
     {
@@ -36,14 +39,7 @@ _READ_BY_RANK = frozenset(
     {"lightning.fabric.utilities.rank_zero", "lightning_fabric.utilities.rank_zero", "torchmetrics.utilities.prints"}
 )
 """Modules that store the rank of their process at import; see `renew_ranks`."""
-_JEMALLOC = "jemalloc_bg_thd"
-"""The name of a thread that jemalloc starts again in a forked process (background_thread_postfork_child in
-src/background_thread.c, 5.3); Arrow has it built in, under pyarrow."""
-_THREADS_END = 0.3
-"""Seconds for threads to end whose library ends them before a fork."""
-_LONGEST_PAUSE = 0.5
-PROBE_TIMEOUT = 20.0
-"""Seconds for forked processes to compute and communicate."""
+_OOM_SCORE = "/proc/self/oom_score_adj"
 
 
 class ImportTrial:
@@ -53,8 +49,7 @@ class ImportTrial:
         directories: The entries that Python puts in front of sys.path for the script.
         preload: The modules of --preload, which may be beside the script.
         seeded: The modules that must draw no random numbers.
-        progress: Called after each module.
-        low_priority: Whether to pause while other processes wait for the CPU.
+        progress: Called before each import, of whatever module.
     """
 
     def __init__(
@@ -63,19 +58,15 @@ class ImportTrial:
         preload: Sequence[str],
         seeded: Collection[str],
         progress: Callable[[], None],
-        *,
-        low_priority: bool,
     ) -> None:
         self._directories, self._preload, self._seeded, self._progress = directories, preload, seeded, progress
-        self._low_priority = low_priority
         self._preloaded: set[str] = set()
-        self._waited = _run_delay()
         self._event = ""
         self._answer = -1
         """In a process that tries modules: where it writes what harm they do."""
         self.imported: list[str] = []
         """Those that were not imported before, each with what it imports in turn."""
-        self.broken: dict[str, str] = {}
+        self.broken: dict[str, BrokenPreloadError] = {}
         """Error by module, of those that cannot be imported; they may fail in workers, too."""
         self.left_out: dict[str, str] = {}
         """Reason by module, of those that `apart` has not imported here."""
@@ -88,35 +79,30 @@ class ImportTrial:
                 self._import(module)
             return self._harm(before)
 
-    def apart(self, modules: Sequence[str], *, probe: bool) -> str:
-        """Try parts of the list in other processes, and import here what does no harm; return as `together`.
-
-        Args:
-            modules: Their names.
-            probe: Whether such a process also tries to fork ones that compute.
-        """
+    def apart(self, modules: Sequence[str]) -> str:
+        """Try parts of the list in other processes, and import here what does no harm; return as `together`."""
         packages: dict[str, list[str]] = {}
         for module in modules:
             packages.setdefault(module.partition(".")[0], []).append(module)
         with self._watched():
             before = self._state()
             # A package begins to be imported after those that import it, and before its parts.
-            self._halve([module for parts in reversed(packages.values()) for module in parts], probe=probe)
+            self._halve([module for parts in reversed(packages.values()) for module in parts])
             return self._harm(before)
 
-    def _halve(self, modules: Sequence[str], *, probe: bool) -> None:
+    def _halve(self, modules: Sequence[str]) -> None:
         middle = (len(modules) + 1) // 2
         for half in filter(None, (modules[:middle], modules[middle:])):
             self.left_out |= {part: harm for part in half if (harm := self._harm_of_parent(part))}
             rest = [module for module in half if module not in {*sys.modules, *self.left_out}]
-            harm = self._tried_apart(rest, probe=probe) if rest else ""
+            harm = self._tried_apart(rest) if rest else ""
             if not harm:
                 for module in rest:
                     self._import(module)
             elif len(rest) == 1:
                 self.left_out[rest[0]] = harm
             else:
-                self._halve(rest, probe=probe)
+                self._halve(rest)
 
     def _harm_of_parent(self, module: str) -> str:
         while module := module.rpartition(".")[0]:
@@ -131,15 +117,14 @@ class ImportTrial:
                 import_module(module)
                 self.imported.append(module)
             except BrokenPreloadError as error:
-                self.broken[module] = str(error)
+                self.broken[module] = error
             now = random_states() if states else {}
             if any(now[name] != states[name] for name in states):
                 self._event = "draws random numbers"
             if module in self._preload:
                 self._preloaded = {*sys.modules}
-            self._progress()
 
-    def _tried_apart(self, modules: Sequence[str], *, probe: bool) -> str:
+    def _tried_apart(self, modules: Sequence[str]) -> str:
         """Return why workers cannot share modules, from their import in a forked process; empty if they can."""
         reader, writer = os.pipe()
         pid = os.fork()
@@ -149,7 +134,7 @@ class ImportTrial:
             for module in modules:
                 self._import(module)
             harm = self._harm(before)
-            self._end(f"importing it {harm}" if harm else (probe_forks(PROBE_TIMEOUT) or "" if probe else ""))
+            self._end(harm if harm in ("", BAD_FORK.deed) else f"importing it {harm}")
         code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         os.close(writer)
         # What a module has started may keep the other end open.
@@ -181,7 +166,7 @@ class ImportTrial:
         sys.path[:0] = self._directories
         listen(self._heard)
         try:
-            with uncollected(), limited_memory(), devices_counted(), self._reads_noted():
+            with uncollected(), first_to_be_killed(), devices_counted(), self._reads_noted():
                 yield
         finally:
             listen(None)
@@ -192,14 +177,10 @@ class ImportTrial:
                 os.environ.setdefault(name, value)
 
     def _heard(self, event: str, arguments: tuple[Any, ...]) -> None:
-        if event == "import" and self._answer >= 0 and arguments[0] in self.left_out:
-            self._end(self.left_out[arguments[0]])
-        elif event == "import" and self._low_priority:
-            delay = _run_delay()
-            if delay - self._waited > 0.002:
-                time.sleep(min(_LONGEST_PAUSE, delay - self._waited))
-                delay = _run_delay()
-            self._waited = delay
+        if event == "import":
+            self._progress()
+            if self._answer >= 0 and arguments[0] in self.left_out:
+                self._end(self.left_out[arguments[0]])
         elif event in ("tempfile.mkstemp", "tempfile.mkdtemp"):
             self._event = "makes a temporary file"
 
@@ -240,16 +221,10 @@ class ImportTrial:
         """Return what imports since `before` have done that workers cannot share, for people; empty for nothing."""
         if self._event:
             return self._event
-        if names := lasting_threads():
-            return f"starts a thread ({', '.join(names)})"
+        if obstacle := obstacle_to_forking():
+            return obstacle.deed
         if opened := sorted(_descriptors() - before["descriptors"]):
             return f"leaves open {', '.join(opened)}"
-        # It has used a device, or asked more than their number.
-        if cuda_is_open() or torch_says("is_initialized") or torch_says("_is_in_bad_fork"):
-            return "initializes CUDA"
-        with contextlib.suppress(ChildProcessError):
-            os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-            return "starts a process"
         for module in sys.modules.keys() - before["modules"] - self._preloaded:
             file = (namespace_of(sys.modules.get(module)) or {}).get("__file__")
             if type(file) is str and is_own_file(file, self._directories):
@@ -257,34 +232,6 @@ class ImportTrial:
         now = self._state()
         changes = (what for what in before if what not in ("descriptors", "modules") and now[what] != before[what])
         return next(changes, "")
-
-
-def lasting_threads() -> list[str]:
-    """Return the names of the threads, beside the first, that a forked process lacks.
-
-    Forks once if there are any: libraries that handle forks end their threads at that moment and start them again where
-    they are needed, as OpenBLAS does under numpy and scipy (openblas_fork_handler in driver/others/memory.c, 0.3.30).
-    """
-    if not (names := _threads()):
-        return []
-    pid = os.fork()
-    if pid == 0:
-        os._exit(0)
-    os.waitpid(pid, 0)
-    end = time.monotonic() + _THREADS_END
-    while (names := _threads()) and time.monotonic() < end:
-        # The kernel lists a thread a little longer than it lives.
-        time.sleep(0.01)
-    return names
-
-
-def _threads() -> list[str]:
-    names = []
-    for task in os.listdir("/proc/self/task"):  # noqa: PTH208
-        if int(task) != os.getpid():
-            with contextlib.suppress(OSError), open(f"/proc/self/task/{task}/comm", errors="replace") as file:  # noqa: PTH123
-                names.append(file.read().strip())
-    return sorted(name for name in names if name != _JEMALLOC)
 
 
 def renew_ranks() -> None:
@@ -331,146 +278,26 @@ def _script_file() -> str | None:
     return None
 
 
-def _run_delay() -> float:
-    """Return the seconds that this process has waited for a processor (/proc/<pid>/schedstat, the second field)."""
-    try:
-        with open("/proc/self/schedstat", "rb") as file:  # noqa: PTH123
-            return int(file.read().split()[1]) / 1e9
-    except (OSError, IndexError, ValueError):
-        return 0.0
-
-
-_SHARE_OF_MEMORY = 0.5
-"""The part of the free memory that imports may take: the rest is for workers."""
-
-
 @contextlib.contextmanager
-def limited_memory() -> Iterator[None]:
-    """Limit imports to a part of the free memory; allocations beyond it fail in this process and not in a worker."""
-    free = _free_memory()
-    kept = resource.getrlimit(resource.RLIMIT_DATA)
-    if free is not None:
-        # RLIMIT_DATA counts private writable memory (getrlimit(2), since Linux 4.7); statm(5) has that in pages.
-        with open("/proc/self/statm", "rb") as file:  # noqa: PTH123
-            data = int(file.read().split()[5]) * resource.getpagesize()
-        limit = data + int(free * _SHARE_OF_MEMORY)
-        soft = limit if kept[1] == resource.RLIM_INFINITY else min(limit, kept[1])
-        resource.setrlimit(resource.RLIMIT_DATA, (soft, kept[1]))
+def first_to_be_killed() -> Iterator[None]:
+    """Have the kernel kill this process rather than a worker if memory runs out meanwhile (proc_pid_oom_score_adj(5)).
+
+    The score can be lowered again as far as a privileged process has last set it.
+    """
+    kept = None
+    # A container may have it read-only.
+    with contextlib.suppress(OSError):
+        with open(_OOM_SCORE) as file:  # noqa: PTH123
+            kept = file.read()
+        _set_oom_score("1000")
     try:
         yield
     finally:
-        resource.setrlimit(resource.RLIMIT_DATA, kept)
+        if kept is not None:
+            with contextlib.suppress(OSError):
+                _set_oom_score(kept)
 
 
-def _free_memory() -> int | None:
-    """Return the free bytes of the machine or of this job's cgroup, whichever is less; None if neither is known."""
-    sizes = []
-    with contextlib.suppress(OSError, ValueError, StopIteration):
-        with open("/proc/meminfo", "rb") as file:  # noqa: PTH123
-            line = next(line for line in file if line.startswith(b"MemAvailable:"))
-        sizes.append(int(line.split()[1]) * 1024)
-    with contextlib.suppress(OSError, ValueError):
-        with open("/proc/self/cgroup") as file:  # noqa: PTH123
-            groups = [line.rstrip("\n").split(":", 2) for line in file]
-        for _number, controllers, group in groups:
-            names = controllers.split(",")
-            root, limit, used, cache = (
-                ("/sys/fs/cgroup", "memory.max", "memory.current", "inactive_file")
-                if controllers == ""
-                else ("/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
-            )
-            if controllers == "" or "memory" in names:
-                # Limits of the groups above hold, too (Slurm sets them for the job, the step and the task).
-                while group not in ("", "/"):
-                    with contextlib.suppress(OSError, ValueError):
-                        free = _number_in(f"{root}{group}/{limit}") - _number_in(f"{root}{group}/{used}")
-                        sizes.append(free + _statistic(f"{root}{group}/memory.stat", cache))
-                    group = group.rpartition("/")[0]
-    return max(0, min(sizes)) if sizes else None
-
-
-def _number_in(path: str) -> int:
-    with open(path) as file:  # noqa: PTH123
-        return int(file.read())
-
-
-def _statistic(path: str, name: str) -> int:
-    with open(path) as file:  # noqa: PTH123
-        return next((int(value) for key, value in map(str.split, file) if key == name), 0)
-
-
-_PROCESSES = 2
-_BAD_FORK = 3
-
-
-def probe_forks(timeout: float) -> str | None:
-    """Fork processes that compute in parallel and all-reduce a tensor; return the problem, None if there is none.
-
-    Args:
-        timeout: Seconds after which the processes are killed.
-    """
-    meeting = memory_file()
-    pids = [_fork(rank, f"/proc/{os.getpid()}/fd/{meeting}", timeout) for rank in range(_PROCESSES)]
-    end, trouble = time.monotonic() + timeout, None
-    while pids:
-        for pid in [*pids]:
-            ended, status = os.waitpid(pid, os.WNOHANG)
-            if ended:
-                pids.remove(pid)
-                code = os.waitstatus_to_exitcode(status)
-                trouble = trouble or (None if code == 0 else _described(code))
-        if pids and (trouble is not None or time.monotonic() > end):
-            trouble = trouble or f"a forked process hangs: it has not reduced a tensor within {timeout:.0f} s"
-            for pid in pids:
-                os.kill(pid, signal.SIGKILL)
-        time.sleep(0.005)
-    os.close(meeting)
-    return trouble
-
-
-def _fork(rank: int, meeting: str, timeout: float) -> int:
-    pid = os.fork()
-    if pid == 0:
-        try:
-            set_parent_death_signal(signal.SIGKILL)
-            silent = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(silent, 1)
-            os.dup2(silent, 2)
-            if torch_says("_is_in_bad_fork"):
-                os._exit(_BAD_FORK)
-            os._exit(0 if _works(rank, meeting, timeout) else 1)
-        except BaseException:
-            os._exit(1)
-    return pid
-
-
-def _works(rank: int, meeting: str, timeout: float) -> bool:
-    torch: Any = sys.modules["torch"]
-    torch.set_num_threads(2)
-    square = torch.ones(300, 300)
-    if float((square @ square).sum()) != 300.0**3 or float(torch.ones(1 << 17).sum()) != float(1 << 17):
-        return False
-    if "numpy" in sys.modules:
-        numpy: Any = sys.modules["numpy"]
-        if float((numpy.ones((300, 300)) @ numpy.ones((300, 300))).sum()) != 300.0**3:
-            return False
-    distributed: Any = sys.modules["torch.distributed"]
-    if not distributed.is_gloo_available():
-        return True
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    store = distributed.FileStore(meeting, _PROCESSES)
-    group = distributed.ProcessGroupGloo(store, rank, _PROCESSES, timedelta(seconds=timeout))
-    tensor = torch.ones(8)
-    group.allreduce([tensor]).wait()
-    return bool((tensor == _PROCESSES).all())
-
-
-def _described(code: int) -> str:
-    if code < 0:
-        with contextlib.suppress(ValueError):
-            return f"a forked process ends with {signal.Signals(-code).name}"
-    if code == _BAD_FORK:
-        # torch marks a child in which CUDA cannot be used any more, also where CUDA was only asked for its devices
-        # (torch/csrc/cuda/Module.cpp, poison_fork, 2.13).
-        return "CUDA was used, and cannot be used after a fork"
-    return "a forked process cannot compute or reduce a tensor"
+def _set_oom_score(score: str) -> None:
+    with open(_OOM_SCORE, "w") as file:  # noqa: PTH123
+        file.write(score)

@@ -7,14 +7,21 @@ import gc
 import importlib
 import os
 import sys
+import time
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
-from slurm_elastic.agent.forkserver._linux import children
+from slurm_elastic.agent.node.devices import cuda_is_open
 
 REQUIRED = ("torch", "torch.distributed", "torch.distributed.elastic.multiprocessing.errors")
 """Imported before the first worker starts."""
+_THREADS_END = 0.3
+"""Seconds for threads to end whose library ends them before a fork."""
+_JEMALLOC = "jemalloc_bg_thd"
+"""The name of a thread that jemalloc starts again in a forked process (background_thread_postfork_child in
+src/background_thread.c, 5.3); Arrow has it built in, under pyarrow."""
 
 
 class BrokenPreloadError(Exception):
@@ -52,12 +59,11 @@ def uncollected() -> Iterator[None]:
             gc.enable()
 
 
-def import_required(about_to: Callable[[str], None], *, tried: bool) -> tuple[str | None, int | None]:
+def import_required(about_to: Callable[[str], None]) -> tuple[str | None, int | None]:
     """Import the modules of `REQUIRED`.
 
     Args:
         about_to: Called with each name before its import.
-        tried: True if this process was forked after these imports.
 
     Returns:
         Why this process cannot be forked after them, for people (None if it can); and torch's first seed.
@@ -72,8 +78,8 @@ def import_required(about_to: Callable[[str], None], *, tried: bool) -> tuple[st
         if name == "torch":
             # A torch that is none, or broken, may lack it: the agent says so, in one line.
             seed = getattr(sys.modules[name], "initial_seed", lambda: None)()
-    obstacle = obstacle_to_forking(tried=tried)
-    return None if obstacle is None else f"after importing {REQUIRED[-1]} {obstacle}", seed
+    obstacle = obstacle_to_forking()
+    return None if obstacle is None else f"after importing {REQUIRED[-1]} {obstacle.state}", seed
 
 
 def script_directory(options: list[str]) -> list[str]:
@@ -90,67 +96,63 @@ def script_directory(options: list[str]) -> list[str]:
     return [str(target.resolve() if target.is_dir() else target.resolve().parent)]
 
 
-def obstacle_to_forking(*, tried: bool = False) -> str | None:
-    """Return why a fork of this process would not work like a fresh interpreter, for people; None if it would.
+class Obstacle(NamedTuple):
+    """A reason why a fork of a process would not work like a fresh interpreter, for people."""
 
-    Forks once to find out. Pools that handle forks end their threads at that moment (OpenBLAS does, under numpy) and
-    start them again where they are needed; a worker would lack the threads that are left.
-
-    Args:
-        tried: True if this process was itself forked after all imports, and has no children yet.
-    """
-    trouble = _fork_trouble(_in_bad_fork()) if tried else _try_fork()
-    if trouble is not None:
-        return trouble
-    threads = [task for task in os.listdir("/proc/self/task") if int(task) != os.getpid()]  # noqa: PTH208
-    if threads:
-        names = sorted({_read_text(f"/proc/self/task/{task}/comm") for task in threads})
-        return f"threads are running: {len(threads)} named {', '.join(names)}"
-    # Reads /proc/*/stat of all processes of the machine, which takes milliseconds on a large node.
-    if not tried and children(os.getpid()):
-        return "child processes are running"
-    if torch_says("is_initialized"):
-        return "CUDA is initialized"
-    if any(target.startswith("/dev/nvidia") for target in _open_files()):
-        return "a GPU device is open"
-    return None
+    state: str
+    """As a sentence about the process."""
+    deed: str
+    """The same after "importing it": as a sentence about the import that has led there."""
 
 
-def _try_fork() -> str | None:
+_BAD_FORK = "CUDA was used, and cannot be used after a fork"
+BAD_FORK = Obstacle(_BAD_FORK, _BAD_FORK)
+
+
+def obstacle_to_forking() -> Obstacle | None:
+    """Return why a fork of this process would not work like a fresh interpreter; None if it would. Forks once."""
     pid = os.fork()
     if pid == 0:
         # torch marks a child in which CUDA cannot be used any more, also where CUDA was only asked for its devices
         # (torch/csrc/cuda/Module.cpp, poison_fork, 2.13).
-        os._exit(_in_bad_fork())
-    _pid, status = os.waitpid(pid, 0)
-    return _fork_trouble(os.waitstatus_to_exitcode(status))
+        os._exit(1 if torch_says("_is_in_bad_fork") else 0)
+    if os.waitpid(pid, 0)[1] != 0 or torch_says("_is_in_bad_fork"):
+        return BAD_FORK
+    if names := threads_after_fork():
+        named = ", ".join(names)
+        return Obstacle(f"threads are running: {len(names)} named {named}", f"starts a thread ({named})")
+    with contextlib.suppress(ChildProcessError):
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        return Obstacle("child processes are running", "starts a process")
+    # It has used a device, or asked more than their number.
+    if cuda_is_open() or torch_says("is_initialized"):
+        return Obstacle("CUDA is initialized", "initializes CUDA")
+    return None
 
 
-def _in_bad_fork() -> int:
-    return 1 if torch_says("_is_in_bad_fork") else 0
+def threads_after_fork() -> list[str]:
+    """Return the names of the threads, beside the first, that a process forked a moment ago lacks.
+
+    Libraries that handle forks end their threads at that moment and start them again where they are needed, as OpenBLAS
+    does under numpy and scipy (openblas_fork_handler in driver/others/memory.c, 0.3.30).
+    """
+    end = time.monotonic() + _THREADS_END
+    while (names := _threads()) and time.monotonic() < end:
+        # The kernel lists a thread a little longer than it lives.
+        time.sleep(0.001)
+    return names
 
 
-def _fork_trouble(code: int) -> str | None:
-    if code == 0:
-        return None
-    return "CUDA was used, and cannot be used after a fork" if code == 1 else f"a forked process ended with {code}"
+def _threads() -> list[str]:
+    names = []
+    for task in os.listdir("/proc/self/task"):  # noqa: PTH208
+        if int(task) != os.getpid():
+            with contextlib.suppress(OSError):
+                names.append(Path(f"/proc/self/task/{task}/comm").read_text(errors="replace").strip())
+    return sorted(name for name in names if name != _JEMALLOC)
 
 
 def torch_says(question: str) -> bool:
+    """Return the answer of a function of torch.cuda; False where that is not imported."""
     cuda = sys.modules.get("torch.cuda")
     return cuda is not None and bool(getattr(cuda, question)())
-
-
-def _open_files() -> Iterator[str]:
-    for descriptor in os.listdir("/proc/self/fd"):  # noqa: PTH208
-        try:
-            yield os.readlink(f"/proc/self/fd/{descriptor}")  # noqa: PTH115
-        except FileNotFoundError:
-            continue
-
-
-def _read_text(path: str) -> str:
-    try:
-        return Path(path).read_text().strip()
-    except FileNotFoundError:
-        return "?"

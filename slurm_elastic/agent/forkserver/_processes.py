@@ -13,7 +13,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from slurm_elastic.agent.forkserver._linux import children, session_of
-from slurm_elastic.agent.forkserver._protocol import Channel
+from slurm_elastic.agent.forkserver.protocol import Channel
 from slurm_elastic.agent.forkserver.worker_command import Program, boot_environment
 from slurm_elastic.descriptors import given_limit
 

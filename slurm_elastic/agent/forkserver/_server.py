@@ -6,11 +6,9 @@ import contextlib
 import gc
 import importlib
 import json
-import mmap
 import os
 import select
 import signal
-import struct
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,7 +19,7 @@ from slurm_elastic.agent.forkserver import _preload as preload
 from slurm_elastic.agent.forkserver import _worker_setup as worker
 from slurm_elastic.agent.forkserver._child_reaper import ChildReaper, run_agent_child
 from slurm_elastic.agent.forkserver._fast_exit import FastExit
-from slurm_elastic.agent.forkserver._import_learner import Attempt, ImportLearner, Outcome
+from slurm_elastic.agent.forkserver._import_learner import Attempt, ImportLearner
 from slurm_elastic.agent.forkserver._import_record import ImportRecord
 from slurm_elastic.agent.forkserver._import_trial import renew_ranks
 from slurm_elastic.agent.forkserver._linux import (
@@ -34,8 +32,8 @@ from slurm_elastic.agent.forkserver._linux import (
     set_task_name,
     signal_descriptor,
 )
-from slurm_elastic.agent.forkserver._protocol import Channel
 from slurm_elastic.agent.forkserver._script_objects import keep_owned_groups
+from slurm_elastic.agent.forkserver.protocol import Channel
 from slurm_elastic.control import start_sampling
 
 _FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
@@ -43,15 +41,14 @@ _FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, sign
 _IDLE_BEFORE_IMPORTS = 2.0
 """Seconds without an event before imports begin, so that they take no CPU time from workers that start."""
 _TASK_NAME = b"slurm-elastic-w"
-_SHORTEST_WAIT, _WAIT_FACTOR = 15.0, 4.0
-"""The first workers wait for learned imports this many seconds, or this many times as long as those took last, and as
-long after each report of progress. Where thousands of nodes import at once, workers that import for themselves would be
-later still, and make the others later."""
+_LONGEST_WAIT = 15.0
+"""The first workers wait for learned imports this many seconds, and as long after each report of progress. Where
+thousands of nodes import at once, workers that import for themselves would be later still, and make the others
+later."""
 _PROGRESS_INTERVAL = 1.0
 """Seconds between two reports of progress, at least."""
 _SWEEP_AFTER_AGENT = 5.0
 """Seconds to kill all workers when the agent has ended, before this process ends."""
-_PID = struct.Struct("=q")
 
 
 class _Replacement(NamedTuple):
@@ -60,7 +57,7 @@ class _Replacement(NamedTuple):
     attempt: Attempt
     pid: int
     outcome_fd: int
-    """Its end of the pipe that the outcome goes through: the parent reads it, the child writes it."""
+    """Its end of the pipe: the child writes a line that says what keeps workers from being forked from it."""
 
 
 @contextlib.contextmanager
@@ -105,14 +102,11 @@ class ServerProcess:
         self._learner = ImportLearner(None, (), (), ())
         self._replacement: _Replacement | None = None
         self._next_attempt: Attempt | None = None
-        self._low_priority = True
+        self._is_awaited = False
+        """True while the first workers wait for the replacement's imports."""
         self._progress_reported = 0.0
         self._has_workers = True
         """True if this process, and not the one that it was forked from, starts the workers of the current round."""
-        self._newest_pid = mmap.mmap(-1, mmap.PAGESIZE)
-        """Shared by all fork servers of a node: the pid of the newest replacement that has done its imports, or 0."""
-        self._observed_at_fork: frozenset[int] = frozenset()
-        """The workers whose import records the last replacement reads, too."""
         become_subreaper()
 
     def serve(self) -> None:
@@ -159,26 +153,16 @@ class ServerProcess:
                 return False
 
     def _imports_are_due(self, idle: float) -> bool:
-        """Return whether a replacement has to be forked now, to import what this process has not."""
+        """Return whether a replacement has to be forked now, to import what this process has not.
+
+        A replacement itself waits until it starts workers.
+        """
         if self._replacement is not None or not self._settings["warm"] or idle < _IDLE_BEFORE_IMPORTS:
             return False
-        if self._replacement_is_up_to_date() or not self._learner.is_quiet():
+        if not self._has_workers or not self._learner.is_quiet():
             return False
-        self._next_attempt, self._low_priority = self._learner.next_attempt(), True
+        self._next_attempt, self._is_awaited = self._learner.next_attempt(), False
         return self._next_attempt is not None
-
-    def _replacement_is_up_to_date(self) -> bool:
-        """Return whether a replacement lives that has imported more than this process and reads all import records.
-
-        The next replacement is then forked from that one, and imports only what workers have imported since.
-        """
-        (newest,) = _PID.unpack_from(self._newest_pid)
-        if newest in (0, os.getpid()) or self._learner.observed() != self._observed_at_fork:
-            return False
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(newest, 0)
-            return True
-        return False
 
     def _timeout_ms(self, idle_since: float) -> float | None:
         """Return the milliseconds until there is something to do without an event; None if there is nothing."""
@@ -186,7 +170,7 @@ class ServerProcess:
             return 0
         seconds = [self._children.seconds_to_scan()]
         look = self._learner.seconds_to_look()
-        if look is not None and self._replacement is None and not self._replacement_is_up_to_date():
+        if look is not None and self._replacement is None and self._has_workers:
             seconds.append(max(look, idle_since + _IDLE_BEFORE_IMPORTS - time.monotonic()))
         waits = [wait for wait in seconds if wait is not None]
         return max(0.0, min(waits)) * 1000 if waits else None
@@ -203,7 +187,7 @@ class ServerProcess:
         state: dict[str, Any] = {"state": "warm"}
         try:
             obstacle, self._torch_seed = preload.import_required(
-                lambda name: self._report(state="importing", module=name), tried="joint" in self._settings
+                lambda name: self._report(state="importing", module=name)
             )
         except preload.BrokenPreloadError as error:
             # Cold workers import torch themselves, and fail with its error if the script needs it.
@@ -215,11 +199,10 @@ class ServerProcess:
         if state["state"] == "warm":
             keep_owned_groups()
             # An import may make a process unfit to fork workers: a replacement tries, and this process stays.
-            self._next_attempt, self._low_priority = self._learner.begin(), False
+            self._next_attempt, self._is_awaited = self._learner.begin(), True
             if self._next_attempt is not None:
-                longest = max(_SHORTEST_WAIT, _WAIT_FACTOR * self._learner.seconds)
                 # Workers wait for the user's preloads without a limit.
-                state["awaited"] = None if self._settings["preload"] else longest
+                state["awaited"] = None if self._settings["preload"] else _LONGEST_WAIT
         self._task_name = Path("/proc/self/comm").read_bytes().strip()
         flush_c_streams()
         self._freeze_imports()
@@ -272,7 +255,6 @@ class ServerProcess:
             self._channel, self._replacement = far_end, _Replacement(attempt, os.getpid(), outcome_writer)
             self._has_workers = False
             return True
-        self._observed_at_fork = self._learner.observed()
         self._children.kept.add(pid)
         self._replacement = _Replacement(attempt, pid, outcome_reader)
         handle = os.pidfd_open(pid)
@@ -289,29 +271,30 @@ class ServerProcess:
         replacement, self._replacement = self._replacement, None
         assert replacement is not None
         set_task_name(self._task_name)
+        harm, broken = "", None
         with _output_dropped():
-            outcome = self._learner.carry_out(
-                replacement.attempt, self._report_progress, low_priority=self._low_priority
-            )
+            try:
+                harm = self._learner.carry_out(replacement.attempt, self._report_progress)
+            except preload.BrokenPreloadError as error:
+                broken = error
         set_task_name(_TASK_NAME)
         with contextlib.suppress(OSError):
-            os.write(replacement.outcome_fd, outcome.packed())
+            os.write(replacement.outcome_fd, f"{harm}\n".encode())
         os.close(replacement.outcome_fd)
-        if outcome.harm:
+        if harm:
             os._exit(0)
-        if outcome.broken:
-            self._report(state="broken", reason=outcome.broken)
+        if broken is not None:
+            self._report(state="broken", reason=str(broken))
             return
         self._freeze_imports()
         # From now on the replacement outlives the process that it was forked from.
         set_parent_death_signal(0)
-        _PID.pack_into(self._newest_pid, 0, os.getpid())
         self._report(state="complete", **self._learner.message_fields())
 
     def _report_progress(self) -> None:
         """Report once a second that another module is imported: the first workers wait while that goes on."""
         now = time.monotonic()
-        if not self._low_priority and now >= self._progress_reported + _PROGRESS_INTERVAL:
+        if self._is_awaited and now >= self._progress_reported + _PROGRESS_INTERVAL:
             self._progress_reported = now
             self._report(state="progress")
 
@@ -319,13 +302,14 @@ class ServerProcess:
         """Read the outcome of the replacement's imports; return True if another replacement has to try."""
         replacement, self._replacement = self._replacement, None
         assert replacement is not None
-        with os.fdopen(replacement.outcome_fd, "rb") as file:
-            outcome = Outcome.unpacked(file.read())
-        if outcome.harm:
+        with os.fdopen(replacement.outcome_fd) as file:
+            # A replacement that was killed has written nothing.
+            harm = (file.read() or "ends the process").strip()
+        if harm:
             self._children.kept.discard(replacement.pid)
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(replacement.pid, 0)
-            self._next_attempt = self._learner.attempt_after(replacement.attempt, outcome)
+            self._next_attempt = self._learner.attempt_after(replacement.attempt, harm)
             if self._next_attempt is None:
                 self._report(state="alone", **self._learner.message_fields())
         return self._next_attempt is not None
@@ -369,7 +353,7 @@ class ServerProcess:
         for descriptor in (error_writer, *descriptors):
             os.close(descriptor)
         if pid > 0:
-            self._children.add(pid)
+            self._children.workers.add(pid)
             self._learner.add(pid, record)
         self._started.append((order["rank"], pid, error_reader))
         return False
@@ -437,8 +421,7 @@ class ServerProcess:
             self._report(state="exited", pid=pid, code=code)
 
     def _sweep(self, seconds: float) -> list[int]:
-        # The newest replacement becomes a child of this process when the one that forked it ends.
-        left = self._children.sweep(seconds, self._report_exits, _PID.unpack_from(self._newest_pid))
+        left = self._children.sweep(seconds, self._report_exits)
         self._learner.round_over()
         return left
 
@@ -454,8 +437,6 @@ class ServerProcess:
         """The agent has ended: kill its workers, then end this process."""
         with contextlib.suppress(OSError):
             self._sweep(_SWEEP_AFTER_AGENT)
-            if self._has_workers:
-                self._learner.save_unverified()
         os._exit(0)
 
     def _report(self, **message: Any) -> None:

@@ -12,7 +12,6 @@ import logging
 import os
 import signal
 import sys
-import time
 from collections.abc import Callable
 from importlib.machinery import all_suffixes
 from typing import Any
@@ -20,15 +19,13 @@ from typing import Any
 from slurm_elastic.agent.forkserver import _preload as preload
 from slurm_elastic.agent.forkserver._linux import flush_c_streams, read_memory_file, set_task_name, set_title
 from slurm_elastic.agent.forkserver._processes import Replacement
-from slurm_elastic.agent.forkserver._protocol import Channel
 from slurm_elastic.agent.forkserver.client import ForkServer
+from slurm_elastic.agent.forkserver.protocol import Channel
 from slurm_elastic.agent.forkserver.worker_command import Program
 from slurm_elastic.agent.process_end import run_last
 
 _AGENT_PACKAGES = frozenset({"slurm_elastic", "hostlist", "msgspec"})
 """Packages, besides the standard library, that are imported here for the agent alone."""
-_THREADS_END = 0.1
-"""Seconds for threads to end: pools that handle forks end theirs at a fork, and the kernel lists them longer."""
 
 
 def import_and_fork(settings: dict[str, Any], modules_before: set[str]) -> dict[str, Any]:
@@ -132,15 +129,11 @@ def _child(pid: int, near_end: Channel, far_end: Channel) -> Replacement | None:
     """Return the fork server; kill it and return None if threads run here, which it lacks."""
     far_end.close()
     child = Replacement(pid, near_end.detach(), os.pidfd_open(pid))
-    # Pools that handle forks (pthread_atfork) have ended their threads at the fork.
-    end = time.monotonic() + _THREADS_END
-    while len(os.listdir("/proc/self/task")) > 1:  # noqa: PTH208
-        if time.monotonic() > end:
-            child.kill()
-            child.wait()
-            child.channel.close()
-            return None
-        time.sleep(0.001)
+    if preload.threads_after_fork():
+        child.kill()
+        child.wait()
+        child.channel.close()
+        return None
     return child
 
 
@@ -159,7 +152,8 @@ def _run_agent(
     if child is not None:
         interpreter, options, arguments = state["program"]
         program = Program(interpreter, tuple(options), tuple(arguments))
-        fork_server = ForkServer.from_child(child, program, settings["preload"], state["known"], settings["imports"])
+        preload_, known = settings["preload"], state["known"]
+        fork_server = ForkServer(program, preload_, known, warm=True, imports=settings["imports"], child=child)
     module, _colon, function = state["agent_main"].partition(":")
     agent_main: Callable[[list[str], ForkServer | None, list[int], str | None], int]
     agent_main = getattr(importlib.import_module(module), function)

@@ -83,7 +83,7 @@ def become_fresh_interpreter(
     Only the seed of Python's hashes stays that of the fork server, the same in all its workers.
 
     Args:
-        order: The agent's order to start this worker, see `_protocol.Order`.
+        order: The agent's order to start this worker, see `protocol.Order`.
         environment: The environment of the worker.
         descriptors: Its open files by name: stdout, stderr, call, result.
         task_name: The name that ps shows as comm.

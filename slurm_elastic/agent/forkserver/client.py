@@ -24,7 +24,7 @@ from slurm_elastic.agent.forkserver._fork_eligibility import (
 from slurm_elastic.agent.forkserver._import_list import fingerprint, forget_list
 from slurm_elastic.agent.forkserver._linux import become_subreaper
 from slurm_elastic.agent.forkserver._processes import ForkedProcess, FormerServers, Replacement, kill_orphans, spawn
-from slurm_elastic.agent.forkserver._protocol import Channel, Order, StartInterruptedError, State, wait_on
+from slurm_elastic.agent.forkserver.protocol import Channel, Order, StartInterruptedError, State, wait_on
 from slurm_elastic.agent.forkserver.worker_command import FUNCTION, Program, worker_environment
 from slurm_elastic.errors import UsageError
 
@@ -39,7 +39,17 @@ _MOST_NAMED = 8
 
 
 class ForkServer:
-    """The process that starts all workers of this node. Use it from the main thread only, but for `fork_child`."""
+    """The process that starts all workers of this node. Use it from the main thread only, but for `fork_child`.
+
+    Args:
+        program: See `start`.
+        preload: See `start`.
+        environment: The environment that torch is imported in.
+        warm: See `start`.
+        imports: See `start`.
+        child: A fork server that was forked from this process, before this process became the agent (see `joint`), with
+            the same preloads; None to start one.
+    """
 
     def __init__(
         self,
@@ -51,6 +61,7 @@ class ForkServer:
         imports: str | None = None,
         child: Replacement | None = None,
     ) -> None:
+        become_subreaper()
         self._program = program
         self._preload = tuple(preload)
         self._imports = imports
@@ -68,9 +79,9 @@ class ForkServer:
         self.replacement: Replacement | None = None
         """The replacement that still imports."""
         self.prepared: Replacement | None = None
-        """The replacement that has imported its plan; kept until the next one has, which is forked from it."""
-        self._prepared_messages: list[dict[str, Any]] = []
-        """The messages of `prepared`, to be handled when it becomes the fork server."""
+        """The replacement that has imported its plan; kept until the next one has."""
+        self._prepared_message: dict[str, Any] = {}
+        """The only message of `prepared`, to be handled when it becomes the fork server."""
         self._wait_until: float | None = None
         """The monotonic time until which the first workers wait for the replacement; None for not at all."""
         self._awaited = 0.0
@@ -113,29 +124,7 @@ class ForkServer:
             imports: The directory of the lists of learned imports; None to learn none.
         """
         known = worker_environment(os.environ if environment is None else environment, local_world_size)
-        become_subreaper()
         return cls(program, preload, known, warm=warm, imports=imports)
-
-    @classmethod
-    def from_child(
-        cls,
-        child: Replacement,
-        program: Program,
-        preload: Sequence[str],
-        environment: Mapping[str, str],
-        imports: str | None,
-    ) -> ForkServer:
-        """Use a fork server that was forked from this process, before this process became the agent (see `joint`).
-
-        Args:
-            child: The fork server.
-            program: See `start`.
-            preload: See `start`; the fork server was given the same.
-            environment: The environment in which torch was imported.
-            imports: See `start`.
-        """
-        become_subreaper()
-        return cls(program, preload, environment, warm=True, imports=imports, child=child)
 
     @property
     def program(self) -> Program | None:
@@ -161,32 +150,19 @@ class ForkServer:
         self._read_replacements()
 
     def _read_replacements(self) -> None:
-        while True:
-            if self.replacement is not None and self.replacement.channel.readable():
-                received = self.replacement.channel.receive()
-                if received is not None and received[0]["state"] == "progress":
-                    if self._wait_until is not None:
-                        self._wait_until = time.monotonic() + self._awaited
-                elif received is not None:
-                    self._drop(self.prepared)
-                    self.prepared, self.replacement, self._prepared_messages = self.replacement, None, [received[0]]
-                else:
-                    # It has ended: no workers can be forked from it. `prepared` stays.
-                    self._drop(self.replacement)
-            elif self.prepared is not None and self.prepared.channel.readable():
-                received = self.prepared.channel.receive()
-                if received is None:
-                    self._drop(self.prepared)
-                elif received[0]["state"] == "replacement":
-                    self._begin_replacement(*received)
-                else:
-                    self._prepared_messages.append(received[0])
-            else:
-                return
-
-    def _begin_replacement(self, message: Mapping[str, Any], descriptors: Sequence[int]) -> None:
-        self._drop(self.replacement)
-        self.replacement = Replacement(message["pid"], *descriptors)
+        while self.replacement is not None and self.replacement.channel.readable():
+            received = self.replacement.channel.receive()
+            if received is None:
+                # It has ended: no workers can be forked from it. `prepared` stays.
+                self._drop(self.replacement)
+            elif received[0]["state"] != "progress":
+                self._drop(self.prepared)
+                self.prepared, self.replacement, self._prepared_message = self.replacement, None, received[0]
+            elif self._wait_until is not None:
+                self._wait_until = time.monotonic() + self._awaited
+        if self.prepared is not None and self.prepared.channel.readable():
+            # It says no more before it is the fork server: it has ended.
+            self._drop(self.prepared)
 
     def wait_ready(self, timeout: float, should_stop: Callable[[], bool] | None = None) -> bool:
         """Wait until workers can be started.
@@ -288,8 +264,7 @@ class ForkServer:
         replacement, self.prepared, self._wait_until = self.prepared, None, None
         self._former.add(self._process)
         self._switch_to(lambda: (replacement.channel, replacement))
-        for message in self._prepared_messages:
-            self._handle((message, []))
+        self._handle((self._prepared_message, []))
         self.complete = True
 
     def restart_cold(self) -> None:
@@ -441,7 +416,8 @@ class ForkServer:
             case "replacement":
                 # The replacement before may have become ready since the last read.
                 self._read_replacements()
-                self._begin_replacement(message, descriptors)
+                self._drop(self.replacement)
+                self.replacement = Replacement(message["pid"], *descriptors)
             case "started":
                 self._pids[message["rank"]] = message["pid"]
                 self._sessions.add(message["pid"])

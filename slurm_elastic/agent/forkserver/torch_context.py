@@ -28,8 +28,8 @@ from torch.numa.binding import _maybe_wrap_command_args_with_numa_binding as _wr
 
 from slurm_elastic.agent.forkserver._fork_eligibility import SWITCHED_OFF
 from slurm_elastic.agent.forkserver._linux import memory_file, read_memory_file
-from slurm_elastic.agent.forkserver._protocol import Order, State, wait_on
 from slurm_elastic.agent.forkserver.client import ForkServer
+from slurm_elastic.agent.forkserver.protocol import Order, State, wait_on
 from slurm_elastic.agent.forkserver.worker_command import FUNCTION
 from slurm_elastic.agent.node.devices import asked_apart
 from slurm_elastic.agent.workers.log_tail import FollowedFile, LastWords, LogTimes, Tail
@@ -85,15 +85,9 @@ def start_workers(
         OSError: A worker could not be started.
     """
     context = ForkServerContext(
-        name,
-        entrypoint,
-        args,
-        envs,
-        logs_specs,
-        log_line_prefixes,
-        numa_options,
-        duplicate_stdout_filters,
-        duplicate_stderr_filters,
+        *(name, entrypoint, args, envs, logs_specs, log_line_prefixes),
+        *(duplicate_stdout_filters, duplicate_stderr_filters),
+        numa_options=numa_options,
         fork_server=fork_server,
         should_stop=should_stop,
         brief=brief,
@@ -107,26 +101,17 @@ def start_workers(
 
 
 class ForkServerContext(PContext):
-    """The workers that one call of `start_workers` started, warm or cold."""
+    """The workers that one call of `start_workers` started, warm or cold; see there for the arguments."""
 
     def __init__(
         self,
-        name: str,
-        entrypoint: Callable[..., Any] | str,
-        args: dict[int, tuple[Any, ...]],
-        envs: dict[int, dict[str, str]],
-        logs_specs: LogsSpecs,
-        log_line_prefixes: dict[int, str] | None,
+        *of_torch: Any,
         numa_options: NumaOptions | None,
-        duplicate_stdout_filters: list[str] | None,
-        duplicate_stderr_filters: list[str] | None,
-        *,
         fork_server: ForkServer,
         should_stop: Callable[[], bool] | None,
-        brief: bool = False,
+        brief: bool,
     ) -> None:
-        filters = (duplicate_stdout_filters, duplicate_stderr_filters)
-        super().__init__(name, entrypoint, args, envs, logs_specs, log_line_prefixes, *filters)
+        super().__init__(*of_torch)
         followed = [log_file for tail in self._tail_logs for log_file in _files_of(tail)]
         self._last_words = dict[int, LastWords]()
         self._exits: dict[int, int] = {}

@@ -17,7 +17,7 @@ from typing import Any
 from torch.distributed.elastic.multiprocessing import RunProcsResult, start_processes
 
 from slurm_elastic.agent.forkserver._processes import kill_orphans
-from slurm_elastic.agent.forkserver._protocol import wait_on
+from slurm_elastic.agent.forkserver.protocol import wait_on
 
 _POLL_INTERVAL = 0.1
 """Seconds between two polls of the workers, as in torch's own agent: start_processes tells the end of no function."""

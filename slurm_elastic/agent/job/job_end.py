@@ -9,6 +9,7 @@ the job.
 
 from __future__ import annotations
 
+import enum
 import signal
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -72,39 +73,20 @@ class AgentEnd:
     represents_job: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class RequeueJob:
+class JobEndAction(enum.Enum):
+    """An action of an agent that has ended, for its job."""
+
+    REQUEUE_JOB = enum.auto()
     """Requeue the job if it has to go on and its batch script does not requeue it. If it will not start again, continue
-    as with EndJobIfLast."""
-
-
-@dataclass(frozen=True, slots=True)
-class EndJobIfLast:
-    """End the job if its batch script is gone and no other agent of it runs.
-
-    Attributes:
-        spares_count: True if agents that are in no round may go on, so that each node of the job counts.
-    """
-
-    spares_count: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class CancelHeldElements:
+    as with END_JOB_IF_LAST, with agents that are in no round."""
+    END_JOB_IF_LAST = enum.auto()
+    """End the job if its batch script is gone and no other agent of it runs."""
+    CANCEL_HELD_ELEMENTS = enum.auto()
     """Cancel the elements of the job's array that Slurm holds: the run is finished without them."""
-
-
-@dataclass(frozen=True, slots=True)
-class EndAbandonedJob:
-    """End the job if its batch script is gone: the run has ended, and this is the job's last agent."""
-
-
-@dataclass(frozen=True, slots=True)
-class EndEmptyJobs:
+    END_EMPTY_JOBS = enum.auto()
     """End the other jobs of the run whose batch scripts are gone: their last agents may be, too, unknown to Slurm."""
-
-
-JobEndAction = RequeueJob | EndJobIfLast | CancelHeldElements | EndEmptyJobs | EndAbandonedJob
+    END_ABANDONED_JOB = enum.auto()
+    """End the job if its batch script is gone: the run has ended, and this is the job's last agent."""
 
 
 def decide_job_end(end: AgentEnd) -> tuple[JobEndAction, ...]:
@@ -112,17 +94,17 @@ def decide_job_end(end: AgentEnd) -> tuple[JobEndAction, ...]:
     if not end.in_job:
         return ()
     if end.exit_code is ExitCode.LEFT and end.diagnoses:
-        return (RequeueJob(),)
+        return (JobEndAction.REQUEUE_JOB,)
     if end.gave_up:
         # On a full disk all agents give up, one after the other; in a network partition others may train on.
-        return (EndJobIfLast(),)
+        return (JobEndAction.END_JOB_IF_LAST,)
     if end.exit_code is not ExitCode.LEFT and (end.leads or end.represents_job):
         # The leader ends last.
         finished = end.exit_code is ExitCode.FINISHED and end.shares_run
         return (
-            *((CancelHeldElements(),) if finished else ()),
-            *((EndEmptyJobs(),) if end.leads and end.shares_run else ()),
-            EndAbandonedJob(),
+            *((JobEndAction.CANCEL_HELD_ELEMENTS,) if finished else ()),
+            *((JobEndAction.END_EMPTY_JOBS,) if end.leads and end.shares_run else ()),
+            JobEndAction.END_ABANDONED_JOB,
         )
     return ()
 

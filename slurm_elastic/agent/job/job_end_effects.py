@@ -19,11 +19,7 @@ from typing import TypeVar
 from slurm_elastic.agent.console_log import notice
 from slurm_elastic.agent.job.job_end import (
     AgentEnd,
-    CancelHeldElements,
-    EndAbandonedJob,
-    EndEmptyJobs,
-    EndJobIfLast,
-    RequeueJob,
+    JobEndAction,
     can_lose_batch_script,
     decide_job_end,
     held_elements,
@@ -90,21 +86,57 @@ class JobAtEnd:
     def carry_out(self, end: AgentEnd) -> None:
         """Execute what an agent still does for its job when it has ended."""
         for action in decide_job_end(end):
-            if not isinstance(action, RequeueJob | CancelHeldElements | EndEmptyJobs) and self._other_run_goes_on():
+            ends_this_job = action in (JobEndAction.END_JOB_IF_LAST, JobEndAction.END_ABANDONED_JOB)
+            if ends_this_job and self._other_run_goes_on():
                 # The last agent of that run ends the job.
                 continue
             match action:
-                case RequeueJob():
+                case JobEndAction.REQUEUE_JOB:
                     if not self._requeue() and not self._other_run_goes_on():
                         self._end_if_last(spares_count=True)
-                case EndJobIfLast(spares_count):
-                    self._end_if_last(spares_count=spares_count)
-                case CancelHeldElements():
-                    cancel_held_elements(self.job, self.controller, self.say)
-                case EndEmptyJobs():
+                case JobEndAction.END_JOB_IF_LAST:
+                    self._end_if_last(spares_count=False)
+                case JobEndAction.CANCEL_HELD_ELEMENTS:
+                    self.cancel_held_elements()
+                case JobEndAction.END_EMPTY_JOBS:
                     _in_time(self._end_empty_jobs, otherwise=None)
-                case EndAbandonedJob():
-                    end_abandoned_job(self.job, self.environ, self.controller, self.signal_fd, self.say)
+                case JobEndAction.END_ABANDONED_JOB:
+                    self.end_abandoned_job()
+
+    def cancel_held_elements(self) -> None:
+        """Cancel the elements of the job's array that Slurm holds; for the end of a run that is finished."""
+        if self.job.array is None:
+            return
+        array = self.job.array.job_id
+        for name in held_elements(self.controller.elements(array), array):
+            self.say(
+                f"job {name} is held by Slurm (JobHoldMaxRequeue), as its nodes failed too often: "
+                "the run is finished without it"
+            )
+            self.controller.cancel(name)
+
+    def end_abandoned_job(self) -> None:
+        """End the job if its batch script is gone; called by its last agent when the run has ended.
+
+        The result of the run is on record; Slurm will call the job cancelled.
+        """
+        if self._batch_script_lost(_POLLS, self.signal_fd):
+            self.say(
+                f"the batch script of job {self.job.name} is gone with {self.job.job_nodes[0]}: this agent ends the job"
+            )
+            self.controller.cancel(self.job.name)
+
+    def end_job_if_last(self, members: Sequence[Successor] | None, successors: Sequence[Successor]) -> None:
+        """End the job if its batch script is gone and no other agent of it runs.
+
+        Args:
+            members, successors: see :func:`~slurm_elastic.agent.job.job_end.other_agents`.
+        """
+        others = other_agents(self.job, self.agent, members, successors)
+        if self._batch_script_lost(_POLLS, self.signal_fd) and self._all_ended(others):
+            name = self.job.name
+            self.say(f"job {name} has no other agent left, and its batch script is gone: this agent ends the job")
+            self.controller.cancel(name)
 
     def _end_empty_jobs(self) -> None:
         base = self.run_dir.path.parent.parent
@@ -116,7 +148,7 @@ class JobAtEnd:
 
     def _requeue(self) -> bool:
         """Return True if the job will start again, or its batch script handles its end."""
-        if JOB_END_VARIABLE in self.environ and not self._batch_script_lost():
+        if JOB_END_VARIABLE in self.environ and not self._batch_script_lost(_POLLS_BEFORE_REQUEUE):
             return True
         try:
             if requeue_job(
@@ -133,7 +165,7 @@ class JobAtEnd:
                 return True
         except RunDirError as error:
             logger.warning("not requeued: %s", error)
-        return not self._batch_script_lost()
+        return not self._batch_script_lost(_POLLS_BEFORE_REQUEUE)
 
     def _other_run_goes_on(self) -> bool:
         """Return True if another step of this start of the job has a run that has neither finished nor failed."""
@@ -150,15 +182,17 @@ class JobAtEnd:
 
         return _in_time(look, otherwise=False)
 
-    def _batch_script_lost(self) -> bool:
-        return batch_script_lost(self.job, self.environ, self.controller, _POLLS_BEFORE_REQUEUE)
-
     def _end_if_last(self, *, spares_count: bool) -> None:
+        """As `end_job_if_last`.
+
+        Args:
+            spares_count: True if agents that are in no round may go on, so that each node of the job counts.
+        """
         answer = _in_time(self._members, otherwise=None)
-        members, successors = (None, answer) if spares_count and answer is not None else (answer, self.told)
-        end_job_if_last(
-            self.job, self.agent, members, successors, self.environ, self.controller, self.signal_fd, self.say
-        )
+        if spares_count and answer is not None:
+            self.end_job_if_last(None, answer)
+        else:
+            self.end_job_if_last(answer, self.told)
 
     def _members(self) -> Sequence[Successor] | None:
         """Return the members of the newest round on record; None if that cannot be read."""
@@ -167,6 +201,48 @@ class JobAtEnd:
         except (RecordsError, LookupError, ValueError, TypeError):
             return None
         return last.successors or None if last is not None else None
+
+    def _all_ended(self, others: Sequence[tuple[str, Successor | None]]) -> bool:
+        """Return True if all these agents have ended; False if one lives, or if that is unknown after ten minutes."""
+        for _ in range(_POLLS):
+            states = self.controller.node_states([node for node, _ in others]) if others else {}
+            up = [successor for node, successor in others if states[node] is not NodeState.DOWN]
+            # One agent that has not ended is enough.
+            answers = (_answers(agent.address, agent.port) if agent is not None else None for agent in up)
+            answer = next((state for state in answers if state is not False), False)
+            if answer is not None:
+                return not answer
+            if select.select([self.signal_fd], [], [], _POLL_INTERVAL)[0]:
+                return False
+        return False
+
+    def _batch_script_lost(self, polls: int, signal_fd: int | None = None) -> bool:
+        """Return True if the job goes on without its batch script, so that its agents requeue or end it.
+
+        srun tells its tasks its address (SLURM_SRUN_COMM_HOST, SLURM_SRUN_COMM_PORT). While it listens there it ends
+        with the last task, and the batch script after it. If it refuses the connection, it has ended; if there is no
+        answer, Slurm is asked for the state of the node.
+
+        Args:
+            polls: The number of polls, one every five seconds, while nothing is known; then the result is False.
+            signal_fd: A descriptor that ends the wait when it is readable; None for none.
+        """
+        if not can_lose_batch_script(self.job, self.environ):
+            return False
+        first = self.job.job_nodes[0]
+        for _ in range(polls):
+            alive = _srun_listens(self.environ)
+            if alive is None:
+                alive = False if self.controller.node_states((first,))[first] is NodeState.DOWN else None
+                if alive is None and self.controller.is_silent:
+                    # scontrol is not available, as in a container.
+                    return False
+            if alive is not None:
+                return not alive
+            with contextlib.suppress(OSError):
+                if select.select([] if signal_fd is None else [signal_fd], [], [], _POLL_INTERVAL)[0]:
+                    return False
+        return False
 
 
 def is_known_done(records: Records) -> bool:
@@ -193,114 +269,6 @@ def _in_time(call: Callable[[], _T], otherwise: _T) -> _T:
         return answers.get(timeout=_RECORDS_WAIT)
     except queue.Empty:
         return otherwise
-
-
-# The end of the job.
-
-
-def cancel_held_elements(job: SlurmJob, controller: Controller, say: Say) -> None:
-    """Cancel the elements of the job's array that Slurm holds; for the end of a run that is finished.
-
-    Args:
-        job: The Slurm job this agent runs in.
-        controller: Slurm's controller.
-        say: Prints one line for people.
-    """
-    if job.array is None:
-        return
-    array = job.array.job_id
-    for name in held_elements(controller.elements(array), array):
-        say(
-            f"job {name} is held by Slurm (JobHoldMaxRequeue), as its nodes failed too often: "
-            "the run is finished without it"
-        )
-        controller.cancel(name)
-
-
-def end_abandoned_job(
-    job: SlurmJob, environ: Mapping[str, str], controller: Controller, signal_fd: int, say: Say
-) -> None:
-    """End the job if its batch script is gone; called by its last agent when the run has ended.
-
-    The result of the run is on record; Slurm will call the job cancelled.
-
-    Args:
-        job, environ, controller, signal_fd, say: see :class:`JobAtEnd`.
-    """
-    if batch_script_lost(job, environ, controller, _POLLS, signal_fd):
-        say(f"the batch script of job {job.name} is gone with {job.job_nodes[0]}: this agent ends the job")
-        controller.cancel(job.name)
-
-
-def end_job_if_last(
-    job: SlurmJob,
-    agent: str,
-    members: Sequence[Successor] | None,
-    successors: Sequence[Successor],
-    environ: Mapping[str, str],
-    controller: Controller,
-    signal_fd: int,
-    say: Say,
-) -> None:
-    """End the job if its batch script is gone and no other agent of it runs.
-
-    Args:
-        members, told: see :func:`~slurm_elastic.agent.job.job_end.other_agents`.
-        job, agent, environ, controller, signal_fd, say: see :class:`JobAtEnd`.
-    """
-    others = other_agents(job, agent, members, successors)
-    if batch_script_lost(job, environ, controller, _POLLS, signal_fd) and _all_ended(others, controller, signal_fd):
-        say(f"job {job.name} has no other agent left, and its batch script is gone: this agent ends the job")
-        controller.cancel(job.name)
-
-
-def _all_ended(others: Sequence[tuple[str, Successor | None]], controller: Controller, signal_fd: int) -> bool:
-    """Return True if all these agents have ended; False if one lives, or if that is unknown after ten minutes."""
-    for _ in range(_POLLS):
-        states = controller.node_states([node for node, _ in others]) if others else {}
-        up = [successor for node, successor in others if states[node] is not NodeState.DOWN]
-        # One agent that has not ended is enough.
-        answers = (_answers(successor.address, successor.port) if successor is not None else None for successor in up)
-        answer = next((state for state in answers if state is not False), False)
-        if answer is not None:
-            return not answer
-        if select.select([signal_fd], [], [], _POLL_INTERVAL)[0]:
-            return False
-    return False
-
-
-def batch_script_lost(
-    job: SlurmJob, environ: Mapping[str, str], controller: Controller, polls: int, signal_fd: int | None = None
-) -> bool:
-    """Return True if the job goes on without its batch script, so that its agents requeue or end it.
-
-    srun tells its tasks its address (SLURM_SRUN_COMM_HOST, SLURM_SRUN_COMM_PORT). While it listens there it ends with
-    the last task, and the batch script after it. If it refuses the connection, it has ended; if there is no answer,
-    Slurm is asked for the state of the node.
-
-    Args:
-        job: The Slurm job this agent runs in.
-        environ: The environment of this agent.
-        controller: Slurm's controller.
-        polls: The number of polls, one every five seconds, while nothing is known; then the result is False.
-        signal_fd: A descriptor that ends the wait when it is readable; None for none.
-    """
-    if not can_lose_batch_script(job, environ):
-        return False
-    for _ in range(polls):
-        alive = _srun_listens(environ)
-        if alive is None:
-            state = controller.node_states((job.job_nodes[0],))[job.job_nodes[0]]
-            alive = False if state is NodeState.DOWN else None
-            if alive is None and controller.is_silent:
-                # scontrol is not available, as in a container.
-                return False
-        if alive is not None:
-            return not alive
-        with contextlib.suppress(OSError):
-            if select.select([] if signal_fd is None else [signal_fd], [], [], _POLL_INTERVAL)[0]:
-                return False
-    return False
 
 
 def _srun_listens(environ: Mapping[str, str]) -> bool | None:

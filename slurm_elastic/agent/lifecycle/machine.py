@@ -15,7 +15,7 @@ An agent that has no workers ends at once: Joining -> Done.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from slurm_elastic.agent.lifecycle.actions import (
     Action,
@@ -97,6 +97,9 @@ _UNPLANNED = frozenset({Reason.NODE_LOST, Reason.WORKER_FAILED})
 
 Step = tuple[State, tuple[Action, ...]]
 
+Notice = Signalled | Diagnosed | LeaveRequested
+"""The events that make the agent leave."""
+
 
 def step(config: LifecycleConfig, state: State, event: Event, now: float) -> Step:
     """Decide what an event means to an agent in this state.
@@ -121,9 +124,8 @@ def step(config: LifecycleConfig, state: State, event: Event, now: float) -> Ste
     ending = _ending(config, state, event)
     if ending is not None:
         return _end(state, ending, now)
-    notice = _notice(event)
-    if notice is not None:
-        return _notified(config, state, notice, event, now)
+    if isinstance(event, Notice):
+        return _notified(config, state, event, now)
     match state:
         case Joining():
             return _joining(config, state, event)
@@ -185,13 +187,6 @@ def _end(state: State, ending: Ending, now: float) -> Step:
 # Notices: events that make the agent leave.
 
 
-@dataclass(frozen=True, slots=True)
-class _Notice:
-    reason: LeaveReason
-    seconds: float | None
-    detail: str
-
-
 def _is_interrupted(state: State) -> bool:
     match state:
         case Leaving(departure=departure) | Stopping(then=Departure() as departure):
@@ -199,40 +194,28 @@ def _is_interrupted(state: State) -> bool:
     return False
 
 
-def _notice(event: Event) -> _Notice | None:
-    """Return the notice that an event contains; None if it contains none."""
-    match event:
-        case (
-            Signalled(reason, detail, seconds)
-            | Diagnosed(reason, seconds, detail)
-            | LeaveRequested(reason, seconds, detail)
-        ):
-            return _Notice(reason, seconds, detail)
-    return None
-
-
-def _notified(config: LifecycleConfig, state: State, notice: _Notice, event: Event, now: float) -> Step:
+def _notified(config: LifecycleConfig, state: State, event: Notice, now: float) -> Step:
     before: tuple[Action, ...] = ()
     after: tuple[Action, ...] = ()
+    seconds = event.seconds
     match event:
         case Signalled(detail=detail):
             if is_leaving(state):
                 return state, ()
             round_ = round_of(state)
             before = (Log(f"{config.node} got {detail}: leaving round {round_.round if round_ else '-'}"),)
-            if notice.seconds is not None:
+            if seconds is not None:
                 # Until Slurm has told the seconds, workers get no more than torchrun gives them.
-                notice = replace(notice, seconds=min(notice.seconds, config.shutdown_timeout))
-        case Diagnosed(reason, seconds, detail, for_job):
+                seconds = min(seconds, config.shutdown_timeout)
+        case Diagnosed(reason, _, detail, for_job):
             before = (Log(f"{config.node} leaves: {detail}"),)
             after = (RequestLeave(reason, seconds, detail),) if for_job else ()
         case LeaveRequested(detail=detail):
             before = (NoteLeaveRequest(event),)
-            if is_leaving(state) and notice.seconds is None:
+            if is_leaving(state) and seconds is None:
                 return state, before
             before = (*before, Log(f"{config.node} leaves: {detail}"))
-    interrupts = isinstance(event, Signalled) and event.interrupts
-    left, actions = _leave(config, state, notice, now, interrupts=interrupts)
+    left, actions = _leave(config, state, event, seconds, now)
     if isinstance(event, Signalled) and event.asked and isinstance(state, Training) and isinstance(left, Leaving):
         # What the leader is told is told to the scripts of all nodes, and at once: so let it be the cause.
         (announce, *_), training = actions, state
@@ -242,19 +225,20 @@ def _notified(config: LifecycleConfig, state: State, notice: _Notice, event: Eve
     return left, (*before, *actions[:1], *after, *actions[1:])
 
 
-def _leave(config: LifecycleConfig, state: State, notice: _Notice, now: float, *, interrupts: bool) -> Step:
-    """Announce that this agent leaves; again when more is known about it."""
+def _leave(config: LifecycleConfig, state: State, notice: Notice, seconds: float | None, now: float) -> Step:
+    """Announce that this agent leaves, within `seconds`; again when more is known about it."""
     timeout = config.shutdown_timeout
     departure = depart(
         notice.reason,
         notice.detail or notice.reason.value,
-        notice.seconds,
+        seconds,
         shutdown_timeout=timeout,
         margin=config.leave_margin,
         now=now,
     )
+    interrupts = isinstance(notice, Signalled) and notice.interrupts
     departure = replace(departure, interrupts=interrupts or _is_interrupted(state))
-    announce = AnnounceLeave(departure.reason, timeout if notice.seconds is None else notice.seconds, departure.detail)
+    announce = AnnounceLeave(departure.reason, timeout if seconds is None else seconds, departure.detail)
     match state:
         case Training() | Leaving():
             # The leader asks all agents for a step at which their workers can stop, or ends the round at once.

@@ -34,13 +34,11 @@ class StalledWorker:
     Attributes:
         local_rank: The worker's local rank.
         boundary: The number of steps that it has taken in this round.
-        step: The last step by the script's own count; None if the script does not report it.
         seconds: The seconds since that step.
     """
 
     local_rank: int
     boundary: int
-    step: int | None
     seconds: float
 
 
@@ -110,7 +108,7 @@ class StepWatch:
                 left.append(limit - since)
                 continue
             self._returned.add((worker.local_rank, worker.boundary))
-            stalled.append(StalledWorker(worker.local_rank, worker.boundary, worker.step, since))
+            stalled.append(StalledWorker(worker.local_rank, worker.boundary, since))
         if not stalled:
             # The time of a worker that hangs says nothing about the duration of steps.
             self._learn(progress, now)

@@ -13,7 +13,7 @@ from torch.distributed.elastic.multiprocessing import LogsSpecs, RunProcsResult
 from torch.distributed.elastic.utils.api import macros
 from torch.numa.binding import NumaOptions
 
-from slurm_elastic.agent.forkserver import ForkServer
+from slurm_elastic.agent.forkserver.client import ForkServer
 from slurm_elastic.agent.watchdog import process_state
 from slurm_elastic.errors import UsageError
 

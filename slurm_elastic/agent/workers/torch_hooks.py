@@ -59,14 +59,6 @@ class Hook(NamedTuple):
     """The parameters, attributes or methods of `kind`; ``a|b`` where releases of torch differ in the name."""
 
 
-class Gaps(NamedTuple):
-    """The hooks that this torch lacks, for people, by the part that needs them."""
-
-    agent: tuple[str, ...]
-    fork_server: tuple[str, ...]
-    dumps: tuple[str, ...] = ()
-
-
 _ELASTIC = "torch.distributed.elastic"
 _API = f"{_ELASTIC}.agent.server.api"
 _LOCAL = f"{_ELASTIC}.agent.server.local_elastic_agent:LocalElasticAgent"
@@ -190,33 +182,29 @@ def require_torch() -> bool:
             sys.executable,
             Path(compiled).parents[2],
         )
-    missing = gaps(HOOKS)
-    if missing.agent:
+    if missing := gaps(HOOKS, Part.AGENT):
         raise UsageError(
-            f"torch {release} lacks what the agent needs: {', '.join(missing.agent)}; "
+            f"torch {release} lacks what the agent needs: {', '.join(missing)}; "
             "upgrade slurm_elastic, or install a release of torch that it was tested with (docs/versions.md)"
         )
-    if missing.fork_server:
+    if lacks_fork_server := gaps(HOOKS, Part.FORK_SERVER):
         logger.warning(
             "torch %s lacks what the fork server needs: %s; torch itself starts the workers, each with its own imports",
             release,
-            ", ".join(missing.fork_server),
+            ", ".join(lacks_fork_server),
         )
-    if missing.dumps:
+    if missing := gaps(HOOKS, Part.DUMPS):
         logger.warning(
             "torch %s lacks what dumps of collectives need: %s; of a hang, only stacks are kept",
             release,
-            ", ".join(missing.dumps),
+            ", ".join(missing),
         )
-    return not missing.fork_server
+    return not lacks_fork_server
 
 
-def gaps(hooks: Iterable[Hook]) -> Gaps:
-    """Return the hooks among these that this torch lacks."""
-    missing: dict[Part, list[str]] = {part: [] for part in Part}
-    for hook in hooks:
-        missing[hook.part].extend(_missing(hook))
-    return Gaps(*(tuple(missing[part]) for part in Part))
+def gaps(hooks: Iterable[Hook], part: Part) -> tuple[str, ...]:
+    """Return those of the hooks of a part of slurm_elastic that this torch lacks, for people."""
+    return tuple(name for hook in hooks if hook.part is part for name in _missing(hook))
 
 
 def _missing(hook: Hook) -> list[str]:

@@ -21,7 +21,7 @@ from slurm_elastic.errors import UsageError
 if TYPE_CHECKING:
     import argparse
 
-    from slurm_elastic.agent.forkserver import ForkServer
+    from slurm_elastic.agent.forkserver.client import ForkServer
     from slurm_elastic.agent.job.replacement import Submission
     from slurm_elastic.agent.node.node_check import NodeCheck
     from slurm_elastic.agent.settings import AgentSettings
@@ -268,7 +268,7 @@ class _ForkServerStart:
 
     def start(self) -> ForkServer:
         """Start the fork server."""
-        from slurm_elastic.agent.forkserver import ForkServer
+        from slurm_elastic.agent.forkserver.client import ForkServer
 
         return ForkServer.start(
             self.program, warm=self.warm, preload=self.preload, environment=self.environment, imports=self.imports

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_elastic.agent.forkserver import Program
+from slurm_elastic.agent.forkserver.worker_command import Program
 from tests.local.forkserver.helpers.workplace import Workplace, comparable
 
 SCRIPTS = {path.stem: path.read_text() for path in sorted((Path(__file__).parent / "scripts").glob("*.py"))}

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from slurm_elastic.agent.forkserver import ForkServer
 from slurm_elastic.agent.forkserver._linux import children
+from slurm_elastic.agent.forkserver.client import ForkServer
 from tests.local.forkserver.helpers.workplace import HANG, Workplace
 
 RESTARTS = 500

@@ -184,7 +184,7 @@ with open(__file__ + '.imported', 'a') as file:
 """
 
 
-def test_next_attempt_imports_only_what_has_come_since(site: Site) -> None:
+def test_next_attempt_has_what_has_come_since(site: Site) -> None:
     for name in ("early", "late"):
         (site.packages / f"{name}.py").write_text(ONCE)
     more = site.directory / "more"
@@ -194,26 +194,24 @@ def test_next_attempt_imports_only_what_has_come_since(site: Site) -> None:
     )
     context = place.context(environment=site.worker_environment())
     server, worker = place.fork_server.pid, context.pids()[0]
-    end, found = time.monotonic() + HANG, set()
+    end, found = time.monotonic() + HANG, list[int]()
     try:
         while len(found) < 2:
             assert time.monotonic() < end
             time.sleep(0.05)
             place.fork_server.read()
-            if place.fork_server.prepared is not None:
-                found.add(place.fork_server.prepared.pid)
+            prepared = place.fork_server.prepared
+            if prepared is not None and prepared.pid not in found:
+                found.append(prepared.pid)
+                assert prepared.pid in children(server)
                 more.touch()
-        # It was forked from the one before, becomes the fork server's when that ends, and outlives the round.
-        assert place.fork_server.prepared is not None
-        while place.fork_server.prepared.pid not in children(server):
-            assert time.monotonic() < end
-            time.sleep(0.05)
     finally:
         context.close(signal.SIGKILL)
     imported = {name: (site.packages / f"{name}.py.imported").read_text().split() for name in ("early", "late")}
-    assert {name: len(pids) for name, pids in imported.items()} == {"early": 2, "late": 2}, (worker, server, imported)
-    assert {int(pids[0]) for pids in imported.values()} == {worker}
-    assert {int(pids[1]) for pids in imported.values()} == found
+    assert {name: [*map(int, pids)] for name, pids in imported.items()} == {
+        "early": [worker, *found],
+        "late": [worker, found[1]],
+    }
     site.script.write_text(asking("early", "late") + "print(there)\n")
     assert site.run().stdout == "['early', 'late']\n"
     assert_gone(server)
@@ -341,13 +339,6 @@ def test_a_thread_is_found_after_others_have_ended(
     assert "each worker imports threaded itself: importing it starts a thread (python)" in caplog.messages
 
 
-NOTES_FORKS = """\
-import os
-def note():
-    with open({file!r}, 'a') as file:
-        file.write(f'{{os.getppid()}}\\n')
-os.register_at_fork(after_in_child=note)
-"""
 STARTS_A_THREAD = """\
 import threading
 with open({file!r}, 'a') as file:
@@ -358,10 +349,9 @@ threading.Thread(target=threading.Event().wait, daemon=True).start()
 
 def test_another_node_takes_over_what_the_first_has_found(site: Site, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "slurm_elastic")
-    forks, imports = site.directory / "forks", site.directory / "imports"
-    (site.packages / "noted.py").write_text(NOTES_FORKS.format(file=str(forks)))
+    imports = site.directory / "imports"
     (site.packages / "starts.py").write_text(STARTS_A_THREAD.format(file=str(imports)))
-    first = site.start(asking("noted", "starts") + "import noted, starts\nprint(there)\n")
+    first = site.start(asking("after", "starts") + "import after, starts\nprint(there)\n")
     # Of another node that has begun at the same time, when there was no list.
     second = Workplace(site.script.parent, imports=str(site.lists), environment=site.environment)
     found = []
@@ -372,14 +362,13 @@ def test_another_node_takes_over_what_the_first_has_found(site: Site, caplog: py
             imports.write_text("")
             site.learn_in(place)
             assert place.fork_server.prepared is not None
-            forked = forks.read_text().split().count(str(place.fork_server.prepared.pid))
             imported = len(imports.read_text().split())
-            assert place.run_warm(environment=site.worker_environment()).stdout == "['noted']\n"
-            found.append((forked, imported, len([message for message in caplog.messages if "itself" in message])))
+            assert place.run_warm(environment=site.worker_environment()).stdout == "['after']\n"
+            found.append((imported, len([message for message in caplog.messages if "itself" in message])))
     finally:
         second.close()
-    # The first one has imported it beside its worker, with all others and alone, and forks twice to compute.
-    assert found == [(2, 3, 1), (0, 1, 0)]
+    # The first one has imported it beside its worker, with all others and alone.
+    assert found == [(3, 1), (1, 0)]
 
 
 def test_package_that_is_replaced_between_rounds(site: Site, caplog: pytest.LogCaptureFixture) -> None:
@@ -393,10 +382,9 @@ def test_package_that_is_replaced_between_rounds(site: Site, caplog: pytest.LogC
     assert [message for message in caplog.messages if "changed" in message] == [changed]
 
 
-LARGE = """\
-with open('/proc/meminfo') as file:
-    free = next(int(line.split()[1]) for line in file if line.startswith('MemAvailable:'))
-KEPT = bytes(free * 1024 // 4 * 3)  # from calloc: pages that nobody reads or writes take no memory
+NOTES_SCORE = """\
+with open('/proc/self/oom_score_adj') as score, open({file!r}, 'a') as file:
+    file.write(score.read())
 """
 
 
@@ -427,11 +415,14 @@ def test_script_that_sets_something_else_before_an_import(
     assert told == ([changed] if later == "round" else [])
 
 
-def test_import_that_needs_more_memory_than_there_is_for_all(site: Site) -> None:
-    (site.packages / "large.py").write_text(LARGE)
-    script = asking("plain", "large", "after") + "import plain, large, after\nprint(there, len(large.KEPT) > 0)\n"
-    assert site.learn(script) == "[] True\n"
-    assert site.run().stdout == "['plain', 'after'] True\n"
+def test_the_process_that_imports_is_killed_first_if_memory_runs_out(site: Site) -> None:
+    scores = site.directory / "scores"
+    (site.packages / "noting.py").write_text(NOTES_SCORE.format(file=str(scores)))
+    script = asking("noting") + "import noting\nprint(there, open('/proc/self/oom_score_adj').read())\n"
+    own = Path("/proc/self/oom_score_adj").read_text()
+    assert site.learn(script) == f"[] {own}\n"
+    assert site.run().stdout == f"['noting'] {own}\n"
+    assert scores.read_text() == f"{own}1000\n"
 
 
 @pytest.mark.nightly

@@ -13,7 +13,10 @@ from pathlib import Path
 import pytest
 from torch.distributed.elastic.multiprocessing.errors import ErrorHandler
 
-from slurm_elastic.agent.forkserver import FUNCTION, ForkServer, Program, StartInterruptedError, State, torch_context
+from slurm_elastic.agent.forkserver import torch_context
+from slurm_elastic.agent.forkserver.client import ForkServer
+from slurm_elastic.agent.forkserver.protocol import StartInterruptedError, State
+from slurm_elastic.agent.forkserver.worker_command import FUNCTION, Program
 from slurm_elastic.control import RoundControl
 from slurm_elastic.errors import UsageError
 from tests.local.forkserver.helpers.workplace import HANG, Workplace

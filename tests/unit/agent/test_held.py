@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from slurm_elastic.agent.job.job_end_effects import cancel_held_elements
 from slurm_elastic.slurm import Controller, SlurmJob
+from tests.unit.agent.helpers.jobs import at_end
 
 ELEMENT = {
     "SLURM_JOB_ID": "4",
@@ -50,7 +50,7 @@ def programs(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_those_that_slurm_holds_are_cancelled_and_no_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cancelled, said = programs(tmp_path, monkeypatch), list[str]()
-    cancel_held_elements(job(ELEMENT), Controller(), said.append)
+    at_end(job(ELEMENT), Controller(), say=said.append).cancel_held_elements()
     assert cancelled.read_text() == "1_3\n"
     assert len(said) == 1
     assert "job 1_3 is held by Slurm (JobHoldMaxRequeue)" in said[0]
@@ -59,5 +59,5 @@ def test_those_that_slurm_holds_are_cancelled_and_no_others(tmp_path: Path, monk
 def test_a_job_that_is_no_array_asks_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cancelled = programs(tmp_path, monkeypatch)
     alone = {name: value for name, value in ELEMENT.items() if "ARRAY" not in name}
-    cancel_held_elements(job(alone), Controller(), pytest.fail)
+    at_end(job(alone), Controller(), say=pytest.fail).cancel_held_elements()
     assert not cancelled.exists()

@@ -10,22 +10,17 @@ import pytest
 
 from slurm_elastic.agent.job.job_end import (
     AgentEnd,
-    CancelHeldElements,
-    EndAbandonedJob,
-    EndEmptyJobs,
-    EndJobIfLast,
     JobEndAction,
-    RequeueJob,
     decide_job_end,
     is_without_script,
     represents_job,
 )
-from slurm_elastic.agent.job.job_end_effects import end_abandoned_job, end_job_if_last
 from slurm_elastic.errors import ExitCode
 from slurm_elastic.rendezvous.election.policy import Successor
 from slurm_elastic.rendezvous.membership import Place, Reason
 from slurm_elastic.rendezvous.transport.messages import Assignment
 from slurm_elastic.slurm import Controller, JobView, NodeState, SlurmJob
+from tests.unit.agent.helpers.jobs import at_end
 
 
 @pytest.mark.parametrize(
@@ -88,7 +83,7 @@ def srun_at(place: socket.socket) -> dict[str, str]:
 
 def ended(environ: dict[str, str], signalled: int, state: NodeState, *, rank: int = 1) -> bool:
     controller = Asked(state)
-    end_abandoned_job(job(rank), environ, controller, signalled, lambda line: None)
+    at_end(job(rank), controller, environ=environ, signal_fd=signalled).end_abandoned_job()
     return controller.cancelled == ["7"]
 
 
@@ -161,7 +156,7 @@ def gives_up(
         return [Successor(agent, address, port) for agent in agents]
 
     found = None if members is None else at(members)
-    end_job_if_last(job(1, 3), "n2/7.0/2", found, at(told), srun, controller, signalled, lambda line: None)
+    at_end(job(1, 3), controller, environ=srun, signal_fd=signalled).end_job_if_last(found, at(told))
     return controller.cancelled == ["7"]
 
 
@@ -213,21 +208,27 @@ def test_who_gives_up_leaves_a_job_with_its_srun_alone(signalled: int) -> None:
     ("end", "actions"),
     [
         # The agent that asked Slurm why the job goes sees to its requeue.
-        (AgentEnd(ExitCode.LEFT, diagnoses=True, leads=True), (RequeueJob(),)),
-        (AgentEnd(ExitCode.LEFT, diagnoses=True, gave_up=True), (RequeueJob(),)),
+        (AgentEnd(ExitCode.LEFT, diagnoses=True, leads=True), (JobEndAction.REQUEUE_JOB,)),
+        (AgentEnd(ExitCode.LEFT, diagnoses=True, gave_up=True), (JobEndAction.REQUEUE_JOB,)),
         (AgentEnd(ExitCode.LEFT, leads=True, represents_job=True), ()),
-        (AgentEnd(ExitCode.LEFT, gave_up=True), (EndJobIfLast(),)),
-        (AgentEnd(ExitCode.FAILED, gave_up=True, leads=True), (EndJobIfLast(),)),
+        (AgentEnd(ExitCode.LEFT, gave_up=True), (JobEndAction.END_JOB_IF_LAST,)),
+        (AgentEnd(ExitCode.FAILED, gave_up=True, leads=True), (JobEndAction.END_JOB_IF_LAST,)),
         # When the run is over, one agent of each job ends it.
         (
             AgentEnd(ExitCode.FINISHED, leads=True, shares_run=True),
-            (CancelHeldElements(), EndEmptyJobs(), EndAbandonedJob()),
+            (JobEndAction.CANCEL_HELD_ELEMENTS, JobEndAction.END_EMPTY_JOBS, JobEndAction.END_ABANDONED_JOB),
         ),
-        (AgentEnd(ExitCode.FAILED, leads=True, shares_run=True), (EndEmptyJobs(), EndAbandonedJob())),
-        (AgentEnd(ExitCode.FINISHED, represents_job=True, shares_run=True), (CancelHeldElements(), EndAbandonedJob())),
+        (
+            AgentEnd(ExitCode.FAILED, leads=True, shares_run=True),
+            (JobEndAction.END_EMPTY_JOBS, JobEndAction.END_ABANDONED_JOB),
+        ),
+        (
+            AgentEnd(ExitCode.FINISHED, represents_job=True, shares_run=True),
+            (JobEndAction.CANCEL_HELD_ELEMENTS, JobEndAction.END_ABANDONED_JOB),
+        ),
         # An element that is a run of its own leaves the others alone.
-        (AgentEnd(ExitCode.FINISHED, leads=True), (EndAbandonedJob(),)),
-        (AgentEnd(ExitCode.FAILED, leads=True), (EndAbandonedJob(),)),
+        (AgentEnd(ExitCode.FINISHED, leads=True), (JobEndAction.END_ABANDONED_JOB,)),
+        (AgentEnd(ExitCode.FAILED, leads=True), (JobEndAction.END_ABANDONED_JOB,)),
         (AgentEnd(ExitCode.FINISHED), ()),
         (AgentEnd(ExitCode.FINISHED, leads=True, in_job=False), ()),
     ],

@@ -4,8 +4,7 @@ import json
 import math
 from dataclasses import replace
 
-from slurm_elastic.agent.health import AgentState, Readings, RoundInfo, Stage, WorkerInfo
-from slurm_elastic.agent.health._state import Leave
+from slurm_elastic.agent.health.state import AgentState, Leave, Readings, RoundInfo, Stage, WorkerInfo
 from slurm_elastic.agent.live_report import live_report
 from slurm_elastic.control import WorkerProgress
 from slurm_elastic.observe.live import LiveAgent, LiveLeave, LiveWorker, live_run

@@ -12,9 +12,9 @@ import pytest
 from torch.distributed.elastic.multiprocessing import Std
 from torch.distributed.launcher.api import LaunchConfig
 
-from slurm_elastic.agent.health import HealthSettings
+from slurm_elastic.agent.health.config import HealthSettings
 from slurm_elastic.agent.option_values import NO_MAXIMUM, RequeuePolicy
-from slurm_elastic.agent.settings import AgentSettings, Start
+from slurm_elastic.agent.settings import AgentSettings
 from slurm_elastic.agent.workers.logs import RoundLogsSpecs
 from slurm_elastic.errors import UsageError
 from slurm_elastic.rendezvous.records.etcd.config import Endpoint, EtcdConfig
@@ -51,8 +51,6 @@ def settings_of_n2(**changes: Any) -> AgentSettings:
         launch_config=launch_config(),
         entrypoint=sys.executable,
         args=("-u", "train.py"),
-        start=Start.WARM,
-        preload=(),
         requeue_policy=RequeuePolicy(),
         watchdog=True,
         hang_timeout=None,
@@ -113,8 +111,6 @@ def test_every_part_can_be_given() -> None:
             logs_specs=RoundLogsSpecs(logs, redirects=Std.ERR, local_ranks_filter={0, 2}),
         ),
         args=("-u", "train.py", "--lr", "1e-3", "--nnodes", "9"),
-        start=Start.COLD,
-        preload=("numpy", "my.data"),
         watchdog=False,
         worker_signal=signal.SIGUSR1,
     )

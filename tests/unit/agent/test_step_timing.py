@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from slurm_elastic.agent.features import RunningRound
-from slurm_elastic.agent.health import AgentState, Readings, RoundInfo, Stage, WorkerInfo
+from slurm_elastic.agent.health.state import AgentState, Readings, RoundInfo, Stage, WorkerInfo
 from slurm_elastic.agent.live_report import live_report
 from slurm_elastic.agent.step_timing import StepTimingFeature, paces_of, slow_event
 from slurm_elastic.control import TimeUse, WorkerProgress

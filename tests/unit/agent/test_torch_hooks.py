@@ -49,7 +49,7 @@ from slurm_elastic import torchelastic
 from slurm_elastic.agent.agent import Agent
 from slurm_elastic.agent.forkserver.torch_context import ForkServerContext
 from slurm_elastic.agent.forkserver.torch_processes import signal_handlers_kept
-from slurm_elastic.agent.health import HealthServer
+from slurm_elastic.agent.health.server import HealthServer
 from slurm_elastic.agent.workers.logs import RoundLogsSpecs
 from slurm_elastic.agent.workers.torch_agent import TorchAgent
 from slurm_elastic.rendezvous.membership import Place, Reason

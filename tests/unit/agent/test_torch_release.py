@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from slurm_elastic.agent.workers import torch_hooks
-from slurm_elastic.agent.workers.torch_hooks import HOOKS, Gaps, Hook, Kind, Part, gaps, require_torch
+from slurm_elastic.agent.workers.torch_hooks import HOOKS, Hook, Kind, Part, gaps, require_torch
 from slurm_elastic.errors import ExitCode, UsageError
 
 HERE = __name__
@@ -39,11 +39,11 @@ class Parts(abc.ABC):
 
 
 def _gap(kind: Kind, path: str, names: str) -> tuple[str, ...]:
-    return gaps([Hook(Part.AGENT, kind, f"{HERE}:{path}", names)]).agent
+    return gaps([Hook(Part.AGENT, kind, f"{HERE}:{path}", names)], Part.AGENT)
 
 
 def test_this_torch_has_every_hook(caplog: pytest.LogCaptureFixture) -> None:
-    assert gaps(HOOKS) == Gaps((), (), ())
+    assert [gaps(HOOKS, part) for part in Part] == [(), (), ()]
     assert require_torch()
     assert not caplog.messages
 
@@ -51,7 +51,8 @@ def test_this_torch_has_every_hook(caplog: pytest.LogCaptureFixture) -> None:
 def test_the_check_takes_less_than_5_ms() -> None:
     def seconds() -> float:
         began = time.perf_counter()
-        gaps(HOOKS)
+        for part in Part:
+            gaps(HOOKS, part)
         return time.perf_counter() - began
 
     # The least of several: other processes may have the processor.
@@ -81,7 +82,8 @@ def test_a_gap_is_named(kind: Kind, path: str, names: str, found: tuple[str, ...
 
 
 def test_a_module_that_is_gone_is_named() -> None:
-    assert gaps([Hook(Part.FORK_SERVER, Kind.CALLED, "torch.numa.gone:bind", "")]) == Gaps((), ("gone.bind",))
+    hooks = [Hook(Part.FORK_SERVER, Kind.CALLED, "torch.numa.gone:bind", "")]
+    assert [gaps(hooks, part) for part in Part] == [(), ("gone.bind",), ()]
 
 
 def test_a_gap_of_the_fork_server_is_one_line(

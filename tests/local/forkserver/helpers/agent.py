@@ -8,7 +8,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[4]))
 
-from slurm_elastic.agent.forkserver import ForkServer, Program
+from slurm_elastic.agent.forkserver.client import ForkServer
+from slurm_elastic.agent.forkserver.worker_command import Program
 
 directory, start = Path(sys.argv[1]), sys.argv[2]
 program = Program.script(str(directory / "train.py"))

@@ -14,8 +14,9 @@ from pathlib import Path
 ROOT = Path(__file__).parents[4]
 sys.path.insert(0, str(ROOT))
 
-from slurm_elastic.agent.forkserver import ForkServer, Program  # noqa: E402
+from slurm_elastic.agent.forkserver.client import ForkServer  # noqa: E402
 from slurm_elastic.agent.forkserver.joint import execute_jointly, obstacle  # noqa: E402
+from slurm_elastic.agent.forkserver.worker_command import Program  # noqa: E402
 
 ARGUMENTS = ["--lr", "1e-3", ""]
 

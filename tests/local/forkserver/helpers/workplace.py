@@ -13,10 +13,11 @@ from typing import Any
 
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, PContext, RunProcsResult, Std, start_processes
 
-from slurm_elastic.agent.forkserver import ForkServer, Program
 from slurm_elastic.agent.forkserver._linux import children
+from slurm_elastic.agent.forkserver.client import ForkServer
 from slurm_elastic.agent.forkserver.torch_context import ForkServerContext, start_workers
 from slurm_elastic.agent.forkserver.torch_processes import signal_handlers_kept
+from slurm_elastic.agent.forkserver.worker_command import Program
 
 HANG = 120.0
 """Seconds after which a test gives up. Imports of torch take ten times as long where ten processes want a processor."""

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from slurm_elastic.agent.forkserver import FUNCTION, Program
 from slurm_elastic.agent.forkserver._fork_eligibility import Launch, is_read_at_import, obstacle_to_warm_start
+from slurm_elastic.agent.forkserver.worker_command import FUNCTION, Program
 
 PROGRAM = Program("/python", ("-u", "train.py"))
 COMMAND = ["/python", "-u", "train.py", "x"]

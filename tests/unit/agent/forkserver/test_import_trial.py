@@ -25,8 +25,8 @@ def test_few_processes_find_harm_among_many_modules(
 ) -> None:
     tries, imported = [], []
 
-    def tried_apart(_trial: ImportTrial, modules: Sequence[str], *, probe: bool) -> str:
-        tries.append((modules, probe))
+    def tried_apart(_trial: ImportTrial, modules: Sequence[str]) -> str:
+        tries.append(modules)
         return "importing it starts a thread" if {*modules} & {*harmful} else ""
 
     def import_here(_trial: ImportTrial, module: str) -> None:
@@ -34,8 +34,8 @@ def test_few_processes_find_harm_among_many_modules(
 
     monkeypatch.setattr(ImportTrial, "_tried_apart", tried_apart)
     monkeypatch.setattr(ImportTrial, "_import", import_here)
-    trial = ImportTrial([], [], [], lambda: None, low_priority=False)
-    trial._halve(PACKAGE, probe=False)
+    trial = ImportTrial([], [], [], lambda: None)
+    trial._halve(PACKAGE)
     assert trial.left_out == dict.fromkeys(left_out, "importing it starts a thread")
     assert imported == [module for module in PACKAGE if module not in left_out]
     assert len(tries) <= most

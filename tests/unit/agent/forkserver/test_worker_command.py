@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from slurm_elastic.agent.forkserver import FUNCTION, Program
+from slurm_elastic.agent.forkserver.worker_command import FUNCTION, Program
 
 
 @pytest.mark.parametrize(

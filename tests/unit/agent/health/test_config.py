@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_elastic.agent.health import HealthSettings, health_settings
-from slurm_elastic.agent.health._config import listen
+from slurm_elastic.agent.health.config import HealthSettings, health_settings, listen
 from slurm_elastic.errors import UsageError
 
 TOKEN = "0123456789abcdef"

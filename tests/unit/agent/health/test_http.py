@@ -4,7 +4,7 @@ from http import HTTPStatus
 
 import pytest
 
-from slurm_elastic.agent.health._http import HTTPError, Request, Response, read_request
+from slurm_elastic.agent.health.http import HTTPError, Request, Response, read_request
 
 
 def test_a_request() -> None:

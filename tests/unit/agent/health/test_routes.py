@@ -4,7 +4,7 @@ from http import HTTPStatus
 
 import pytest
 
-from slurm_elastic.agent.health._http import Refused, Request, Response, Slow, find
+from slurm_elastic.agent.health.http import Refused, Request, Response, Slow, find
 
 TOKEN = "0123456789abcdef"
 

@@ -7,10 +7,18 @@ from dataclasses import replace
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from slurm_elastic.agent.health import AgentState, RoundInfo, Stage, WorkerInfo
-from slurm_elastic.agent.health._metrics import metrics_page
-from slurm_elastic.agent.health._pages import status_page
-from slurm_elastic.agent.health._state import CHANGE_BUCKETS, Readings, enter, lost_seconds
+from slurm_elastic.agent.health.metrics import metrics_page
+from slurm_elastic.agent.health.pages import status_page
+from slurm_elastic.agent.health.state import (
+    CHANGE_BUCKETS,
+    AgentState,
+    Readings,
+    RoundInfo,
+    Stage,
+    WorkerInfo,
+    enter,
+    lost_seconds,
+)
 from slurm_elastic.control import WorkerProgress
 from slurm_elastic.slow_ranks import Pace, Score, SlowRank
 

@@ -4,8 +4,9 @@ import select
 
 import pytest
 
-from slurm_elastic.agent.health import AgentState, Reporter
-from slurm_elastic.agent.health import _pages as module
+from slurm_elastic.agent.health import pages as module
+from slurm_elastic.agent.health.pages import Reporter
+from slurm_elastic.agent.health.state import AgentState
 
 
 class Clock:

@@ -10,11 +10,11 @@ import socket
 import threading
 from collections.abc import Iterator
 
-from slurm_elastic.agent.health._config import HealthSettings, listen
-from slurm_elastic.agent.health._http import Refused
-from slurm_elastic.agent.health._pages import NodePages, Reporter
-from slurm_elastic.agent.health._server import HealthServer
-from slurm_elastic.agent.health._state import AgentState
+from slurm_elastic.agent.health.config import HealthSettings, listen
+from slurm_elastic.agent.health.http import Refused
+from slurm_elastic.agent.health.pages import NodePages, Reporter
+from slurm_elastic.agent.health.server import HealthServer
+from slurm_elastic.agent.health.state import AgentState
 from slurm_elastic.errors import SlurmElasticError
 from slurm_elastic.rundir import RunDir
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from slurm_elastic._version import __version__
 from slurm_elastic.agent.event_log import json_number
-from slurm_elastic.agent.health._state import AgentState, Leave, Readings, RoundInfo, Stage, enter, lost_seconds
+from slurm_elastic.agent.health.state import AgentState, Readings, RoundInfo, Stage, lost_seconds
 from slurm_elastic.agent.watchdog import collect_stacks
 from slurm_elastic.slow_ranks import Pace, scores
 
@@ -61,7 +61,7 @@ class NodePages:
     def metrics(self) -> tuple[bytes, str]:
         """Return the metrics in Prometheus' format, and their content type."""
         # The import of prometheus_client takes a tenth of a second, and most agents never serve this page.
-        from slurm_elastic.agent.health._metrics import CONTENT_TYPE, metrics_page
+        from slurm_elastic.agent.health.metrics import CONTENT_TYPE, metrics_page
 
         return metrics_page(*self._contents()), CONTENT_TYPE
 
@@ -228,36 +228,14 @@ class Reporter:
                 self._asked_at = None
         self._answered_at = time.monotonic()
 
-    def enter(self, stage: Stage) -> None:
-        """Enter a stage."""
-        self._change(lambda state: enter(state, stage, time.monotonic()))
-
-    def join(self) -> None:
-        """Enter the stage of joining, without workers."""
-        now = time.monotonic()
-        self._change(lambda state: enter(_without_workers(state), Stage.JOINING, now))
-
-    def train(self, round_info: RoundInfo, restarts: int) -> None:
-        """Enter the stage of training in a round."""
-        now = time.monotonic()
-        self._change(
-            lambda state: enter(
-                replace(state, round_info=round_info, restarts=restarts, counted=False), Stage.TRAINING, now
-            )
-        )
-
-    def count(self, steps: int) -> None:
-        """Add the steps of this node's workers in a round that is over."""
-        self._change(lambda state: state if state.counted else replace(state, steps=state.steps + steps, counted=True))
-
-    def notice(self, reason: str, detail: str = "", seconds: float | None = None) -> None:
-        """Add a notice: why this agent leaves, the same for people, and the seconds until it has to be gone."""
-        leave = Leave(reason, detail, None if seconds is None else time.monotonic() + seconds)
-        self._change(lambda state: replace(state, notices=(*state.notices, reason), leave=leave))
+    def change(self, change: Callable[[AgentState], AgentState]) -> None:
+        """Replace the state by what a function makes of it. Any thread may call this."""
+        with self._lock:
+            self._state = change(self._state)
 
     def hung(self, killed: bool) -> None:
         """Count a worker that the watchdog found hanging. Any thread may call this."""
-        self._change(lambda state: replace(state, hangs=state.hangs + 1, kills=state.kills + int(killed)))
+        self.change(lambda state: replace(state, hangs=state.hangs + 1, kills=state.kills + int(killed)))
 
     def over(self) -> None:
         """Note that the main loop has ended as intended; from now on it counts as alive."""
@@ -283,12 +261,3 @@ class Reporter:
                 self._asked_at = now
                 os.eventfd_write(self.fd, 1)
             return 0.0 if self._asked_at is None else now - self._asked_at
-
-    def _change(self, change: Callable[[AgentState], AgentState]) -> None:
-        with self._lock:
-            self._state = change(self._state)
-
-
-def _without_workers(state: AgentState) -> AgentState:
-    round_info = state.round_info
-    return state if round_info is None else replace(state, round_info=replace(round_info, workers=()))

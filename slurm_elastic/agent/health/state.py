@@ -169,11 +169,13 @@ class Readings:
 
 
 def enter(state: AgentState, stage: Stage, now: float) -> AgentState:
-    """Return the state in another stage, with the times of the stage that ends."""
+    """Return the state in another stage, with the times of the stage that ends; an agent that joins has no workers."""
     training, lost = state.training, lost_seconds(state, now)
     if state.stage is Stage.TRAINING:
         training += now - state.since
     changed = replace(state, stage=stage, since=now, training=training, lost=lost)
+    if stage is Stage.JOINING and state.round_info is not None:
+        changed = replace(changed, round_info=replace(state.round_info, workers=()))
     if stage is Stage.TRAINING:
         return _change_over(changed, now)
     if stage in _LOST and state.changing_since is None:

@@ -15,8 +15,8 @@ from typing import cast
 
 from torch.distributed.elastic.agent.server.health_check_server import HealthCheckServer
 
-from slurm_elastic.agent.health._config import HealthSettings, listen
-from slurm_elastic.agent.health._http import (
+from slurm_elastic.agent.health.config import HealthSettings, listen
+from slurm_elastic.agent.health.http import (
     LIVENESS,
     MAX_HEAD,
     HTTPError,

@@ -13,7 +13,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
 from slurm_elastic._version import __version__
-from slurm_elastic.agent.health._state import CHANGE_BUCKETS, AgentState, Readings, Stage, lost_seconds
+from slurm_elastic.agent.health.state import CHANGE_BUCKETS, AgentState, Readings, Stage, lost_seconds
 from slurm_elastic.slow_ranks import scores
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
