@@ -110,6 +110,26 @@ def test_a_sharded_model_goes_on_from_memory(tmp_path: Path, script: tuple[str, 
     assert [each["sharded"] for each in failed if "sharded" in each] == [True]
 
 
+@pytest.mark.parametrize("script", SHARDED, ids=["transformers", "transformers at load", "lightning"])
+def test_a_sharded_model_goes_on_from_copies_with_a_node_fewer(allocate: Allocate, script: tuple[str, str]) -> None:
+    frameworks.require()
+    nodes = allocate(3)
+    name, kind = script
+    command = [str(ROOT / "tests/local" / name), kind]
+    options = ["--nnodes=2:3", "--snapshot-replicas=1"]
+    nodes.start_all(*options, script=command, PYTHON_EXEC=str(frameworks.PYTHON), STEPS="400")
+    eventually(lambda: any(entry.get("step", 0) > 60 for entry in told(nodes)), nodes.log)
+    nodes.agents[2].kill()
+    eventually(lambda: any(entry.get("world") == 2 for entry in told(nodes)), nodes.log)
+    first, second = ([entry["step"] for entry in told(nodes) if entry.get("round") == number] for number in (0, 1))
+    # All since the newest copy that was whole on other nodes, and neither the weights of the start nor another step.
+    assert 1 < second[0] <= first[-1] + 1, nodes.log()
+    agents = [agent for agent in nodes.agents if agent is not nodes.agents[2]]
+    assert [agent.wait() for agent in agents] == [0, 0], nodes.log()
+    assert [entry["sharded"] for entry in told(nodes) if "sharded" in entry] == [True]
+    print(f"killed after step {first[-1]}, went on with step {second[0]}")
+
+
 def test_a_strategy_of_lightning_whose_shards_are_not_kept_is_named(allocate: Allocate) -> None:
     frameworks.require()
     nodes = allocate(2)
