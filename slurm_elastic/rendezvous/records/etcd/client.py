@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from slurm_elastic.rendezvous.records.etcd._stubs import load_rpc
@@ -13,16 +14,13 @@ from slurm_elastic.rendezvous.records.etcd.failover_channel import Connection, L
 from slurm_elastic.rendezvous.records.etcd.leases import Lease
 from slurm_elastic.rendezvous.records.etcd.transactions import (
     MAX_OPERATIONS,
-    Compare,
-    Get,
     KeyValue,
-    Operation,
-    Put,
     TransactionResult,
+    get,
     key_range,
+    put,
     to_bytes,
-    transaction_request,
-    transaction_result,
+    unchanged,
 )
 
 _DEFAULT_LIMITS = Limits(timeout=10.0)
@@ -77,12 +75,12 @@ class EtcdClient:
         view.limits = Limits(timeout, interrupted)
         return view
 
-    def connect(self, read: Get | None = None) -> tuple[KeyValue, ...]:
+    def connect(self, read: object = None) -> Sequence[KeyValue]:
         """See that etcd is there, lets us in, and allows keys under this configuration's prefix to be read and written.
 
         Args:
-            read: To be done by the way, so that a thousand processes that start have one question each; by default
-                the key of the prefix itself.
+            read: A read to be done by the way, so that a thousand processes that start have one question each; by
+                default that of the prefix itself.
 
         Returns:
             What it found.
@@ -90,46 +88,50 @@ class EtcdClient:
         Nothing is written: etcd checks the permissions of both branches of a transaction, and whether there is
         space, before it compares (etcd 3.4, etcdserver/apply_auth.go and apply.go).
         """
-        key = to_bytes(self.config.prefix)
-        return self.transaction([Compare(key, 2**62)], [Put(key, b"")], [read or Get(key)]).responses[0]
+        key = self.config.prefix
+        return self.transaction([unchanged(key, 2**62)], [put(key, b"")], [read or get(key)]).responses[0]
 
     def get(self, key: bytes | str) -> KeyValue | None:
         """Return a key, or None if there is none."""
-        response = self._range(key)
-        return KeyValue.from_message(response.kvs[0]) if response.kvs else None
+        pairs: Sequence[KeyValue] = self._range(key).kvs
+        return pairs[0] if pairs else None
 
-    def get_prefix(self, prefix: bytes | str) -> tuple[tuple[KeyValue, ...], int]:
+    def get_prefix(self, prefix: bytes | str) -> tuple[Sequence[KeyValue], int]:
         """Return all keys with a prefix, in order, and the revision of the store that this is."""
         response = self._range(prefix, prefix=True)
-        return tuple(KeyValue.from_message(kv) for kv in response.kvs), int(response.header.revision)
+        return response.kvs, int(response.header.revision)
 
     def count_prefix(self, prefix: bytes | str) -> int:
         """Return how many keys have a prefix."""
         return int(self._range(prefix, prefix=True, count_only=True).count)
 
     def get_present(self, keys: Iterable[bytes | str]) -> tuple[dict[bytes, bytes], int]:
-        """Return what those of the keys hold that are there, and the revision of the store that this is."""
-        return self._read_keys([to_bytes(key) for key in keys])
+        """Return what those of the keys hold that are there, and a revision of the store at which they were read."""
+        reads = [get(key) for key in keys]
+        present: dict[bytes, bytes] = {}
+        revision = 0
+        for start in range(0, len(reads), MAX_OPERATIONS):
+            result = self.transaction((), reads[start : start + MAX_OPERATIONS])
+            present.update((pair.key, pair.value) for response in result.responses for pair in response)
+            revision = revision or result.revision
+        return present, revision
 
     def put(self, key: bytes | str, value: bytes, lease: int = 0) -> int:
         """Write a key, under a lease unless that is 0; return the revision."""
-        request = self._etcd.PutRequest(key=to_bytes(key), value=value, lease=lease)
-        return int(self._call("Put", request).header.revision)
+        return self.transaction((), [put(key, value, lease)]).revision
 
     def delete(self, key: bytes | str, *, prefix: bool = False) -> int:
         """Delete a key, or all that start with it; return how many there were."""
         return int(self._call("DeleteRange", self._etcd.DeleteRangeRequest(**key_range(key, prefix))).deleted)
 
     def transaction(
-        self,
-        compare: Iterable[Compare],
-        success: Iterable[Operation] = (),
-        failure: Iterable[Operation] = (),
+        self, compare: Iterable[object], success: Iterable[object] = (), failure: Iterable[object] = ()
     ) -> TransactionResult:
         """Do all of ``success`` at once if all comparisons hold, else all of ``failure``."""
-        request = transaction_request(load_rpc(), tuple(compare), tuple(success), tuple(failure))
+        request = self._etcd.TxnRequest(compare=compare, success=success, failure=failure)
         response, retried = self.connection.call("KV", "Txn", request, self.limits)
-        return transaction_result(response, retried=retried)
+        reads = [part.response_range.kvs for part in response.responses]
+        return TransactionResult(response.succeeded, reads, response.header.revision, retried)
 
     def shared_lease(self, name: str, ttl: int, *, grant: bool = True) -> Lease:
         """Keep a lease alive together with all others who use the same name.
@@ -164,8 +166,8 @@ class EtcdClient:
         deadline = time.monotonic() + self.limits.timeout
         names = [to_bytes(key) for key in keys]
         while True:
-            present, revision = self._read_keys(names)
-            missing = [key for key in dict.fromkeys(names) if key not in present]
+            present, revision = self.get_present(names)
+            missing = set(names) - present.keys()
             if not missing:
                 return present
             if time.monotonic() >= deadline:
@@ -183,19 +185,19 @@ class EtcdClient:
             deadline: On the monotonic clock.
             prefix: The keys are prefixes; one key with any of them is enough.
         """
-        missing = set(keys)
-        requests = [
-            self._etcd.WatchRequest(
-                create_request=self._etcd.WatchCreateRequest(start_revision=revision + 1, **key_range(key, prefix))
+        etcd, missing = self._etcd, set(keys)
+        places = [
+            etcd.WatchCreateRequest(
+                start_revision=revision + 1, filters=[etcd.WatchCreateRequest.NODELETE], **key_range(key, prefix)
             )
             for key in missing
         ]
-        put = load_rpc().kv.Event.PUT
-        with self.connection.watch(requests, deadline) as answers:
+        requests = [etcd.WatchRequest(create_request=place) for place in places]
+        with contextlib.closing(self.connection.watch(requests, deadline)) as answers:
             for answer in answers:
-                written = {event.kv.key for event in answer.events if event.type == put}
+                written = {event.kv.key for event in answer.events}
                 missing -= written
-                if not missing or (prefix and written):
+                if answer.canceled or not missing or (prefix and written):
                     return
 
     def close(self) -> None:
@@ -204,15 +206,6 @@ class EtcdClient:
         for lease in self._leases.values():
             lease.close()
         self._held.clear()
-
-    def _read_keys(self, keys: list[bytes]) -> tuple[dict[bytes, bytes], int]:
-        present: dict[bytes, bytes] = {}
-        revision = 0
-        for start in range(0, len(keys), MAX_OPERATIONS):
-            result = self.transaction((), [Get(key) for key in keys[start : start + MAX_OPERATIONS]])
-            present.update((pair.key, pair.value) for response in result.responses for pair in response)
-            revision = revision or result.revision
-        return present, revision
 
     def _range(self, key: bytes | str, *, prefix: bool = False, **fields: Any) -> Any:
         return self._call("Range", self._etcd.RangeRequest(**key_range(key, prefix), **fields))

@@ -20,13 +20,8 @@ from slurm_elastic.rendezvous.records.api import (
     RecordsUnreachableError,
 )
 from slurm_elastic.rendezvous.records.etcd.client import EtcdClient
-from slurm_elastic.rendezvous.records.etcd.errors import (
-    EtcdError,
-    EtcdInterruptedError,
-    EtcdLeaseLostError,
-    EtcdUnavailableError,
-)
-from slurm_elastic.rendezvous.records.etcd.transactions import Compare, Get, KeyValue, Put, TransactionResult
+from slurm_elastic.rendezvous.records.etcd.errors import EtcdError
+from slurm_elastic.rendezvous.records.etcd.transactions import KeyValue, TransactionResult, get, put, unchanged
 from slurm_elastic.rundir import is_signature, signature
 from slurm_elastic.text import printable
 
@@ -141,7 +136,7 @@ class LeasedRecords:
             EtcdError: etcd cannot be used; the subclass says why.
         """
         etcd = self.client.limited(timeout, self._interrupted)
-        return self._opened(etcd.connect(Get(self.prefix, prefix=True)))
+        return self._opened(etcd.connect(get(self.prefix, prefix=True)))
 
     def read(self, *keys: str, can_wait: bool = True) -> dict[str, dict[str, Any]]:
         """Return the records that exist, by key, all as of one moment.
@@ -150,8 +145,8 @@ class LeasedRecords:
             keys: The keys without prefix; one with a slash at its end stands for all keys that begin with it.
             can_wait: False to wait for etcd 2 s at most.
         """
-        gets = [Get(self.prefix + key, prefix=key.endswith("/")) for key in keys]
-        responses = self._ask(lambda etcd: etcd.transaction((), gets), can_wait=can_wait).responses
+        reads = [get(self.prefix + key, prefix=key.endswith("/")) for key in keys]
+        responses = self._ask(lambda etcd: etcd.transaction((), reads), can_wait=can_wait).responses
         return self._opened(kv for response in responses for kv in response)
 
     def create(self, key: str, record: Record, *, can_wait: bool = True) -> bool:
@@ -202,7 +197,7 @@ class LeasedRecords:
         name = self.prefix + key
 
         def write(etcd: EtcdClient) -> TransactionResult:
-            return etcd.transaction([Compare(name, revision)], [Put(name, signed, self._lease.id)], [Get(name)])
+            return etcd.transaction([unchanged(name, revision)], [put(name, signed, self._lease.id)], [get(name)])
 
         result = self._under_lease(write, can_wait=can_wait)
         # An attempt whose answer was lost may have been the one that wrote what is there.
@@ -234,22 +229,13 @@ class LeasedRecords:
         return record
 
     def _under_lease(self, call: Callable[[EtcdClient], _T], *, can_wait: bool = True) -> _T:
-        def attempt(etcd: EtcdClient) -> _T:
-            try:
-                return call(etcd)
-            except EtcdLeaseLostError:
-                self._lease.grant(etcd.limits)
-                return call(etcd)
-
-        return self._ask(attempt, can_wait=can_wait)
+        return self._ask(lambda etcd: self._lease.under(lambda: call(etcd), etcd.limits), can_wait=can_wait)
 
     def _ask(self, call: Callable[[EtcdClient], _T], *, can_wait: bool = True) -> _T:
         try:
             return call(self._limited(can_wait=can_wait))
-        except EtcdInterruptedError as error:
-            raise RecordsInterruptedError(str(error)) from error
-        except EtcdUnavailableError as error:
-            raise RecordsUnreachableError(str(error)) from error
+        except RecordsError:
+            raise
         except EtcdError as error:
             raise RecordsError(str(error)) from error
 

@@ -8,12 +8,21 @@ import logging
 import random
 import threading
 import time
+from collections.abc import Callable
+from typing import TypeVar
 
 from slurm_elastic.rendezvous.records.etcd._stubs import load_rpc
-from slurm_elastic.rendezvous.records.etcd.errors import EtcdError, EtcdLeaseExistsError, EtcdUnavailableError
+from slurm_elastic.rendezvous.records.etcd.errors import (
+    EtcdError,
+    EtcdLeaseExistsError,
+    EtcdLeaseLostError,
+    EtcdUnavailableError,
+)
 from slurm_elastic.rendezvous.records.etcd.failover_channel import Connection, Limits
 
 logger = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
 
 
 def shared_lease_id(name: str | bytes) -> int:
@@ -40,7 +49,6 @@ class Lease:
 
     def __init__(self, connection: Connection, ttl: int, name: str) -> None:
         self._connection = connection
-        self._etcd = load_rpc().etcd
         self._closed = threading.Event()
         self.ttl = ttl
         self.id = shared_lease_id(name)
@@ -54,10 +62,18 @@ class Lease:
             EtcdError: See :meth:`Connection.call`.
         """
         sent_at = time.monotonic()
-        request = self._etcd.LeaseGrantRequest(TTL=self.ttl, ID=self.id)
+        request = load_rpc().etcd.LeaseGrantRequest(TTL=self.ttl, ID=self.id)
         with contextlib.suppress(EtcdLeaseExistsError):
             self.ttl = self._connection.call("Lease", "LeaseGrant", request, limits)[0].TTL
         self.renewed_at = sent_at
+
+    def under(self, write: Callable[[], _T], limits: Limits) -> _T:
+        """Write under this lease; once more if it ran out before, say because this process was stopped for a while."""
+        try:
+            return write()
+        except EtcdLeaseLostError:
+            self.grant(limits)
+            return write()
 
     def keep(self) -> None:
         """Start to renew it."""
@@ -68,29 +84,21 @@ class Lease:
         self._closed.set()
         self._thread.join()
 
-    def _renew(self, limits: Limits) -> None:
-        sent_at = time.monotonic()
-        request = self._etcd.LeaseKeepAliveRequest(ID=self.id)
-        response, _ = self._connection.call("Lease", "LeaseKeepAlive", request, limits)
-        if response.TTL > 0:
-            self.renewed_at = sent_at
-        else:
-            # It has expired, and its keys with it.
-            self.grant(limits)
-
     def _keep_alive(self) -> None:
-        wait = self._interval()
+        wait = self.ttl / 3 * random.uniform(0.8, 1.0)
         while not self._closed.wait(wait):
+            wait = self.ttl / 3 * random.uniform(0.8, 1.0)
+            limits, sent_at = Limits(timeout=max(1.0, self.ttl / 3)), time.monotonic()
             try:
-                self._renew(Limits(timeout=max(1.0, self.ttl / 3)))
+                request = load_rpc().etcd.LeaseKeepAliveRequest(ID=self.id)
+                if self._connection.call("Lease", "LeaseKeepAlive", request, limits)[0].TTL > 0:
+                    self.renewed_at = sent_at
+                else:
+                    # It has expired, and its keys with it.
+                    self.grant(limits)
             except EtcdUnavailableError:
                 # The connection has logged it, and pauses between its attempts.
                 wait = 0.0
-                continue
             except EtcdError as error:
                 if not self._connection.is_closed():
                     logger.warning("cannot renew the etcd lease %x: %s", self.id, error)
-            wait = self._interval()
-
-    def _interval(self) -> float:
-        return self.ttl / 3 * random.uniform(0.8, 1.0)

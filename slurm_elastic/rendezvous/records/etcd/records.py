@@ -18,21 +18,19 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from typing import TypeVar
 from urllib.parse import quote
 
 from slurm_elastic.rendezvous.records.api import (
     Record,
     RecordsError,
-    RecordsInterruptedError,
     RecordsUnreachableError,
     RunDirRecords,
     Situation,
 )
 from slurm_elastic.rendezvous.records.etcd.client import EtcdClient
 from slurm_elastic.rendezvous.records.etcd.config import EtcdConfig
-from slurm_elastic.rendezvous.records.etcd.errors import EtcdInterruptedError, EtcdUnavailableError
 from slurm_elastic.rendezvous.records.etcd.leased_records import LeasedRecords
 from slurm_elastic.rundir import RunDir
 
@@ -73,14 +71,10 @@ def open_etcd_records(
     records = EtcdRecords(leased, RunDirRecords(run_dir, incarnation), incarnation)
     try:
         records.enter(min(limit, _START_SECONDS))
-        return records
-    except BaseException as error:
+    except BaseException:
         records.close()
-        if isinstance(error, EtcdInterruptedError):
-            raise RecordsInterruptedError(str(error)) from error
-        if isinstance(error, EtcdUnavailableError):
-            raise RecordsUnreachableError(str(error)) from error
         raise
+    return records
 
 
 class EtcdRecords:
@@ -99,7 +93,8 @@ class EtcdRecords:
         self._epochs = f"{self._own}epochs/"
         self._endpoint = f"{self._own}endpoint"
         self._copy_failed = self._silent = False
-        self._opening = _Opening({}, 0.0)
+        self._opening: dict[tuple[str, ...], Mapping[str, Record]] = {}
+        self._opening_ends = 0.0
 
     def enter(self, timeout: float) -> None:
         """Check that etcd can be used, and read by the same request all records that an agent needs when it starts.
@@ -107,7 +102,13 @@ class EtcdRecords:
         Raises:
             EtcdError: See :meth:`LeasedRecords.enter`.
         """
-        self._opening = _Opening(self.leased.enter(timeout), self.leased.client.config.times.fresh)
+        records = self.leased.enter(timeout)
+        # The answer to each question that an agent asks soon after, once.
+        self._opening = {
+            keys: {name: record for name, record in records.items() if name.startswith(keys)}
+            for keys in ((self._epochs,), (self._endpoint, _ROUND), (_DONE,))
+        }
+        self._opening_ends = time.monotonic() + self.leased.client.config.times.fresh
         # From here on only the leader logs members of etcd that are lost or back.
         self.leased.set_logging(False)
 
@@ -117,7 +118,7 @@ class EtcdRecords:
         try:
             # Without the copy only etcd has the answer, so this call waits for it all the same.
             hurried = not can_wait and copied is not None
-            epochs = self._opening.take(self._epochs) or self.leased.read(self._epochs, can_wait=not hurried)
+            epochs = self._opened(self._epochs) or self.leased.read(self._epochs, can_wait=not hurried)
         except RecordsUnreachableError:
             if not hurried:
                 raise
@@ -127,7 +128,7 @@ class EtcdRecords:
 
     def claim_epoch(self, number: int, record: Record) -> bool:
         """See Records."""
-        self._opening = _Opening({}, 0.0)
+        self._opening.clear()
         self.leased.begin(lambda: (self.newest_epoch() or number) <= number)
         won = self.leased.create(f"{self._epochs}{number:06d}", record)
         if won and self._copied(lambda: self._copy.claim_epoch(number, record), True):
@@ -166,7 +167,7 @@ class EtcdRecords:
 
     def situation(self, known_round: int | None = None) -> Situation:
         """See Records."""
-        records = self._opening.take(self._endpoint, _ROUND)
+        records = self._opened(self._endpoint, _ROUND)
         if not records or self._endpoint not in records:
             # A leader may have come since then.
             records = self.leased.read(self._endpoint, _ROUND)
@@ -201,7 +202,7 @@ class EtcdRecords:
         """See Records."""
         if self._copied(self._copy.is_done, False):
             return True
-        records = self._opening.take(_DONE)
+        records = self._opened(_DONE)
         return bool(self.leased.read(_DONE) if records is None else records)
 
     def publish_failure(self, record: Record) -> None:
@@ -226,6 +227,10 @@ class EtcdRecords:
         """See Records."""
         self.leased.close()
 
+    def _opened(self, *keys: str) -> Mapping[str, Record] | None:
+        """Return what an agent that has just started has read of some keys; None if it has to ask etcd."""
+        return self._opening.pop(keys, None) if time.monotonic() < self._opening_ends else None
+
     def _read(self, key: str) -> Record | None:
         return self.leased.read(key).get(key)
 
@@ -249,31 +254,6 @@ class EtcdRecords:
         if not self._copy_failed:
             self._copy_failed = True
             logger.warning("%s; the run goes on with etcd alone", error)
-
-
-class _Opening:
-    """The records that an agent read when it connected: the answer to each question that it asks soon after, once.
-
-    Args:
-        found: The records.
-        seconds: How long they are fresh enough to answer a question.
-    """
-
-    def __init__(self, records: Mapping[str, Record], seconds: float) -> None:
-        self._found = records
-        self._taken: set[str] = set()
-        self._until = time.monotonic() + seconds
-
-    def take(self, *keys: str) -> Mapping[str, Record] | None:
-        """Return what was there; None if the caller has to ask etcd."""
-        if time.monotonic() >= self._until or not self._taken.isdisjoint(keys):
-            return None
-        self._taken.update(keys)
-        return {name: record for name, record in self._found.items() if _is_among(name, keys)}
-
-
-def _is_among(name: str, keys: Collection[str]) -> bool:
-    return any(name == key or (key.endswith("/") and name.startswith(key)) for key in keys)
 
 
 def _newest(numbers: list[int | None]) -> int | None:
