@@ -133,7 +133,7 @@ class EtcdClient:
         reads = [part.response_range.kvs for part in response.responses]
         return TransactionResult(response.succeeded, reads, response.header.revision, retried)
 
-    def shared_lease(self, name: str, ttl: int, *, grant: bool = True) -> Lease:
+    def shared_lease(self, name: str, ttl: int, heard: Callable[[float], None] | None = None) -> Lease:
         """Keep a lease alive together with all others who use the same name.
 
         What lives under it is gone ``ttl`` seconds after the last of them has ended. If it is lost all the same,
@@ -142,14 +142,14 @@ class EtcdClient:
         Args:
             name: From which all derive its id.
             ttl: Seconds.
-            grant: False for a client that may never write: then the first renewal of a writer grants the lease, or a
-                writer does after EtcdLeaseLostError.
+            heard: See :meth:`Lease.keep`. With it, the lease is granted by the first renewal or by :meth:`Lease.under`,
+                so that a client that never writes has nothing to ask first.
         """
         if name not in self._leases:
             lease = Lease(self.connection, ttl, name)
-            if grant:
+            if heard is None:
                 lease.grant(self.limits)
-            lease.keep()
+            lease.keep(heard)
             self._leases[name] = lease
         return self._leases[name]
 

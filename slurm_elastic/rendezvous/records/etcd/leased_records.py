@@ -7,7 +7,6 @@ import json
 import logging
 import secrets
 import threading
-import time
 import zlib
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
@@ -31,7 +30,6 @@ LEASE_SECONDS = 45
 """How long the keys outlive the last agent of the run; with the time that etcd adds, less than a minute."""
 
 _HURRIED_SECONDS = 2.0
-_LOOKS_PER_LEASE = 9
 
 _CONTEXT = b"slurm_elastic etcd record 1\0"
 _DIGEST_BYTES = hashlib.sha256().digest_size
@@ -98,19 +96,13 @@ class LeasedRecords:
         self.prefix = prefix
         self.client, self._secret, self._limit, self._interrupted = client, secret, limit, interrupted
         self._ending = threading.Event()
-        self._closed = threading.Event()
-        self._lock = threading.Lock()
         self.written: dict[str, bytes] = {}
         self._foreign: set[str] = set()
         self._logs = False
         self._lost: Callable[[RecordsError], None] = lambda error: None
         self._leads: Callable[[], bool] = lambda: True
-        ttl = int(min(LEASE_SECONDS, max(5.0, limit)))
         # An agent asks for the lease when it writes; most agents never write, and only renew it.
-        self._lease = client.shared_lease(prefix, ttl, grant=False)
-        self._interval = ttl / _LOOKS_PER_LEASE
-        self._thread = threading.Thread(target=self._watch_lease, name="etcd-records", daemon=True)
-        self._thread.start()
+        self._lease = client.shared_lease(prefix, int(min(LEASE_SECONDS, max(5.0, limit))), self._heard)
 
     def on_loss(self, report: Callable[[RecordsError], None]) -> None:
         """See :class:`~slurm_elastic.rendezvous.records.api.Records`."""
@@ -122,11 +114,9 @@ class LeasedRecords:
 
     def close(self) -> None:
         """End all threads and the connection. The lease expires unless other agents renew it."""
-        self._closed.set()
         self.client.close()
-        self._thread.join()
 
-    def enter(self, timeout: float) -> dict[str, dict[str, Any]]:
+    def connect(self, timeout: float) -> dict[str, dict[str, Any]]:
         """Check that etcd can be used, and return all records of the run, by one request.
 
         Args:
@@ -175,8 +165,8 @@ class LeasedRecords:
     def put(self, key: str, record: Record, *, can_wait: bool = True) -> None:
         """Write a record in place of any other."""
         signed = signed_value(self._secret, self.prefix + key, record)
-        self._under_lease(lambda etcd: etcd.put(self.prefix + key, signed, self._lease.id), can_wait=can_wait)
-        self._note(key, signed)
+        self._ask(lambda etcd: etcd.put(self.prefix + key, signed, self._lease.id), can_wait=can_wait)
+        self.written[key] = signed
 
     def set_logging(self, logs: bool) -> None:
         """Switch the log of lost members of etcd and of dropped keys on or off; one agent of the run logs them."""
@@ -189,8 +179,7 @@ class LeasedRecords:
         Args:
             leads: Called before lost records are written again; False if another agent leads, which restores them.
         """
-        with self._lock:
-            self.written.clear()
+        self.written.clear()
         self._leads = leads
 
     def _swap(self, key: str, revision: int, signed: bytes, *, can_wait: bool = True) -> bool:
@@ -199,19 +188,15 @@ class LeasedRecords:
         def write(etcd: EtcdClient) -> TransactionResult:
             return etcd.transaction([unchanged(name, revision)], [put(name, signed, self._lease.id)], [get(name)])
 
-        result = self._under_lease(write, can_wait=can_wait)
+        result = self._ask(write, can_wait=can_wait)
         # An attempt whose answer was lost may have been the one that wrote what is there.
         won = result.succeeded or any(pair.value == signed for pair in result.responses[0])
         if won:
-            self._note(key, signed)
+            self.written[key] = signed
         else:
             for pair in result.responses[0]:
                 self._open(pair, in_the_way=True)
         return won
-
-    def _note(self, key: str, signed: bytes) -> None:
-        with self._lock:
-            self.written[key] = signed
 
     def _opened(self, pairs: Iterable[KeyValue]) -> dict[str, dict[str, Any]]:
         start = len(self.prefix)
@@ -228,12 +213,10 @@ class LeasedRecords:
             logger.warning("dropped the etcd key %s: it was not written by this run%s", printable(key), more)
         return record
 
-    def _under_lease(self, call: Callable[[EtcdClient], _T], *, can_wait: bool = True) -> _T:
-        return self._ask(lambda etcd: self._lease.under(lambda: call(etcd), etcd.limits), can_wait=can_wait)
-
     def _ask(self, call: Callable[[EtcdClient], _T], *, can_wait: bool = True) -> _T:
+        etcd = self._limited(can_wait=can_wait)
         try:
-            return call(self._limited(can_wait=can_wait))
+            return self._lease.under(lambda: call(etcd), etcd.limits)
         except RecordsError:
             raise
         except EtcdError as error:
@@ -244,42 +227,35 @@ class LeasedRecords:
             return self.client.limited(min(self._limit, _HURRIED_SECONDS))
         if threading.current_thread() is threading.main_thread():
             return self.client.limited(self._limit, lambda: self._ending.is_set() or self._interrupted())
-        return self.client.limited(self._limit, lambda: self._ending.is_set() or self._closed.is_set())
+        return self.client.limited(self._limit, self._ending.is_set)
 
-    def _watch_lease(self) -> None:
+    def _heard(self, silence: float) -> None:
         """Report an etcd that is lost, and restore records that it has lost."""
-        silence, renewed_at, looked_at = 0.0, self._lease.renewed_at, time.monotonic()
-        while not self._closed.wait(self._interval):
-            now = time.monotonic()
-            if self._lease.renewed_at != renewed_at:
-                silence, renewed_at = 0.0, self._lease.renewed_at
-            else:
-                # Bounded, since a process that was paused has received nothing meanwhile.
-                silence += min(now - looked_at, 2 * self._interval)
-            looked_at = now
-            if silence > self._limit:
-                self._lost(RecordsUnreachableError(f"etcd at {self.client.config} is silent for {silence:.0f} s"))
-                return
-            if self.written and not silence:
+        if silence > self._limit:
+            self._lose(RecordsUnreachableError(f"etcd at {self.client.config} is silent for {silence:.0f} s"))
+        elif self.written and not silence:
+            try:
                 self._restore()
+            except RecordsUnreachableError as error:
+                if not self._ending.is_set():
+                    self._lose(error)
+            except RecordsError as error:
+                if not (isinstance(error, RecordsInterruptedError) or self.client.connection.is_closed()):
+                    # The next renewal tries again.
+                    logger.warning("%s", error)
+
+    def _lose(self, error: RecordsError) -> None:
+        report, self._lost = self._lost, lambda error: None
+        report(error)
 
     def _restore(self) -> None:
         """Write again what this agent wrote and etcd has lost."""
-        with self._lock:
-            written = dict(self.written)
-        try:
-            present, _ = self._ask(lambda etcd: etcd.get_present([self.prefix + key for key in written]))
-            lost = [key for key in written if (self.prefix + key).encode() not in present]
-            if lost and not self._leads():
-                with self._lock:
-                    self.written.clear()
-                return
+        written = dict(self.written)
+        present, _ = self._ask(lambda etcd: etcd.get_present([self.prefix + key for key in written]))
+        lost = [key for key in written if (self.prefix + key).encode() not in present]
+        if lost and not self._leads():
+            self.written.clear()
+        elif lost:
             for key in lost:
                 self._swap(key, 0, written[key])
-        except RecordsError as error:
-            # The loop tries again. The connection has logged already that etcd is silent.
-            is_expected = isinstance(error, RecordsUnreachableError | RecordsInterruptedError) or self._closed.is_set()
-            logger.log(logging.DEBUG if is_expected else logging.WARNING, "%s", error)
-        else:
-            if lost:
-                logger.warning("etcd had lost %d records of the run; they are written again", len(lost))
+            logger.warning("etcd had lost %d records of the run; they are written again", len(lost))

@@ -75,8 +75,14 @@ class Lease:
             self.grant(limits)
             return write()
 
-    def keep(self) -> None:
-        """Start to renew it."""
+    def keep(self, heard: Callable[[float], None] | None = None) -> None:
+        """Start to renew it.
+
+        Args:
+            heard: Called by the thread after each renewal, with 0; after one without an answer, with the seconds for
+                which this process has asked in vain.
+        """
+        self._heard = heard or (lambda silence: None)
         self._thread.start()
 
     def close(self) -> None:
@@ -85,10 +91,10 @@ class Lease:
         self._thread.join()
 
     def _keep_alive(self) -> None:
-        wait = self.ttl / 3 * random.uniform(0.8, 1.0)
+        limits = Limits(timeout=max(1.0, self.ttl / 3))
+        wait, silence = self.ttl / 3 * random.uniform(0.8, 1.0), 0.0
         while not self._closed.wait(wait):
-            wait = self.ttl / 3 * random.uniform(0.8, 1.0)
-            limits, sent_at = Limits(timeout=max(1.0, self.ttl / 3)), time.monotonic()
+            sent_at = time.monotonic()
             try:
                 request = load_rpc().etcd.LeaseKeepAliveRequest(ID=self.id)
                 if self._connection.call("Lease", "LeaseKeepAlive", request, limits)[0].TTL > 0:
@@ -97,8 +103,16 @@ class Lease:
                     # It has expired, and its keys with it.
                     self.grant(limits)
             except EtcdUnavailableError:
-                # The connection has logged it, and pauses between its attempts.
+                # The connection has logged it, and pauses between its attempts. The sum counts no time in which this
+                # process was stopped: then it has received nothing.
+                silence += wait + limits.timeout
                 wait = 0.0
+                self._heard(silence)
+                continue
             except EtcdError as error:
                 if not self._connection.is_closed():
                     logger.warning("cannot renew the etcd lease %x: %s", self.id, error)
+            else:
+                silence = 0.0
+                self._heard(silence)
+            wait = self.ttl / 3 * random.uniform(0.8, 1.0)

@@ -66,9 +66,7 @@ def open_etcd_records(
             be read.
         RecordsError: etcd does not answer, or is full.
     """
-    secret = run_dir.secret()
-    leased = LeasedRecords(EtcdClient(config), config.run_prefix(run_dir.run_id), secret, limit, interrupted)
-    records = EtcdRecords(leased, RunDirRecords(run_dir, incarnation), incarnation)
+    records = EtcdRecords(config, run_dir, incarnation, limit, interrupted)
     try:
         records.enter(min(limit, _START_SECONDS))
     except BaseException:
@@ -77,18 +75,23 @@ def open_etcd_records(
     return records
 
 
-class EtcdRecords:
+class EtcdRecords(LeasedRecords):
     """Keeps the records of one incarnation in etcd; see :class:`~slurm_elastic.rendezvous.records.api.Records`.
 
     Args:
-        leased: The records of the run in etcd.
-        copy: The copy in the run directory.
+        config: How to reach etcd.
+        run_dir: The run directory, opened; it has the run's secret and the copy.
         incarnation: The incarnation to which epochs, endpoint and failure belong.
+        limit: Seconds that calls wait for an answer, and after which a silent etcd counts as lost.
+        interrupted: Called every 0.1 s while the main thread waits; True ends that wait.
     """
 
-    def __init__(self, leased: LeasedRecords, copy: RunDirRecords, incarnation: str) -> None:
-        self.leased = leased
-        self._copy = copy
+    def __init__(
+        self, config: EtcdConfig, run_dir: RunDir, incarnation: str, limit: float, interrupted: Callable[[], bool]
+    ) -> None:
+        secret = run_dir.secret()
+        super().__init__(EtcdClient(config), config.run_prefix(run_dir.run_id), secret, limit, interrupted)
+        self._copy = RunDirRecords(run_dir, incarnation)
         self._own = f"scopes/{quote(incarnation, safe='')}/"
         self._epochs = f"{self._own}epochs/"
         self._endpoint = f"{self._own}endpoint"
@@ -100,17 +103,17 @@ class EtcdRecords:
         """Check that etcd can be used, and read by the same request all records that an agent needs when it starts.
 
         Raises:
-            EtcdError: See :meth:`LeasedRecords.enter`.
+            EtcdError: etcd cannot be used; the subclass says why.
         """
-        records = self.leased.enter(timeout)
+        records = self.connect(timeout)
         # The answer to each question that an agent asks soon after, once.
         self._opening = {
             keys: {name: record for name, record in records.items() if name.startswith(keys)}
             for keys in ((self._epochs,), (self._endpoint, _ROUND), (_DONE,))
         }
-        self._opening_ends = time.monotonic() + self.leased.client.config.times.fresh
+        self._opening_ends = time.monotonic() + self.client.config.times.fresh
         # From here on only the leader logs members of etcd that are lost or back.
-        self.leased.set_logging(False)
+        self.set_logging(False)
 
     def newest_epoch(self, *, can_wait: bool = True) -> int | None:
         """See Records."""
@@ -118,7 +121,7 @@ class EtcdRecords:
         try:
             # Without the copy only etcd has the answer, so this call waits for it all the same.
             hurried = not can_wait and copied is not None
-            epochs = self._opened(self._epochs) or self.leased.read(self._epochs, can_wait=not hurried)
+            epochs = self._fresh(self._epochs) or self.read(self._epochs, can_wait=not hurried)
         except RecordsUnreachableError:
             if not hurried:
                 raise
@@ -129,10 +132,10 @@ class EtcdRecords:
     def claim_epoch(self, number: int, record: Record) -> bool:
         """See Records."""
         self._opening.clear()
-        self.leased.begin(lambda: (self.newest_epoch() or number) <= number)
-        won = self.leased.create(f"{self._epochs}{number:06d}", record)
+        self.begin(lambda: (self.newest_epoch() or number) <= number)
+        won = self.create(f"{self._epochs}{number:06d}", record)
         if won and self._copied(lambda: self._copy.claim_epoch(number, record), True):
-            self.leased.set_logging(True)
+            self.set_logging(True)
             return True
         return False
 
@@ -143,7 +146,7 @@ class EtcdRecords:
 
     def publish_endpoint(self, record: Record) -> None:
         """See Records."""
-        self.leased.put(self._endpoint, record)
+        self.put(self._endpoint, record)
         # For `slurm-elastic drain` and the like, which know the run directory only.
         self._copied(lambda: self._copy.publish_endpoint(record), None)
 
@@ -154,7 +157,7 @@ class EtcdRecords:
     def claim_round(self, number: int, record: Record) -> bool:
         """See Records."""
         entry = {"number": number, "record": record}
-        won = self.leased.replace(_ROUND, entry, lambda there: int(there["number"]) < number)
+        won = self.replace(_ROUND, entry, lambda there: int(there["number"]) < number)
         return won and self._copied(lambda: self._copy.claim_round(number, record), True)
 
     def last_round(self) -> int | None:
@@ -167,10 +170,10 @@ class EtcdRecords:
 
     def situation(self, known_round: int | None = None) -> Situation:
         """See Records."""
-        records = self._opened(self._endpoint, _ROUND)
+        records = self._fresh(self._endpoint, _ROUND)
         if not records or self._endpoint not in records:
             # A leader may have come since then.
-            records = self.leased.read(self._endpoint, _ROUND)
+            records = self.read(self._endpoint, _ROUND)
         endpoint = records.get(self._endpoint)
         if endpoint is None:
             # Other users of etcd can write over it, again and again; only agents of this run write the copy.
@@ -187,11 +190,11 @@ class EtcdRecords:
             first = self._copy.mark_done(record)
         except RecordsError as error:
             self._log_failure(error)
-            return self.leased.create(_DONE, record)
+            return self.create(_DONE, record)
         try:
             # One call that found etcd silent is enough.
             if not self._silent:
-                self.leased.create(_DONE, record, can_wait=False)
+                self.create(_DONE, record, can_wait=False)
                 return first
         except RecordsError as error:
             logger.debug("%s", error)
@@ -202,37 +205,25 @@ class EtcdRecords:
         """See Records."""
         if self._copied(self._copy.is_done, False):
             return True
-        records = self._opened(_DONE)
-        return bool(self.leased.read(_DONE) if records is None else records)
+        records = self._fresh(_DONE)
+        return bool(self.read(_DONE) if records is None else records)
 
     def publish_failure(self, record: Record) -> None:
         """See Records. The copy alone is enough, so the end of a run does not wait for etcd."""
         self._copied(lambda: self._copy.publish_failure(record), None)
         with contextlib.suppress(RecordsError):
-            self.leased.put(f"{self._own}failure", record, can_wait=False)
+            self.put(f"{self._own}failure", record, can_wait=False)
 
     def failure(self) -> Record | None:
         """See Records."""
         return self._read(f"{self._own}failure")
 
-    def on_loss(self, report: Callable[[RecordsError], None]) -> None:
-        """See Records."""
-        self.leased.on_loss(report)
-
-    def stop_waiting(self) -> None:
-        """See Records."""
-        self.leased.stop_waiting()
-
-    def close(self) -> None:
-        """See Records."""
-        self.leased.close()
-
-    def _opened(self, *keys: str) -> Mapping[str, Record] | None:
+    def _fresh(self, *keys: str) -> Mapping[str, Record] | None:
         """Return what an agent that has just started has read of some keys; None if it has to ask etcd."""
         return self._opening.pop(keys, None) if time.monotonic() < self._opening_ends else None
 
     def _read(self, key: str) -> Record | None:
-        return self.leased.read(key).get(key)
+        return self.read(key).get(key)
 
     def _last(self, newest: Record | None) -> int | None:
         return _newest([newest["number"] if newest else None, self._copied(self._copy.last_round, None)])
