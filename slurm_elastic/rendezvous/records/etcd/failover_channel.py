@@ -127,8 +127,6 @@ class Connection:
         self._position = random.randrange(len(self._members))
         self._failing: dict[Endpoint, str] = {}
         """Why members have not answered since the last answer of any."""
-        self._lost: dict[Endpoint, str] = {}
-        """Why connections to members broke that are not in the log yet."""
         self._logged: set[Endpoint] = set()
         """The members that the log calls lost."""
         self._findings: dict[Endpoint, str] = {}
@@ -197,10 +195,8 @@ class Connection:
     def pause(self, failures: int, deadline: float, limits: Limits) -> None:
         """Wait a little when all members have failed in turn; go on at once as long as they have not."""
         rounds, position = divmod(failures, len(self._members))
-        if position:
-            return
         first, longest = _BACKOFF_SECONDS
-        seconds = min(longest, first * 2 ** min(rounds - 1, 10)) * random.uniform(0.5, 1.0)
+        seconds = 0.0 if position else min(longest, first * 2 ** min(rounds - 1, 10)) * random.uniform(0.5, 1.0)
         until = min(time.monotonic() + seconds, deadline)
         while (left := until - time.monotonic()) > 0 and not self._closed.wait(min(left, _INTERRUPT_SECONDS)):
             limits.check()
@@ -263,17 +259,17 @@ class Connection:
             if self._members[self._position] is not member:
                 return
             self._position = (self._position + 1) % len(self._members)
-            now = time.monotonic()
-            self._failing_since = self._failing_since if self._failing else now
+            if not self._failing:
+                self._failing_since = time.monotonic()
             self._failing[member.endpoint] = reason
-            if lost and member.endpoint not in self._logged:
-                # In the log as soon as another one answers.
-                self._lost[member.endpoint] = reason
-            outage = len(self._failing) == len(self._members) and now - self._failing_since > self.config.times.outage
-            if outage and not self._outage_logged:
+            if len(self._failing) < len(self._members):
+                if lost and member.endpoint not in self._logged:
+                    self._logged.add(member.endpoint)
+                    self._log(
+                        logging.WARNING, f"etcd member {member.endpoint} is lost ({reason}); going on with the others"
+                    )
+            elif not self._outage_logged and time.monotonic() - self._failing_since > self.config.times.outage:
                 self._outage_logged = True
-                self._logged.update(self._lost)
-                self._lost.clear()
                 self._log(logging.WARNING, f"no etcd member answers ({self._reasons()}); trying again until one does")
 
     def _note_answer(self, member: _Member) -> None:
@@ -285,12 +281,7 @@ class Connection:
             if self._members[self._position] is not member:
                 # It answered before another thread found it lost.
                 return
-            self._lost.pop(member.endpoint, None)
             self._logged.discard(member.endpoint)
-            for endpoint, reason in self._lost.items():
-                self._log(logging.WARNING, f"etcd member {endpoint} is lost ({reason}); going on with the others")
-            self._logged.update(self._lost)
-            self._lost.clear()
             self._failing.clear()
             if self._outage_logged:
                 self._outage_logged = False

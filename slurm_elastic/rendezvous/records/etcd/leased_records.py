@@ -88,6 +88,8 @@ class LeasedRecords:
     Attributes:
         client: The client.
         written: Signed records of this agent, by key, that it writes again if etcd loses them.
+        leads: Called before they are written again; False if another agent leads, which restores its own.
+        logs: Whether dropped keys are logged; one agent of the run does so.
     """
 
     def __init__(
@@ -98,9 +100,9 @@ class LeasedRecords:
         self._ending = threading.Event()
         self.written: dict[str, bytes] = {}
         self._foreign: set[str] = set()
-        self._logs = False
+        self.logs = False
         self._lost: Callable[[RecordsError], None] = lambda error: None
-        self._leads: Callable[[], bool] = lambda: True
+        self.leads: Callable[[], bool] = lambda: True
         # An agent asks for the lease when it writes; most agents never write, and only renew it.
         self._lease = client.shared_lease(prefix, int(min(LEASE_SECONDS, max(5.0, limit))), self._heard)
 
@@ -168,20 +170,6 @@ class LeasedRecords:
         self._ask(lambda etcd: etcd.put(self.prefix + key, signed, self._lease.id), can_wait=can_wait)
         self.written[key] = signed
 
-    def set_logging(self, logs: bool) -> None:
-        """Switch the log of lost members of etcd and of dropped keys on or off; one agent of the run logs them."""
-        self.client.connection.quiet = not logs
-        self._logs = logs
-
-    def begin(self, leads: Callable[[], bool]) -> None:
-        """Forget the records written so far; restore only those written from now on.
-
-        Args:
-            leads: Called before lost records are written again; False if another agent leads, which restores them.
-        """
-        self.written.clear()
-        self._leads = leads
-
     def _swap(self, key: str, revision: int, signed: bytes, *, can_wait: bool = True) -> bool:
         name = self.prefix + key
 
@@ -207,7 +195,7 @@ class LeasedRecords:
         record = _verified(self._secret, key, pair.value)
         is_logged = key in self._foreign or len(self._foreign) == _FOREIGN_KEYS
         # All agents of the run read the same keys; the leader logs them.
-        if record is None and (self._logs or in_the_way) and not is_logged:
+        if record is None and (self.logs or in_the_way) and not is_logged:
             self._foreign.add(key)
             more = "; more are dropped without a word" if len(self._foreign) == _FOREIGN_KEYS else ""
             logger.warning("dropped the etcd key %s: it was not written by this run%s", printable(key), more)
@@ -253,7 +241,7 @@ class LeasedRecords:
         written = dict(self.written)
         present, _ = self._ask(lambda etcd: etcd.get_present([self.prefix + key for key in written]))
         lost = [key for key in written if (self.prefix + key).encode() not in present]
-        if lost and not self._leads():
+        if lost and not self.leads():
             self.written.clear()
         elif lost:
             for key in lost:

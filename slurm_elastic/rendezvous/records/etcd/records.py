@@ -113,7 +113,7 @@ class EtcdRecords(LeasedRecords):
         }
         self._opening_ends = time.monotonic() + self.client.config.times.fresh
         # From here on only the leader logs members of etcd that are lost or back.
-        self.set_logging(False)
+        self.client.connection.quiet = True
 
     def newest_epoch(self, *, can_wait: bool = True) -> int | None:
         """See Records."""
@@ -132,10 +132,11 @@ class EtcdRecords(LeasedRecords):
     def claim_epoch(self, number: int, record: Record) -> bool:
         """See Records."""
         self._opening.clear()
-        self.begin(lambda: (self.newest_epoch() or number) <= number)
+        self.written.clear()
+        self.leads = lambda: (self.newest_epoch() or number) <= number
         won = self.create(f"{self._epochs}{number:06d}", record)
         if won and self._copied(lambda: self._copy.claim_epoch(number, record), True):
-            self.set_logging(True)
+            self.client.connection.quiet, self.logs = False, True
             return True
         return False
 
