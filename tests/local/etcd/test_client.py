@@ -13,9 +13,9 @@ import pytest
 
 from slurm_elastic.errors import SlurmElasticError
 from slurm_elastic.rendezvous.records.etcd import EtcdClient, EtcdServer
+from slurm_elastic.rendezvous.records.etcd.client import Lease
 from slurm_elastic.rendezvous.records.etcd.config import EtcdTimes
 from slurm_elastic.rendezvous.records.etcd.errors import EtcdInterruptedError, EtcdUnavailableError
-from slurm_elastic.rendezvous.records.etcd.leases import Lease
 from slurm_elastic.rendezvous.records.etcd.transactions import delete, get, put, unchanged
 from tests.local.agents import eventually
 from tests.local.etcd.helpers.processes import stopped

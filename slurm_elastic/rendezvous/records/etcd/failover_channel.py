@@ -261,7 +261,7 @@ class Connection:
             self._position = (self._position + 1) % len(self._members)
             if not self._failing:
                 self._failing_since = time.monotonic()
-            self._failing[member.endpoint] = reason
+            self._failing[member.endpoint] = self._findings.get(member.endpoint) or f"{member.endpoint}: {reason}"
             if len(self._failing) < len(self._members):
                 if lost and member.endpoint not in self._logged:
                     self._logged.add(member.endpoint)
@@ -291,14 +291,13 @@ class Connection:
         logger.log(logging.DEBUG if self.quiet else level, "%s", message)
 
     def _reasons(self) -> str:
-        return "; ".join(
-            self._findings.get(endpoint) or f"{endpoint}: {reason}" for endpoint, reason in self._failing.items()
-        )
+        return "; ".join(self._failing.values())
 
     def _give_up_when_hopeless(self, failures: int, deadline: float, limits: Limits) -> None:
         """Raise when the time is up, or when, before any answer, no member is what it should be."""
         if not self._answered and failures % len(self._members) == 0:
             self._findings = probe_endpoints(self.config, limits.check)
+            self._failing.update(self._findings)
             if len(self._findings) == len(self._members):
                 unknown = all(map(is_unknown_host, self._findings.values()))
                 error = EtcdUnknownHostError if unknown else EtcdEndpointError

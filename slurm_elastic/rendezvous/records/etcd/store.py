@@ -13,9 +13,8 @@ from typing import TypeVar
 from torch._C._distributed_c10d import Store
 from torch.distributed import DistNetworkError, DistStoreError, QueueEmptyError
 
-from slurm_elastic.rendezvous.records.etcd.client import EtcdClient
+from slurm_elastic.rendezvous.records.etcd.client import EtcdClient, Lease
 from slurm_elastic.rendezvous.records.etcd.errors import EtcdError, EtcdUnavailableError
-from slurm_elastic.rendezvous.records.etcd.leases import Lease
 from slurm_elastic.rendezvous.records.etcd.transactions import (
     MAX_OPERATIONS,
     KeyValue,
