@@ -13,6 +13,7 @@ import pytest
 
 from slurm_elastic.errors import SlurmElasticError
 from slurm_elastic.rendezvous.records.etcd import EtcdClient, EtcdServer
+from slurm_elastic.rendezvous.records.etcd._stubs import load_rpc
 from slurm_elastic.rendezvous.records.etcd.client import Lease
 from slurm_elastic.rendezvous.records.etcd.config import EtcdTimes
 from slurm_elastic.rendezvous.records.etcd.errors import EtcdInterruptedError, EtcdUnavailableError
@@ -25,15 +26,11 @@ GUARD = 20.0
 
 
 def compact(client: EtcdClient, revision: int) -> None:
-    from slurm_elastic.rendezvous.records.etcd._stubs import load_rpc
-
     request = load_rpc().etcd.CompactionRequest(revision=revision, physical=True)
     client.connection.call("KV", "Compact", request, client.limits)
 
 
 def revoke(client: EtcdClient, lease: Lease) -> None:
-    from slurm_elastic.rendezvous.records.etcd._stubs import load_rpc
-
     request = load_rpc().etcd.LeaseRevokeRequest(ID=lease.id)
     client.connection.call("Lease", "LeaseRevoke", request, client.limits)
 

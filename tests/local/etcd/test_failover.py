@@ -12,10 +12,11 @@ import pytest
 
 from slurm_elastic.rendezvous.records.etcd import EtcdClient, EtcdServer
 from slurm_elastic.rendezvous.records.etcd.config import EtcdTimes
+from slurm_elastic.rendezvous.records.etcd.errors import EtcdEndpointError
 from slurm_elastic.rendezvous.records.etcd.failover_channel import Limits
 from slurm_elastic.rendezvous.records.etcd.store import EtcdStore
 from tests.local.agents import eventually
-from tests.local.etcd.helpers.cluster import PATIENT, Cluster
+from tests.local.etcd.helpers.cluster import PATIENT, Authority, Cluster
 from tests.local.etcd.helpers.processes import stopped
 from tests.local.etcd.helpers.proxy import Proxy
 
@@ -56,9 +57,7 @@ def member_of(cluster: Cluster, client: EtcdClient) -> EtcdServer:
 
 def write_and_read(client: EtcdClient, key: str, value: bytes) -> None:
     client.put(key, value)
-    found = client.get(key)
-    assert found is not None
-    assert found.value == value
+    assert client.get_present([key])[0] == {key.encode(): value}
 
 
 def test_each_member_killed_in_turn_costs_one_line_each(
@@ -97,9 +96,7 @@ def test_an_answer_from_before_the_loss_of_its_member_takes_no_line_back(
     assert line == f"etcd member {member.endpoint} is lost (killed); going on with the others"
 
 
-def test_a_watch_that_begins_while_its_member_goes_ends_without_an_answer(
-    cluster: Cluster, client: EtcdClient, prefix: str
-) -> None:
+def test_a_watch_of_a_member_that_goes_has_no_answer(cluster: Cluster, client: EtcdClient, prefix: str) -> None:
     member_of(cluster, client).kill()
     assert [*client.connection.watch([], time.monotonic() + GUARD)] == []
     write_and_read(client, prefix + "after", b"1")
@@ -135,6 +132,14 @@ def test_member_that_hangs_is_left(cluster: Cluster, prefix: str) -> None:
         with stopped(hung.pid):
             write_and_read(client.limited(GUARD), prefix + "key", b"1")
             assert member_of(cluster, client) is not hung
+
+
+def test_a_mistake_at_all_members_is_one_line(cluster: Cluster, tmp_path: Path, warnings: list[str]) -> None:
+    stranger = Authority(tmp_path, "stranger")
+    config = replace(cluster.config, ca_cert=stranger.own.certificate)
+    with EtcdClient(config) as client, pytest.raises(EtcdEndpointError, match="certificate is not accepted"):
+        client.connect()
+    assert warnings == []
 
 
 def test_what_a_member_has_lost_is_soon_asked_of_another(first_etcd: EtcdServer, prefix: str) -> None:

@@ -5,6 +5,7 @@ import multiprocessing
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
 
@@ -292,6 +293,14 @@ def test_adds_of_many_clients_are_all_counted(etcd: EtcdServer, prefix: str) -> 
     for thread in threads:
         thread.join()
     assert sorted(seen) == list(range(1, 81))
+
+
+def test_many_threads_of_one_store_leave_one_receipt(etcd_store: EtcdStore, client: EtcdClient, prefix: str) -> None:
+    with ThreadPoolExecutor(200) as threads:
+        list(threads.map(lambda number: etcd_store.add(f"count{number}", 1), range(200)))
+    for _ in range(4):
+        etcd_store.add("last", 1)
+    assert client.count_prefix(f"{prefix}receipts/") == 1
 
 
 def test_queue_hands_out_each_value_once(etcd: EtcdServer, client: EtcdClient, prefix: str) -> None:

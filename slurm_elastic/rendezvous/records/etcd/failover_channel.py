@@ -127,6 +127,8 @@ class Connection:
         self._position = random.randrange(len(self._members))
         self._failing: dict[Endpoint, str] = {}
         """Why members have not answered since the last answer of any."""
+        self._lost: dict[Endpoint, str] = {}
+        """Why connections to members broke that are not in the log yet: they are as soon as another member answers."""
         self._logged: set[Endpoint] = set()
         """The members that the log calls lost."""
         self._findings: dict[Endpoint, str] = {}
@@ -262,14 +264,13 @@ class Connection:
             if not self._failing:
                 self._failing_since = time.monotonic()
             self._failing[member.endpoint] = self._findings.get(member.endpoint) or f"{member.endpoint}: {reason}"
-            if len(self._failing) < len(self._members):
-                if lost and member.endpoint not in self._logged:
-                    self._logged.add(member.endpoint)
-                    self._log(
-                        logging.WARNING, f"etcd member {member.endpoint} is lost ({reason}); going on with the others"
-                    )
-            elif not self._outage_logged and time.monotonic() - self._failing_since > self.config.times.outage:
+            if lost and member.endpoint not in self._logged:
+                self._lost[member.endpoint] = reason
+            outage = len(self._failing) == len(self._members)
+            if outage and not self._outage_logged and time.monotonic() - self._failing_since > self.config.times.outage:
                 self._outage_logged = True
+                self._logged.update(self._lost)
+                self._lost.clear()
                 self._log(logging.WARNING, f"no etcd member answers ({self._reasons()}); trying again until one does")
 
     def _note_answer(self, member: _Member) -> None:
@@ -281,7 +282,12 @@ class Connection:
             if self._members[self._position] is not member:
                 # It answered before another thread found it lost.
                 return
+            self._lost.pop(member.endpoint, None)
             self._logged.discard(member.endpoint)
+            for endpoint, reason in self._lost.items():
+                self._log(logging.WARNING, f"etcd member {endpoint} is lost ({reason}); going on with the others")
+            self._logged.update(self._lost)
+            self._lost.clear()
             self._failing.clear()
             if self._outage_logged:
                 self._outage_logged = False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 import random
+import threading
 import time
 import uuid
 from collections.abc import Callable, Sequence
@@ -30,6 +31,8 @@ LEASE_SECONDS = 45
 
 _DEFAULT_TIMEOUT = timedelta(seconds=300)  # torch 2.13, csrc/distributed/c10d/Store.hpp, kDefaultTimeout
 _CONTENTION_SECONDS = 0.02
+_RECEIPTS = MAX_OPERATIONS // 2
+"""Receipts that one transaction deletes, of those that threads have left meanwhile."""
 
 _T = TypeVar("_T")
 
@@ -64,6 +67,7 @@ class EtcdStore(Store):
         self.client = etcd_client
         self.prefix = etcd_store_prefix if etcd_store_prefix.endswith("/") else f"{etcd_store_prefix}/"
         self._keys = f"{self.prefix}keys/".encode()
+        self._lock = threading.Lock()
         self._used: list[bytes] = []
         """Receipts of transactions whose answer is known, which the next transaction deletes."""
         self.lease: Lease = etcd_client.shared_lease(self.prefix, LEASE_SECONDS)
@@ -255,11 +259,13 @@ class EtcdStore(Store):
         which the next attempt knows.
         """
         receipt = f"{self.prefix}receipts/{uuid.uuid4().hex}".encode()
-        used, self._used = self._used, []
+        with self._lock:
+            used, self._used = self._used[:_RECEIPTS], self._used[_RECEIPTS:]
         success = [*write, put(receipt, b"", self.lease.id), *map(delete, used)]
         result = self._transact([*compare, unchanged(receipt, 0)], success, [*read, get(receipt)])
         done = result.succeeded or bool(result.responses[-1])
-        self._used += [receipt] if done else used
+        with self._lock:
+            self._used += [receipt] if done else used
         return done, result.responses
 
     def _transact(
