@@ -22,7 +22,7 @@ from slurm_elastic.rendezvous.leader.fenced_records import FencedRecords
 from slurm_elastic.rendezvous.membership import AgentInfo, Reason
 from slurm_elastic.rendezvous.membership.assignment import build_table
 from slurm_elastic.rendezvous.records.api import RunDirRecords
-from slurm_elastic.rendezvous.records.etcd.leased_records import signed_value
+from slurm_elastic.rendezvous.records.etcd.signed_values import signed_value
 from slurm_elastic.rundir import RunDir
 
 _RUN = "records.0"

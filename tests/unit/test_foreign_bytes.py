@@ -41,7 +41,7 @@ from slurm_elastic.observe.page import html_page
 from slurm_elastic.observe.records import run_records
 from slurm_elastic.observe.report import chrome_trace, report, report_json
 from slurm_elastic.observe.status import run_status, status_json
-from slurm_elastic.rendezvous.records.etcd.leased_records import _CONTEXT, _verified
+from slurm_elastic.rendezvous.records.etcd.signed_values import _CONTEXT, verified
 from slurm_elastic.rendezvous.requests import StatusAnswer, StatusReport
 from slurm_elastic.rendezvous.transport.messages import (
     Heartbeat,
@@ -319,8 +319,8 @@ def page(content: bytes) -> None:
 
 
 def etcd_value(content: bytes) -> None:
-    assert _verified(SECRET, "key", content) is None
-    _verified(SECRET, "key", signature(SECRET, _CONTEXT, "key", js({"record": 1})) + js({"record": 1}))
+    assert verified(SECRET, "key", content) is None
+    verified(SECRET, "key", signature(SECRET, _CONTEXT, "key", js({"record": 1})) + js({"record": 1}))
 
 
 def ranges(content: bytes) -> None:

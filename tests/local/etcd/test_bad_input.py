@@ -4,7 +4,6 @@ import http.server
 import json
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -190,9 +189,9 @@ def test_no_permission_on_the_prefix(secured: Cluster) -> None:
     assert "grant-permission" in str(error)
 
 
-def test_watch_without_permission_says_so(secured: Cluster) -> None:
+def test_wait_without_permission_says_so(secured: Cluster) -> None:
     with EtcdClient(secured.config) as client, pytest.raises(EtcdPermissionError):
-        client.await_puts([b"/other/key"], 1, time.monotonic() + 30.0)
+        client.limited(30.0).wait_for([b"/other/key"])
 
 
 def fill(client: EtcdClient, key: str) -> None:

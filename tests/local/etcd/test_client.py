@@ -13,10 +13,11 @@ import pytest
 
 from slurm_elastic.errors import SlurmElasticError
 from slurm_elastic.rendezvous.records.etcd import EtcdClient, EtcdServer
+from slurm_elastic.rendezvous.records.etcd._stubs import load_rpc
+from slurm_elastic.rendezvous.records.etcd.client import Lease
 from slurm_elastic.rendezvous.records.etcd.config import EtcdTimes
 from slurm_elastic.rendezvous.records.etcd.errors import EtcdInterruptedError, EtcdUnavailableError
-from slurm_elastic.rendezvous.records.etcd.leases import Lease
-from slurm_elastic.rendezvous.records.etcd.transactions import Compare, Delete, Get, Put
+from slurm_elastic.rendezvous.records.etcd.transactions import delete, get, put, unchanged
 from tests.local.agents import eventually
 from tests.local.etcd.helpers.processes import stopped
 from tests.local.etcd.helpers.proxy import Proxy
@@ -25,15 +26,11 @@ GUARD = 20.0
 
 
 def compact(client: EtcdClient, revision: int) -> None:
-    from slurm_elastic.rendezvous.records.etcd._stubs import load_rpc
-
     request = load_rpc().etcd.CompactionRequest(revision=revision, physical=True)
     client.connection.call("KV", "Compact", request, client.limits)
 
 
 def revoke(client: EtcdClient, lease: Lease) -> None:
-    from slurm_elastic.rendezvous.records.etcd._stubs import load_rpc
-
     request = load_rpc().etcd.LeaseRevokeRequest(ID=lease.id)
     client.connection.call("Lease", "LeaseRevoke", request, client.limits)
 
@@ -73,12 +70,12 @@ def test_prefix_holds_its_keys_and_no_others(client: EtcdClient, prefix: str) ->
 
 def test_transaction_writes_only_when_the_revision_is_as_compared(client: EtcdClient, prefix: str) -> None:
     key = prefix + "leader"
-    first = client.transaction([Compare(key, 0)], [Put(key, b"one")], [Get(key)])
+    first = client.transaction([unchanged(key, 0)], [put(key, b"one")], [get(key)])
     assert first.succeeded
-    second = client.transaction([Compare(key, 0)], [Put(key, b"two")], [Get(key)])
+    second = client.transaction([unchanged(key, 0)], [put(key, b"two")], [get(key)])
     assert not second.succeeded
     assert second.responses[0][0].value == b"one"
-    third = client.transaction([Compare(key, first.revision)], [Delete(key), Put(prefix + "x", b"")])
+    third = client.transaction([unchanged(key, first.revision)], [delete(key), put(prefix + "x", b"")])
     assert third.succeeded
     assert not third.retried
     assert client.get(key) is None

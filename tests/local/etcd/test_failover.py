@@ -12,10 +12,11 @@ import pytest
 
 from slurm_elastic.rendezvous.records.etcd import EtcdClient, EtcdServer
 from slurm_elastic.rendezvous.records.etcd.config import EtcdTimes
+from slurm_elastic.rendezvous.records.etcd.errors import EtcdEndpointError
 from slurm_elastic.rendezvous.records.etcd.failover_channel import Limits
 from slurm_elastic.rendezvous.records.etcd.store import EtcdStore
 from tests.local.agents import eventually
-from tests.local.etcd.helpers.cluster import PATIENT, Cluster
+from tests.local.etcd.helpers.cluster import PATIENT, Authority, Cluster
 from tests.local.etcd.helpers.processes import stopped
 from tests.local.etcd.helpers.proxy import Proxy
 
@@ -56,9 +57,7 @@ def member_of(cluster: Cluster, client: EtcdClient) -> EtcdServer:
 
 def write_and_read(client: EtcdClient, key: str, value: bytes) -> None:
     client.put(key, value)
-    found = client.get(key)
-    assert found is not None
-    assert found.value == value
+    assert client.get_present([key])[0] == {key.encode(): value}
 
 
 def test_each_member_killed_in_turn_costs_one_line_each(
@@ -97,15 +96,9 @@ def test_an_answer_from_before_the_loss_of_its_member_takes_no_line_back(
     assert line == f"etcd member {member.endpoint} is lost (killed); going on with the others"
 
 
-def test_a_watch_that_begins_while_its_member_goes_ends_without_an_answer(
-    cluster: Cluster, client: EtcdClient, prefix: str
-) -> None:
-    channel = client.connection
-    # Without a token it asks for one first.
-    channel.member().token = None
+def test_a_watch_of_a_member_that_goes_has_no_answer(cluster: Cluster, client: EtcdClient, prefix: str) -> None:
     member_of(cluster, client).kill()
-    with channel.watch([], time.monotonic() + GUARD) as answers:
-        assert [*answers] == []
+    assert [*client.connection.watch([], time.monotonic() + GUARD)] == []
     write_and_read(client, prefix + "after", b"1")
 
 
@@ -141,6 +134,14 @@ def test_member_that_hangs_is_left(cluster: Cluster, prefix: str) -> None:
             assert member_of(cluster, client) is not hung
 
 
+def test_a_mistake_at_all_members_is_one_line(cluster: Cluster, tmp_path: Path, warnings: list[str]) -> None:
+    stranger = Authority(tmp_path, "stranger")
+    config = replace(cluster.config, ca_cert=stranger.own.certificate)
+    with EtcdClient(config) as client, pytest.raises(EtcdEndpointError, match="certificate is not accepted"):
+        client.connect()
+    assert warnings == []
+
+
 def test_what_a_member_has_lost_is_soon_asked_of_another(first_etcd: EtcdServer, prefix: str) -> None:
     here = first_etcd.config.endpoints[0]
     with Proxy(here) as proxy, ExitStack() as stack:
@@ -159,12 +160,12 @@ def test_tokens_of_a_member_that_restarted_are_renewed(cluster: Cluster, prefix:
     one = cluster.members[0]
     with EtcdClient(replace(cluster.config, endpoints=one.config.endpoints, times=PATIENT)) as client:
         client.put(prefix + "key", b"1")
-        client.connection.member().token = "forgotten.1"
+        client.connection.token = "forgotten.1"
         write_and_read(client, prefix + "key", b"2")
-        client.connection.member().token = "forgotten.1"
+        client.connection.token = "forgotten.1"
         waiter = threading.Timer(0.2, lambda: client.put(prefix + "other", b"3"))
         waiter.start()
-        client.connection.member().token = "forgotten.2"
+        client.connection.token = "forgotten.2"
         assert client.limited(GUARD).wait_for([prefix + "other"]) == {f"{prefix}other".encode(): b"3"}
         waiter.join()
     assert warnings == []

@@ -116,7 +116,7 @@ def test_an_agent_that_starts_asks_once(
     assert newcomer.newest_epoch() == 3
     assert newcomer.situation() == Situation({"port": 1}, 4, {"places": []})
     # Others renew a lease now and then.
-    assert [method for by, method in calls if by is newcomer.leased.client.connection] == ["Txn"]
+    assert [method for by, method in calls if by is newcomer.client.connection] == ["Txn"]
     # What it asks again is asked of etcd.
     leader.publish_endpoint({"port": 2})
     leader.claim_epoch(5, {})
@@ -210,7 +210,7 @@ def test_a_leader_that_was_followed_leaves_lost_records_to_the_next(
         client.delete(run_prefix(first_etcd, run_dir), prefix=True)
         new.publish_endpoint({"port": 2})
         client.delete(run_prefix(first_etcd, run_dir), prefix=True)
-        eventually(lambda: not old.leased.written)
+        eventually(lambda: not old.written)
         eventually(lambda: client.count_prefix(run_prefix(first_etcd, run_dir)) == 2)
     assert old.endpoint() == {"port": 2}
     assert old.newest_epoch() == 2

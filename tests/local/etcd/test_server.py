@@ -50,8 +50,7 @@ def test_it_has_what_torch_asks_of_its_own() -> None:
         with server.get_client() as client:
             client.put("/asked", b"1")
         with EtcdClient(load_config(server.get_endpoint(), {}, {})) as client:
-            found = client.get("/asked")
-        assert found is not None
+            assert client.get("/asked") is not None
     torchs = {name for name in vars(etcd_server.EtcdServer) if not name.startswith("_")}
     assert torchs <= set(dir(EtcdServer))
 
@@ -79,9 +78,7 @@ def test_data_survives_a_crash(tmp_path: Path) -> None:
         assert server.pid is None
         server.start()
         with EtcdClient(server.config) as client:
-            found = client.get("/kept")
-            assert found is not None
-            assert found.value == b"1"
+            assert client.get_present(["/kept"])[0] == {b"/kept": b"1"}
     finally:
         server.stop()
     assert server.data_dir.is_dir(), "a directory that was given is not ours to delete"

@@ -5,6 +5,7 @@ import multiprocessing
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
 
@@ -294,6 +295,14 @@ def test_adds_of_many_clients_are_all_counted(etcd: EtcdServer, prefix: str) -> 
     assert sorted(seen) == list(range(1, 81))
 
 
+def test_many_threads_of_one_store_leave_one_receipt(etcd_store: EtcdStore, client: EtcdClient, prefix: str) -> None:
+    with ThreadPoolExecutor(200) as threads:
+        list(threads.map(lambda number: etcd_store.add(f"count{number}", 1), range(200)))
+    for _ in range(4):
+        etcd_store.add("last", 1)
+    assert client.count_prefix(f"{prefix}receipts/") == 1
+
+
 def test_queue_hands_out_each_value_once(etcd: EtcdServer, client: EtcdClient, prefix: str) -> None:
     seen: list[bytes] = []
 
@@ -311,7 +320,7 @@ def test_queue_hands_out_each_value_once(etcd: EtcdServer, client: EtcdClient, p
     for thread in threads:
         thread.join(GUARD.total_seconds())
     assert sorted(map(int, seen)) == list(range(20))
-    assert client.count_prefix(prefix) == 0, "no receipt is left"
+    assert client.count_prefix(prefix) == len([store, *threads]), "the last receipt of each store, no others"
 
 
 def test_keys_live_under_a_lease(client: EtcdClient, etcd_store: EtcdStore, prefix: str) -> None:

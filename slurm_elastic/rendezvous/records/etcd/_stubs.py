@@ -35,13 +35,11 @@ class Rpc:
 
     Attributes:
         grpc: The module grpc.
-        etcd: The messages and stubs of etcd's API, etcd3.etcdrpc.
-        kv: etcd's messages for keys and events.
+        etcd: The messages of etcd's API, etcd3.etcdrpc.
     """
 
     grpc: Any
     etcd: Any
-    kv: Any
 
 
 @functools.cache
@@ -52,8 +50,8 @@ def load_rpc() -> Rpc:
         UsageError: protobuf is in this process already, in an implementation that etcd3 cannot use, or etcd3 is
             not installed.
     """
-    loaded = _loaded_implementation()
-    if loaded not in (None, "python"):
+    module = sys.modules.get("google.protobuf.internal.api_implementation")
+    if module is not None and (loaded := str(module.Type())) != "python":
         raise UsageError(
             f"protobuf is already imported in its {loaded!r} implementation, with which etcd3 does not work; "
             f"set {_IMPLEMENTATION}=python in the environment of this program, or connect to etcd before anything "
@@ -64,15 +62,6 @@ def load_rpc() -> Rpc:
         with changed_environment({_IMPLEMENTATION: "python", **defaults}), warnings.catch_warnings():
             # The age of the generated code again; one warning for each field of each message.
             warnings.simplefilter("ignore", DeprecationWarning)
-            return Rpc(
-                grpc=importlib.import_module("grpc"),
-                etcd=importlib.import_module("etcd3.etcdrpc"),
-                kv=importlib.import_module("etcd3.etcdrpc.kv_pb2"),
-            )
+            return Rpc(grpc=importlib.import_module("grpc"), etcd=importlib.import_module("etcd3.etcdrpc"))
     except ImportError as error:
         raise UsageError(f"cannot import etcd3, the client of etcd ({error}); pip install etcd3") from error
-
-
-def _loaded_implementation() -> str | None:
-    module = sys.modules.get("google.protobuf.internal.api_implementation")
-    return None if module is None else str(module.Type())

@@ -26,9 +26,9 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import create_handl
 from slurm_elastic.errors import UsageError
 from slurm_elastic.rendezvous.records.etcd.client import EtcdClient
 from slurm_elastic.rendezvous.records.etcd.config import ENVIRONMENT_PREFIX, load_config
-from slurm_elastic.rendezvous.records.etcd.errors import EtcdError, EtcdLeaseLostError, EtcdUnknownHostError
+from slurm_elastic.rendezvous.records.etcd.errors import EtcdError, EtcdUnknownHostError
 from slurm_elastic.rendezvous.records.etcd.store import LEASE_SECONDS, EtcdStore
-from slurm_elastic.rendezvous.records.etcd.transactions import Compare, Get, KeyValue, Put
+from slurm_elastic.rendezvous.records.etcd.transactions import TransactionResult, get, put, unchanged
 
 _NAME = "etcd-v3"
 _OPEN_VARIABLE = f"{ENVIRONMENT_PREFIX}OPEN"
@@ -79,28 +79,20 @@ class EtcdV3RendezvousBackend(RendezvousBackend):
         if token is not None and type(token) is not int:
             current = self.get_state()
             return None if current is None else (*current, False)
-        content = _with_digest(state)
+        content = hashlib.sha256(state).digest() + state
 
-        def write() -> tuple[bool, int, KeyValue | None]:
-            result = self.client.transaction(
-                [Compare(self._key, token or 0)], [Put(self._key, content, self.lease.id)], [Get(self._key)]
+        def write() -> TransactionResult:
+            return self.client.transaction(
+                [unchanged(self._key, token or 0)], [put(self._key, content, self.lease.id)], [get(self._key)]
             )
-            pair = None if result.succeeded or not result.responses[0] else result.responses[0][0]
+
+        result = _translated(lambda: self.lease.under(write, self.client.limits))
+        if result.succeeded:
+            return state, result.revision, True
+        for pair in result.responses[0]:
             # An attempt whose answer was lost may have been the one that wrote what is there.
-            succeeded = result.succeeded or (result.retried and pair is not None and pair.value == content)
-            return succeeded, result.revision, pair
-
-        def write_under_lease() -> tuple[bool, int, KeyValue | None]:
-            try:
-                return write()
-            except EtcdLeaseLostError:
-                self.lease.grant(self.client.limits)
-                return write()
-
-        succeeded, revision, pair = _translated(write_under_lease)
-        if pair is not None:
-            return _open(pair.value), pair.mod_revision, succeeded
-        return (state, revision, True) if succeeded else None
+            return _open(pair.value), pair.mod_revision, result.retried and pair.value == content
+        return None
 
 
 def create_backend(params: RendezvousParameters) -> tuple[EtcdV3RendezvousBackend, EtcdStore]:
@@ -168,10 +160,6 @@ def _translated(call: Callable[[], _T]) -> _T:
         raise
     except EtcdError as error:
         raise RendezvousConnectionError(str(error)) from error
-
-
-def _with_digest(state: bytes) -> bytes:
-    return hashlib.sha256(state).digest() + state
 
 
 def _open(content: bytes) -> bytes:

@@ -2,30 +2,134 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import hashlib
+import logging
+import random
+import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
 
 from slurm_elastic.rendezvous.records.etcd._stubs import load_rpc
 from slurm_elastic.rendezvous.records.etcd.config import EtcdConfig
+from slurm_elastic.rendezvous.records.etcd.errors import (
+    EtcdError,
+    EtcdLeaseExistsError,
+    EtcdLeaseLostError,
+    EtcdUnavailableError,
+)
 from slurm_elastic.rendezvous.records.etcd.failover_channel import Connection, Limits
-from slurm_elastic.rendezvous.records.etcd.leases import Lease
 from slurm_elastic.rendezvous.records.etcd.transactions import (
     MAX_OPERATIONS,
-    Compare,
-    Get,
     KeyValue,
-    Operation,
-    Put,
     TransactionResult,
+    get,
     key_range,
+    put,
     to_bytes,
-    transaction_request,
-    transaction_result,
+    unchanged,
 )
 
+logger = logging.getLogger(__name__)
+
 _DEFAULT_LIMITS = Limits(timeout=10.0)
+
+_T = TypeVar("_T")
+
+
+def shared_lease_id(name: str | bytes) -> int:
+    """Return the lease id that all processes derive from a name, a positive int64."""
+    digest = hashlib.sha256(name.encode() if isinstance(name, str) else name).digest()
+    return int.from_bytes(digest[:8], "big") % (2**63 - 1) + 1
+
+
+class Lease:
+    """A lease that a thread renews about three times in its ttl, together with all others who use the same name.
+
+    Args:
+        connection: The calls of a client.
+        ttl: Seconds.
+        name: The name from which all processes derive the lease's id.
+
+    Attributes:
+        id: etcd's number for it.
+        ttl: Seconds that it lives on after the last renewal.
+        renewed_at: When the last renewal that etcd confirmed was sent, on this process's monotonic clock. Before
+            ``renewed_at + ttl`` the lease cannot have expired; after that it may have, unless etcd itself was
+            down: etcd gives all leases their whole time again after it elected a leader.
+    """
+
+    def __init__(self, connection: Connection, ttl: int, name: str) -> None:
+        self._connection = connection
+        self._closed = threading.Event()
+        self.ttl = ttl
+        self.id = shared_lease_id(name)
+        self.renewed_at = time.monotonic()
+        self._thread = threading.Thread(target=self._keep_alive, name="etcd-keep-alive", daemon=True)
+
+    def grant(self, limits: Limits) -> None:
+        """Have etcd make the lease, unless it is there already.
+
+        Raises:
+            EtcdError: See :meth:`Connection.call`.
+        """
+        sent_at = time.monotonic()
+        request = load_rpc().etcd.LeaseGrantRequest(TTL=self.ttl, ID=self.id)
+        with contextlib.suppress(EtcdLeaseExistsError):
+            self.ttl = self._connection.call("Lease", "LeaseGrant", request, limits)[0].TTL
+        self.renewed_at = sent_at
+
+    def under(self, write: Callable[[], _T], limits: Limits) -> _T:
+        """Write under this lease; once more if it ran out before, say because this process was stopped for a while."""
+        try:
+            return write()
+        except EtcdLeaseLostError:
+            self.grant(limits)
+            return write()
+
+    def keep(self, heard: Callable[[float], None] | None = None) -> None:
+        """Start to renew it.
+
+        Args:
+            heard: Called by the thread after each renewal, with 0; after one without an answer, with the seconds for
+                which this process has asked in vain.
+        """
+        self._heard = heard or (lambda silence: None)
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the thread; its call ends with the connection, which is closed first."""
+        self._closed.set()
+        self._thread.join()
+
+    def _keep_alive(self) -> None:
+        limits = Limits(timeout=max(1.0, self.ttl / 3))
+        wait, silence = self.ttl / 3 * random.uniform(0.8, 1.0), 0.0
+        while not self._closed.wait(wait):
+            sent_at = time.monotonic()
+            try:
+                request = load_rpc().etcd.LeaseKeepAliveRequest(ID=self.id)
+                if self._connection.call("Lease", "LeaseKeepAlive", request, limits)[0].TTL > 0:
+                    self.renewed_at = sent_at
+                else:
+                    # It has expired, and its keys with it.
+                    self.grant(limits)
+            except EtcdUnavailableError:
+                # The connection has logged it, and pauses between its attempts. The sum counts no time in which this
+                # process was stopped: then it has received nothing.
+                silence += wait + limits.timeout
+                wait = 0.0
+                self._heard(silence)
+                continue
+            except EtcdError as error:
+                if not self._connection.is_closed():
+                    logger.warning("cannot renew the etcd lease %x: %s", self.id, error)
+            else:
+                silence = 0.0
+                self._heard(silence)
+            wait = self.ttl / 3 * random.uniform(0.8, 1.0)
 
 
 class EtcdClient:
@@ -77,12 +181,12 @@ class EtcdClient:
         view.limits = Limits(timeout, interrupted)
         return view
 
-    def connect(self, read: Get | None = None) -> tuple[KeyValue, ...]:
+    def connect(self, read: object = None) -> Sequence[KeyValue]:
         """See that etcd is there, lets us in, and allows keys under this configuration's prefix to be read and written.
 
         Args:
-            read: To be done by the way, so that a thousand processes that start have one question each; by default
-                the key of the prefix itself.
+            read: A read to be done by the way, so that a thousand processes that start have one question each; by
+                default that of the prefix itself.
 
         Returns:
             What it found.
@@ -90,48 +194,52 @@ class EtcdClient:
         Nothing is written: etcd checks the permissions of both branches of a transaction, and whether there is
         space, before it compares (etcd 3.4, etcdserver/apply_auth.go and apply.go).
         """
-        key = to_bytes(self.config.prefix)
-        return self.transaction([Compare(key, 2**62)], [Put(key, b"")], [read or Get(key)]).responses[0]
+        key = self.config.prefix
+        return self.transaction([unchanged(key, 2**62)], [put(key, b"")], [read or get(key)]).responses[0]
 
     def get(self, key: bytes | str) -> KeyValue | None:
         """Return a key, or None if there is none."""
-        response = self._range(key)
-        return KeyValue.from_message(response.kvs[0]) if response.kvs else None
+        pairs: Sequence[KeyValue] = self._range(key).kvs
+        return pairs[0] if pairs else None
 
-    def get_prefix(self, prefix: bytes | str) -> tuple[tuple[KeyValue, ...], int]:
+    def get_prefix(self, prefix: bytes | str) -> tuple[Sequence[KeyValue], int]:
         """Return all keys with a prefix, in order, and the revision of the store that this is."""
         response = self._range(prefix, prefix=True)
-        return tuple(KeyValue.from_message(kv) for kv in response.kvs), int(response.header.revision)
+        return response.kvs, int(response.header.revision)
 
     def count_prefix(self, prefix: bytes | str) -> int:
         """Return how many keys have a prefix."""
         return int(self._range(prefix, prefix=True, count_only=True).count)
 
     def get_present(self, keys: Iterable[bytes | str]) -> tuple[dict[bytes, bytes], int]:
-        """Return what those of the keys hold that are there, and the revision of the store that this is."""
-        return self._read_keys([to_bytes(key) for key in keys])
+        """Return what those of the keys hold that are there, and a revision of the store at which they were read."""
+        reads = [get(key) for key in keys]
+        present: dict[bytes, bytes] = {}
+        revision = 0
+        for start in range(0, len(reads), MAX_OPERATIONS):
+            result = self.transaction((), reads[start : start + MAX_OPERATIONS])
+            present.update((pair.key, pair.value) for response in result.responses for pair in response)
+            revision = revision or result.revision
+        return present, revision
 
     def put(self, key: bytes | str, value: bytes, lease: int = 0) -> int:
         """Write a key, under a lease unless that is 0; return the revision."""
-        request = self._etcd.PutRequest(key=to_bytes(key), value=value, lease=lease)
-        return int(self._call("Put", request).header.revision)
+        return self.transaction((), [put(key, value, lease)]).revision
 
     def delete(self, key: bytes | str, *, prefix: bool = False) -> int:
         """Delete a key, or all that start with it; return how many there were."""
         return int(self._call("DeleteRange", self._etcd.DeleteRangeRequest(**key_range(key, prefix))).deleted)
 
     def transaction(
-        self,
-        compare: Iterable[Compare],
-        success: Iterable[Operation] = (),
-        failure: Iterable[Operation] = (),
+        self, compare: Iterable[object], success: Iterable[object] = (), failure: Iterable[object] = ()
     ) -> TransactionResult:
         """Do all of ``success`` at once if all comparisons hold, else all of ``failure``."""
-        request = transaction_request(load_rpc(), tuple(compare), tuple(success), tuple(failure))
+        request = self._etcd.TxnRequest(compare=compare, success=success, failure=failure)
         response, retried = self.connection.call("KV", "Txn", request, self.limits)
-        return transaction_result(response, retried=retried)
+        reads = [part.response_range.kvs for part in response.responses]
+        return TransactionResult(response.succeeded, reads, response.header.revision, retried)
 
-    def shared_lease(self, name: str, ttl: int, *, grant: bool = True) -> Lease:
+    def shared_lease(self, name: str, ttl: int, heard: Callable[[float], None] | None = None) -> Lease:
         """Keep a lease alive together with all others who use the same name.
 
         What lives under it is gone ``ttl`` seconds after the last of them has ended. If it is lost all the same,
@@ -140,14 +248,14 @@ class EtcdClient:
         Args:
             name: From which all derive its id.
             ttl: Seconds.
-            grant: False for a client that may never write: then the first renewal of a writer grants the lease, or a
-                writer does after EtcdLeaseLostError.
+            heard: See :meth:`Lease.keep`. With it, the lease is granted by the first renewal or by :meth:`Lease.under`,
+                so that a client that never writes has nothing to ask first.
         """
         if name not in self._leases:
             lease = Lease(self.connection, ttl, name)
-            if grant:
+            if heard is None:
                 lease.grant(self.limits)
-            lease.keep()
+            lease.keep(heard)
             self._leases[name] = lease
         return self._leases[name]
 
@@ -164,8 +272,8 @@ class EtcdClient:
         deadline = time.monotonic() + self.limits.timeout
         names = [to_bytes(key) for key in keys]
         while True:
-            present, revision = self._read_keys(names)
-            missing = [key for key in dict.fromkeys(names) if key not in present]
+            present, revision = self.get_present(names)
+            missing = set(names) - present.keys()
             if not missing:
                 return present
             if time.monotonic() >= deadline:
@@ -183,19 +291,19 @@ class EtcdClient:
             deadline: On the monotonic clock.
             prefix: The keys are prefixes; one key with any of them is enough.
         """
-        missing = set(keys)
-        requests = [
-            self._etcd.WatchRequest(
-                create_request=self._etcd.WatchCreateRequest(start_revision=revision + 1, **key_range(key, prefix))
+        etcd, missing = self._etcd, set(keys)
+        places = [
+            etcd.WatchCreateRequest(
+                start_revision=revision + 1, filters=[etcd.WatchCreateRequest.NODELETE], **key_range(key, prefix)
             )
             for key in missing
         ]
-        put = load_rpc().kv.Event.PUT
-        with self.connection.watch(requests, deadline) as answers:
+        requests = [etcd.WatchRequest(create_request=place) for place in places]
+        with contextlib.closing(self.connection.watch(requests, deadline)) as answers:
             for answer in answers:
-                written = {event.kv.key for event in answer.events if event.type == put}
+                written = {event.kv.key for event in answer.events}
                 missing -= written
-                if not missing or (prefix and written):
+                if answer.canceled or not missing or (prefix and written):
                     return
 
     def close(self) -> None:
@@ -204,15 +312,6 @@ class EtcdClient:
         for lease in self._leases.values():
             lease.close()
         self._held.clear()
-
-    def _read_keys(self, keys: list[bytes]) -> tuple[dict[bytes, bytes], int]:
-        present: dict[bytes, bytes] = {}
-        revision = 0
-        for start in range(0, len(keys), MAX_OPERATIONS):
-            result = self.transaction((), [Get(key) for key in keys[start : start + MAX_OPERATIONS]])
-            present.update((pair.key, pair.value) for response in result.responses for pair in response)
-            revision = revision or result.revision
-        return present, revision
 
     def _range(self, key: bytes | str, *, prefix: bool = False, **fields: Any) -> Any:
         return self._call("Range", self._etcd.RangeRequest(**key_range(key, prefix), **fields))

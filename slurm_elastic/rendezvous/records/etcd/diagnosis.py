@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import http.client
 import socket
@@ -37,10 +38,34 @@ class Retry(enum.Enum):
     """The member does not know our token: simple tokens live for minutes, and a restart forgets them."""
 
 
+_CREDENTIALS = f"give {ENVIRONMENT_PREFIX}USER and {ENVIRONMENT_PREFIX}PASSWORD or a credentials file"
+_REFUSALS: tuple[tuple[str, type[EtcdError], str], ...] = (
+    ("requested lease not found", EtcdLeaseLostError, "the etcd lease has expired, and its keys with it"),
+    ("lease already exists", EtcdLeaseExistsError, "an etcd lease with this id exists already"),
+    (
+        "database space exceeded",
+        EtcdNoSpaceError,
+        "the database of etcd at {config} is full (NOSPACE); its administrator has to free space: "
+        "etcdctl compact, etcdctl defrag, etcdctl alarm disarm, or a larger --quota-backend-bytes",
+    ),
+    (
+        "invalid user ID or password",
+        EtcdAuthenticationError,
+        "etcd at {config} does not accept the password of user {config.user!r}; check "
+        f"{ENVIRONMENT_PREFIX}USER and {ENVIRONMENT_PREFIX}PASSWORD or the credentials file",
+    ),
+    ("user name is empty", EtcdAuthenticationError, f"etcd at {{config}} asks for user and password; {_CREDENTIALS}"),
+    (
+        "authentication is not enabled",
+        EtcdAuthenticationError,
+        "etcd at {config} has no authentication; leave out user and password, or etcdctl auth enable",
+    ),
+)
+"""What etcd says when it refuses a request for good (etcd 3.4 and 3.5, etcdserver/api/v3rpc/rpctypes/error.go)."""
+
+
 def diagnose_answer(code: str, details: str, config: EtcdConfig) -> Retry | EtcdError:
     """Say what a failed call means.
-
-    The texts are etcd's (etcd 3.4 and 3.5, etcdserver/api/v3rpc/rpctypes/error.go).
 
     Args:
         code: The name of gRPC's status code.
@@ -57,40 +82,18 @@ def diagnose_answer(code: str, details: str, config: EtcdConfig) -> Retry | Etcd
         text in details for text in ("no leader", "leader changed", "request timed out", "context deadline exceeded")
     ):
         return Retry.NO_LEADER
-    for text, error in (
-        ("requested lease not found", EtcdLeaseLostError("the etcd lease has expired, and its keys with it")),
-        ("lease already exists", EtcdLeaseExistsError("an etcd lease with this id exists already")),
-        (
-            "database space exceeded",
-            EtcdNoSpaceError(
-                f"the database of etcd at {config} is full (NOSPACE); its administrator has to free space: "
-                "etcdctl compact, etcdctl defrag, etcdctl alarm disarm, or a larger --quota-backend-bytes"
-            ),
-        ),
-        (
-            "invalid user ID or password",
-            EtcdAuthenticationError(
-                f"etcd at {config} does not accept the password of user {config.user!r}; check "
-                f"{ENVIRONMENT_PREFIX}USER and {ENVIRONMENT_PREFIX}PASSWORD or the credentials file"
-            ),
-        ),
-        (
-            "user name is empty",
-            EtcdAuthenticationError(
-                f"etcd at {config} asks for user and password; give {ENVIRONMENT_PREFIX}USER and "
-                f"{ENVIRONMENT_PREFIX}PASSWORD or a credentials file"
-            ),
-        ),
-        (
-            "authentication is not enabled",
-            EtcdAuthenticationError(
-                f"etcd at {config} has no authentication; leave out user and password, or etcdctl auth enable"
-            ),
-        ),
-        ("permission denied", EtcdPermissionError(_permission_message(config))),
-    ):
+    for text, error, line in _REFUSALS:
         if text in details:
-            return error
+            return error(line.format(config=config))
+    if "permission denied" in details:
+        if config.user is None:
+            return EtcdPermissionError(
+                f"etcd at {config} denies the keys under {config.prefix} without a user; {_CREDENTIALS}"
+            )
+        return EtcdPermissionError(
+            f"etcd at {config} denies user {config.user!r} the keys under {config.prefix}; "
+            f"etcdctl role grant-permission --prefix=true ROLE readwrite {config.prefix}, or choose another key_prefix"
+        )
     if code == "UNIMPLEMENTED":
         return EtcdEndpointError(f"what answers at {config} has no etcd v3 API; slurm_elastic needs etcd 3.4 or later")
     if code in ("UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED", "ABORTED", "INTERNAL", "UNKNOWN"):
@@ -98,16 +101,6 @@ def diagnose_answer(code: str, details: str, config: EtcdConfig) -> Retry | Etcd
     if code == "RESOURCE_EXHAUSTED" and "too many requests" in details:
         return Retry.OTHER_MEMBER
     return EtcdError(f"etcd at {config} refused a request: {details or code}")
-
-
-def _permission_message(config: EtcdConfig) -> str:
-    grant = f"etcdctl role grant-permission --prefix=true ROLE readwrite {config.prefix}, or choose another key_prefix"
-    if config.user is None:
-        return (
-            f"etcd at {config} denies the keys under {config.prefix} without a user; "
-            f"give {ENVIRONMENT_PREFIX}USER and {ENVIRONMENT_PREFIX}PASSWORD or a credentials file"
-        )
-    return f"etcd at {config} denies user {config.user!r} the keys under {config.prefix}; {grant}"
 
 
 def is_unknown_host(finding: str) -> bool:
@@ -136,8 +129,7 @@ def probe_endpoints(config: EtcdConfig, check: Callable[[], None]) -> dict[Endpo
     findings: dict[Endpoint, str] = {}
 
     def probe(endpoint: Endpoint) -> None:
-        finding = _probe_endpoint(endpoint, config)
-        if finding is not None:
+        if finding := _probe_endpoint(endpoint, config):
             findings[endpoint] = finding
 
     threads = [threading.Thread(target=probe, args=(endpoint,), daemon=True) for endpoint in config.endpoints]
@@ -151,9 +143,18 @@ def probe_endpoints(config: EtcdConfig, check: Callable[[], None]) -> dict[Endpo
 
 
 def _probe_endpoint(endpoint: Endpoint, config: EtcdConfig) -> str | None:
+    """Ask for etcd's version, which it tells over HTTP/1 at the port where it speaks gRPC.
+
+    gRPC's own words say too little (grpcio 1.85: "Socket closed" with TLS on one side only, whichever it is).
+    """
+    connected = False
     try:
-        with socket.create_connection((endpoint.host, endpoint.port), timeout=_PROBE_SECONDS) as connection:
-            return _probe_tls(connection, endpoint, config) if config.tls else _probe_plain(connection, endpoint)
+        with contextlib.closing(_http_connection(endpoint, config)) as connection:
+            connection.connect()
+            connected = True
+            connection.request("GET", "/version")
+            # With TLS 1.3 a missing client certificate is refused only after the handshake, at the first read.
+            version = str(typed_json.loads(connection.getresponse().read(4096))["etcdserver"])
     except ssl.SSLCertVerificationError as error:
         return (
             f"{endpoint}: its certificate is not accepted ({error.verify_message}); "
@@ -168,59 +169,33 @@ def _probe_endpoint(endpoint: Endpoint, config: EtcdConfig) -> str | None:
         # EAI_AGAIN is a name server that does not answer, which may do so later.
         unknown = error.errno in (socket.EAI_NONAME, socket.EAI_NODATA)
         return f"{endpoint}: {_UNKNOWN_HOST}; check the endpoint" if unknown else None
-    except OSError:
-        return None
+    except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError) as error:
+        if not connected or isinstance(error, TimeoutError):
+            return None
+        if not config.tls and _speaks_tls(endpoint):
+            return f"{endpoint} speaks TLS; write etcds:// instead of etcd:// and give its authority as ca_cert"
+        return f"something else than etcd answers at {endpoint}; give etcd's client port, usually {DEFAULT_PORT}"
+    if version.partition(".")[0] in ("0", "1", "2"):
+        return f"etcd {version} at {endpoint} has the v2 API only; slurm_elastic needs etcd 3.4 or later"
+    return None
+
+
+def _http_connection(endpoint: Endpoint, config: EtcdConfig) -> http.client.HTTPConnection:
+    if not config.tls:
+        return http.client.HTTPConnection(endpoint.host, endpoint.port, timeout=_PROBE_SECONDS)
+    context = ssl.create_default_context(cafile=str(config.ca_cert) if config.ca_cert else None)
+    if config.ssl_cert:
+        context.load_cert_chain(config.ssl_cert, config.ssl_cert_key)
+    return http.client.HTTPSConnection(endpoint.host, endpoint.port, timeout=_PROBE_SECONDS, context=context)
+
+
+def _speaks_tls(endpoint: Endpoint) -> bool:
+    with contextlib.suppress(OSError):
+        return bool(ssl.get_server_certificate((endpoint.host, endpoint.port), timeout=_PROBE_SECONDS))
+    return False
 
 
 def system_authorities() -> bytes | None:
     """Return the certificate authorities that this system trusts; None to leave the choice to gRPC."""
     path = ssl.get_default_verify_paths().cafile
     return None if path is None else Path(path).read_bytes()
-
-
-def _probe_tls(connection: socket.socket, endpoint: Endpoint, config: EtcdConfig) -> str | None:
-    context = ssl.create_default_context(cafile=str(config.ca_cert) if config.ca_cert else None)
-    if config.ssl_cert:
-        context.load_cert_chain(config.ssl_cert, config.ssl_cert_key)
-    with context.wrap_socket(connection, server_hostname=endpoint.host) as secure:
-        # With TLS 1.3 a missing client certificate is refused only after the handshake, at the first read.
-        return _judge_http(secure, endpoint)
-
-
-def _probe_plain(connection: socket.socket, endpoint: Endpoint) -> str | None:
-    finding = _judge_http(connection, endpoint)
-    if finding is not None and _speaks_tls(endpoint):
-        return f"{endpoint} speaks TLS; write etcds:// instead of etcd:// and give its authority as ca_cert"
-    return finding
-
-
-def _speaks_tls(endpoint: Endpoint) -> bool:
-    context = ssl.create_default_context()
-    context.check_hostname = False
-    context.verify_mode = ssl.CERT_NONE
-    try:
-        with (
-            socket.create_connection((endpoint.host, endpoint.port), timeout=_PROBE_SECONDS) as connection,
-            context.wrap_socket(connection),
-        ):
-            return True
-    except OSError:
-        return False
-
-
-def _judge_http(connection: socket.socket, endpoint: Endpoint) -> str | None:
-    """Ask for etcd's version, which it tells over HTTP/1 at the port where it speaks gRPC."""
-    try:
-        connection.sendall(f"GET /version HTTP/1.0\r\nHost: {endpoint}\r\n\r\n".encode())
-        response = http.client.HTTPResponse(connection, method="GET")
-        response.begin()
-        version = str(typed_json.loads(response.read(4096))["etcdserver"])
-    except ssl.SSLError:
-        raise
-    except TimeoutError:
-        return None
-    except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError):
-        return f"something else than etcd answers at {endpoint}; give etcd's client port, usually {DEFAULT_PORT}"
-    if version.partition(".")[0] in ("0", "1", "2"):
-        return f"etcd {version} at {endpoint} has the v2 API only; slurm_elastic needs etcd 3.4 or later"
-    return None

@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 from slurm_elastic.errors import SlurmElasticError, UsageError
+from slurm_elastic.rendezvous.records.api import RecordsInterruptedError, RecordsUnreachableError
 
 
 class EtcdError(SlurmElasticError):
-    """Base of everything that this package raises about etcd.
-
-    Attributes:
-        retried: Whether the request was sent before, and may have been carried out then: that is unknown, as its answer
-            was lost.
-    """
-
-    retried: bool = False
+    """Base of everything that this package raises about etcd."""
 
 
-class EtcdUnavailableError(EtcdError):
+class EtcdUnavailableError(EtcdError, RecordsUnreachableError):
     """No member answered before the time was up; it may answer later."""
 
 
-class EtcdInterruptedError(EtcdError):
+class EtcdInterruptedError(EtcdError, RecordsInterruptedError):
     """The caller's interrupt hook ended a wait."""
 
 

@@ -1,19 +1,20 @@
-"""Calls to etcd that survive the loss of a member.
+"""Calls to etcd that survive the loss of a member: all go to one member; when it is lost or silent, to the next.
 
-etcd3's client (0.12.0) knows one host, keeps its first token for ever, and opens watch streams without a pause while a
-member is away. So this module uses etcd3's messages and stubs over channels of gRPC, one for each member. All calls go
-to one member; when it is lost or silent, they move on to the next.
+Each member has a channel of gRPC of its own. A channel over several addresses moves on by itself, but checks the
+certificates of all members for one and the same name (grpcio 1.85: "Hostname Verification Check failed"). etcd3's
+client (0.12.0) knows one host, keeps its first token for ever, and opens watch streams without a pause while a member
+is away; its messages are used.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -86,26 +87,18 @@ class Limits:
 
 
 class _Member:
-    """A channel to one member, with its stubs and the client's token there."""
+    """A channel to one member."""
 
     def __init__(self, endpoint: Endpoint, config: EtcdConfig) -> None:
-        rpc = load_rpc()
+        grpc = load_rpc().grpc
         self.endpoint = endpoint
-        self.token: str | None = None
         if config.tls:
+            key, certificate = (path and path.read_bytes() for path in (config.ssl_cert_key, config.ssl_cert))
             authorities = config.ca_cert.read_bytes() if config.ca_cert else system_authorities()
-            key = config.ssl_cert_key.read_bytes() if config.ssl_cert_key else None
-            certificate = config.ssl_cert.read_bytes() if config.ssl_cert else None
-            credentials = rpc.grpc.ssl_channel_credentials(authorities, key, certificate)
-            self.channel = rpc.grpc.secure_channel(str(endpoint), credentials, _CHANNEL_OPTIONS)
+            credentials = grpc.ssl_channel_credentials(authorities, key, certificate)
+            self.channel = grpc.secure_channel(str(endpoint), credentials, _CHANNEL_OPTIONS)
         else:
-            self.channel = rpc.grpc.insecure_channel(str(endpoint), _CHANNEL_OPTIONS)
-        self.stubs = {name: getattr(rpc.etcd, f"{name}Stub")(self.channel) for name in ("KV", "Watch", "Lease", "Auth")}
-
-    @property
-    def metadata(self) -> tuple[tuple[str, str], ...]:
-        """The token, and the wish for no answers from a member without a leader."""
-        return (*((("token", self.token),) if self.token else ()), ("hasleader", "true"))
+            self.channel = grpc.insecure_channel(str(endpoint), _CHANNEL_OPTIONS)
 
 
 class Connection:
@@ -116,6 +109,8 @@ class Connection:
 
     Attributes:
         quiet: Whether lost members are logged for debugging only, as where many processes of one run see the same.
+        token: Proof of the password, which all members know (etcd 3.4: Authenticate is a proposal); None before the
+            first call, and when etcd has forgotten it.
 
     Raises:
         UsageError: etcd3 cannot be used in this process.
@@ -124,17 +119,21 @@ class Connection:
     def __init__(self, config: EtcdConfig) -> None:
         self.config = config
         self.quiet = False
+        self.token: str | None = None
         self._rpc = load_rpc()
         self._lock = threading.Lock()
         self._members = [_Member(endpoint, config) for endpoint in config.endpoints]
         # Clients start at different members, so that 1,000 agents do not all use the first of the list.
         self._position = random.randrange(len(self._members))
-        self._lost: dict[Endpoint, bool] = {}
-        """The members whose connections broke, and whether that is in the log."""
         self._failing: dict[Endpoint, str] = {}
+        """Why members have not answered since the last answer of any."""
+        self._lost: dict[Endpoint, str] = {}
+        """Why connections to members broke that are not in the log yet: they are as soon as another member answers."""
+        self._logged: set[Endpoint] = set()
+        """The members that the log calls lost."""
         self._findings: dict[Endpoint, str] = {}
         self._answered = False
-        self._outage_since: float | None = None
+        self._failing_since = 0.0
         self._outage_logged = False
         self._closed = threading.Event()
         self._process = os.getpid()
@@ -151,21 +150,20 @@ class Connection:
             EtcdError: etcd's answer is an error; the subclass says which.
         """
         deadline = time.monotonic() + limits.timeout
+        longest = self.config.times.attempt
         failures = 0
         while True:
             limits.check()
             member = self.member()
-            seconds = min(_FIRST_SECONDS, self.config.times.attempt)
-            if failures >= 2 * len(self._members):
-                seconds = self.config.times.attempt
             try:
-                self._authenticate(member, deadline, limits)
-                response = self._attempt(member, service, method, request, seconds, deadline, limits)
+                if self.config.user is not None and self.token is None:
+                    user = self._rpc.etcd.AuthenticateRequest(name=self.config.user, password=self.config.password)
+                    # etcd hashes the password, which takes longer than any other call.
+                    self.token = self._attempt(member, "Auth/Authenticate", user, longest, deadline, limits).token
+                seconds = min(_FIRST_SECONDS, longest) if failures < 2 * len(self._members) else longest
+                response = self._attempt(member, f"{service}/{method}", request, seconds, deadline, limits)
             except self._rpc.grpc.RpcError as error:
-                outcome = self._judge(member, error)
-                if isinstance(outcome, EtcdError):
-                    outcome.retried = failures > 0
-                    raise outcome from None
+                self._judge(member, error)
                 failures += 1
                 self._give_up_when_hopeless(failures, deadline, limits)
                 self.pause(failures, deadline, limits)
@@ -173,50 +171,20 @@ class Connection:
                 self._note_answer(member)
                 return response, failures > 0
 
-    @contextmanager
-    def watch(self, requests: Sequence[Any], deadline: float) -> Iterator[Iterator[Any]]:
-        """Open a stream of watches, and give the answers until the caller has seen enough.
+    def watch(self, requests: Sequence[Any], deadline: float) -> Generator[Any, None, None]:
+        """Yield the answers to watches until their stream ends, which is no error: the caller has to read again anyway.
 
-        The block ends early, without an error, if the stream breaks or a token or revision is too old: the caller reads
-        what it waits for, and opens another one.
-
-        Raises:
-            EtcdError: The keys may not be read, or no member is what it should be.
+        The read finds another member, gets a new token, or says what is wrong.
         """
-        member = self.member()
+        seconds = max(0.01, deadline - time.monotonic())
+        method = self._method(self.member().channel.stream_stream, "Watch/Watch", self._rpc.etcd.WatchRequest)
+        call = method(iter(requests), timeout=seconds, metadata=self._metadata())
         try:
-            self._authenticate(member, deadline, Limits(0.0))
-        except self._rpc.grpc.RpcError as error:
-            self._end_watch(member, error, deadline)
-            yield iter(())
-            return
-        left = max(0.01, deadline - time.monotonic())
-        call = member.stubs["Watch"].Watch(iter(requests), timeout=left, metadata=member.metadata)
-        try:
-            yield self._answers(member, call)
-        except self._rpc.grpc.RpcError as error:
-            self._end_watch(member, error, deadline)
+            with contextlib.suppress(self._rpc.grpc.RpcError):
+                yield from call
+            self.pause(len(self._members), deadline, Limits(0.0))
         finally:
             call.cancel()
-
-    def _end_watch(self, member: _Member, error: Any, deadline: float) -> None:
-        if time.monotonic() < deadline:
-            outcome = self._judge(member, error)
-            if isinstance(outcome, EtcdError):
-                raise outcome from None
-            self.pause(len(self._members), deadline, Limits(0.0))
-
-    def _answers(self, member: _Member, call: Any) -> Iterator[Any]:
-        for response in call:
-            if response.canceled:
-                if response.compact_revision:
-                    return
-                outcome = diagnose_answer("", response.cancel_reason, self.config)
-                if isinstance(outcome, EtcdError):
-                    raise outcome
-                member.token = None
-                return
-            yield response
 
     def member(self) -> _Member:
         """Return the member that calls go to now."""
@@ -229,10 +197,8 @@ class Connection:
     def pause(self, failures: int, deadline: float, limits: Limits) -> None:
         """Wait a little when all members have failed in turn; go on at once as long as they have not."""
         rounds, position = divmod(failures, len(self._members))
-        if position:
-            return
         first, longest = _BACKOFF_SECONDS
-        seconds = min(longest, first * 2 ** min(rounds - 1, 10)) * random.uniform(0.5, 1.0)
+        seconds = 0.0 if position else min(longest, first * 2 ** min(rounds - 1, 10)) * random.uniform(0.5, 1.0)
         until = min(time.monotonic() + seconds, deadline)
         while (left := until - time.monotonic()) > 0 and not self._closed.wait(min(left, _INTERRUPT_SECONDS)):
             limits.check()
@@ -247,54 +213,47 @@ class Connection:
         for member in self._members:
             member.channel.close()
 
-    def _authenticate(self, member: _Member, deadline: float, limits: Limits) -> None:
-        """Get a token from a member, if there is a user and no token yet."""
-        if self.config.user is not None and member.token is None:
-            request = self._rpc.etcd.AuthenticateRequest(name=self.config.user, password=self.config.password)
-            # etcd hashes the password, which takes longer than any other call.
-            seconds = self.config.times.attempt
-            member.token = self._attempt(member, "Auth", "Authenticate", request, seconds, deadline, limits).token
+    def _method(self, kind: Callable[..., Any], path: str, request: Any) -> Any:
+        answer = getattr(self._rpc.etcd, request.__name__.removesuffix("Request") + "Response")
+        return kind(f"/etcdserverpb.{path}", request.SerializeToString, answer.FromString)
+
+    def _metadata(self) -> tuple[tuple[str, str], ...]:
+        """The token, and the wish for no answers from a member without a leader."""
+        return (*((("token", self.token),) if self.token else ()), ("hasleader", "true"))
 
     def _attempt(
-        self, member: _Member, service: str, method: str, request: Any, seconds: float, deadline: float, limits: Limits
+        self, member: _Member, path: str, request: Any, seconds: float, deadline: float, limits: Limits
     ) -> Any:
-        stub = getattr(member.stubs[service], method)
         timeout = max(0.01, min(seconds, deadline - time.monotonic()))
+        # LeaseKeepAlive, too: a stream of one request and one answer is the same on the wire.
+        method = self._method(member.channel.unary_unary, path, type(request))
         try:
-            if method == "LeaseKeepAlive":
-                stream = stub(iter((request,)), timeout=timeout, metadata=member.metadata)
-                response = next(stream)
-                stream.cancel()
-                return response
-            if limits.interrupted is None:
-                return stub(request, timeout=timeout, metadata=member.metadata)
-            call = stub.future(request, timeout=timeout, metadata=member.metadata)
+            call = method.future(request, timeout=timeout, metadata=self._metadata())
         except ValueError:
             # gRPC's answer on a channel that another thread has just closed.
             raise EtcdError("the etcd client is closed") from None
-        while True:
-            try:
-                return call.result(_INTERRUPT_SECONDS)
-            except self._rpc.grpc.FutureTimeoutError:
-                try:
-                    limits.check()
-                except EtcdInterruptedError:
-                    call.cancel()
-                    raise
+        try:
+            while True:
+                with contextlib.suppress(self._rpc.grpc.FutureTimeoutError):
+                    return call.result(_INTERRUPT_SECONDS)
+                limits.check()
+        finally:
+            call.cancel()
 
-    def _judge(self, member: _Member, error: Any) -> Retry | EtcdError:
-        """Say what a failed call or stream means, and get ready for the next attempt."""
+    def _judge(self, member: _Member, error: Any) -> None:
+        """Get ready for the next attempt after a call that failed, or raise what it means for the caller."""
         if self._closed.is_set():
-            return EtcdError("the etcd client is closed")
+            raise EtcdError("the etcd client is closed") from None
         code, details = error.code().name, error.details() or ""
         outcome = diagnose_answer(code, details, self.config)
+        if isinstance(outcome, EtcdError):
+            raise outcome from None
         if outcome is Retry.NEW_TOKEN:
-            member.token = None
-        elif isinstance(outcome, Retry):
+            self.token = None
+        else:
             # A member that is silent may wait for a new leader, as this client does.
             lost = outcome is Retry.OTHER_MEMBER and code != "DEADLINE_EXCEEDED"
             self._leave(member, short_reason(code, details), lost=lost)
-        return outcome
 
     def _leave(self, member: _Member, reason: str, *, lost: bool) -> None:
         """Move on to the next member, unless another thread did so already, and log an outage once."""
@@ -302,57 +261,49 @@ class Connection:
             if self._members[self._position] is not member:
                 return
             self._position = (self._position + 1) % len(self._members)
-            if lost:
-                # In the log as soon as another one answers.
-                self._lost.setdefault(member.endpoint, False)
-            self._failing[member.endpoint] = reason
+            if not self._failing:
+                self._failing_since = time.monotonic()
+            self._failing[member.endpoint] = self._findings.get(member.endpoint) or f"{member.endpoint}: {reason}"
+            if lost and member.endpoint not in self._logged:
+                self._lost[member.endpoint] = reason
             outage = len(self._failing) == len(self._members)
-            now = time.monotonic()
-            self._outage_since = (self._outage_since or now) if outage else None
-            log = outage and not self._outage_logged and now - (self._outage_since or now) > self.config.times.outage
-            if log:
+            if outage and not self._outage_logged and time.monotonic() - self._failing_since > self.config.times.outage:
                 self._outage_logged = True
-                self._lost = dict.fromkeys(self._lost, True)
-        if log:
-            self._log(logging.WARNING, "no etcd member answers (%s); trying again until one does", self._reasons())
+                self._logged.update(self._lost)
+                self._lost.clear()
+                self._log(logging.WARNING, f"no etcd member answers ({self._reasons()}); trying again until one does")
 
     def _note_answer(self, member: _Member) -> None:
         """Note that a member is there, so that its next loss is logged again."""
         self._answered = True
-        if not self._failing and member.endpoint not in self._lost:
+        if not self._failing and member.endpoint not in self._logged:
             return
         with self._lock:
             if self._members[self._position] is not member:
                 # It answered before another thread found it lost.
                 return
             self._lost.pop(member.endpoint, None)
-            news = [endpoint for endpoint, logged in self._lost.items() if not logged]
-            reasons = dict(self._failing)
-            self._lost = dict.fromkeys(self._lost, True)
+            self._logged.discard(member.endpoint)
+            for endpoint, reason in self._lost.items():
+                self._log(logging.WARNING, f"etcd member {endpoint} is lost ({reason}); going on with the others")
+            self._logged.update(self._lost)
+            self._lost.clear()
             self._failing.clear()
-            logged, self._outage_logged, self._outage_since = self._outage_logged, False, None
-        for endpoint in news:
-            self._log(
-                logging.WARNING,
-                "etcd member %s is lost (%s); going on with the others",
-                endpoint,
-                reasons.get(endpoint),
-            )
-        if logged:
-            self._log(logging.INFO, "etcd answers again, at %s", member.endpoint)
+            if self._outage_logged:
+                self._outage_logged = False
+                self._log(logging.INFO, f"etcd answers again, at {member.endpoint}")
 
-    def _log(self, level: int, message: str, *values: object) -> None:
-        logger.log(logging.DEBUG if self.quiet else level, message, *values)
+    def _log(self, level: int, message: str) -> None:
+        logger.log(logging.DEBUG if self.quiet else level, "%s", message)
 
     def _reasons(self) -> str:
-        return "; ".join(
-            self._findings.get(endpoint) or f"{endpoint}: {reason}" for endpoint, reason in self._failing.items()
-        )
+        return "; ".join(self._failing.values())
 
     def _give_up_when_hopeless(self, failures: int, deadline: float, limits: Limits) -> None:
         """Raise when the time is up, or when, before any answer, no member is what it should be."""
         if not self._answered and failures % len(self._members) == 0:
             self._findings = probe_endpoints(self.config, limits.check)
+            self._failing.update(self._findings)
             if len(self._findings) == len(self._members):
                 unknown = all(map(is_unknown_host, self._findings.values()))
                 error = EtcdUnknownHostError if unknown else EtcdEndpointError

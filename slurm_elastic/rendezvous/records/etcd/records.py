@@ -11,15 +11,20 @@ Under the run's prefix::
 All keys are under one lease of the run, and etcd deletes them within a minute after its end. DONE and the numbers of
 rounds and epochs, which later starts need, have a copy in the run directory; so has the leader's endpoint, for the
 commands of operators, and for agents if etcd has none that the run has written. etcd decides while the run lives.
+
+All agents keep the lease alive, so that the end of one agent deletes no records. If etcd loses them all the same
+(it was cut off from every agent for longer than the lease, or came back empty), the agent that wrote them writes them
+again.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import threading
 import time
-from collections.abc import Callable, Collection, Mapping
-from typing import TypeVar
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeVar
 from urllib.parse import quote
 
 from slurm_elastic.rendezvous.records.api import (
@@ -32,16 +37,27 @@ from slurm_elastic.rendezvous.records.api import (
 )
 from slurm_elastic.rendezvous.records.etcd.client import EtcdClient
 from slurm_elastic.rendezvous.records.etcd.config import EtcdConfig
-from slurm_elastic.rendezvous.records.etcd.errors import EtcdInterruptedError, EtcdUnavailableError
-from slurm_elastic.rendezvous.records.etcd.leased_records import LeasedRecords
+from slurm_elastic.rendezvous.records.etcd.errors import EtcdError
+from slurm_elastic.rendezvous.records.etcd.signed_values import signed_value, verified
+from slurm_elastic.rendezvous.records.etcd.transactions import KeyValue, TransactionResult, get, put, unchanged
 from slurm_elastic.rundir import RunDir
+from slurm_elastic.text import printable
 
 logger = logging.getLogger(__name__)
 
 _DONE, _ROUND = "done", "round"
 
+LEASE_SECONDS = 45
+"""How long the keys outlive the last agent of the run; with the time that etcd adds, less than a minute."""
+
 _START_SECONDS = 30.0
 """How long an agent that starts waits for an etcd that does not answer."""
+
+_HURRIED_SECONDS = 2.0
+"""How long the end of a run waits for one."""
+
+_FOREIGN_KEYS = 16
+"""Keys of other programs that the log names."""
 
 _T = TypeVar("_T")
 
@@ -68,48 +84,67 @@ def open_etcd_records(
             be read.
         RecordsError: etcd does not answer, or is full.
     """
-    secret = run_dir.secret()
-    leased = LeasedRecords(EtcdClient(config), config.run_prefix(run_dir.run_id), secret, limit, interrupted)
-    records = EtcdRecords(leased, RunDirRecords(run_dir, incarnation), incarnation)
+    records = EtcdRecords(config, run_dir, incarnation, limit, interrupted)
     try:
         records.enter(min(limit, _START_SECONDS))
-        return records
-    except BaseException as error:
+    except BaseException:
         records.close()
-        if isinstance(error, EtcdInterruptedError):
-            raise RecordsInterruptedError(str(error)) from error
-        if isinstance(error, EtcdUnavailableError):
-            raise RecordsUnreachableError(str(error)) from error
         raise
+    return records
 
 
 class EtcdRecords:
     """Keeps the records of one incarnation in etcd; see :class:`~slurm_elastic.rendezvous.records.api.Records`.
 
     Args:
-        leased: The records of the run in etcd.
-        copy: The copy in the run directory.
+        config: How to reach etcd.
+        run_dir: The run directory, opened; it has the run's secret and the copy.
         incarnation: The incarnation to which epochs, endpoint and failure belong.
+        limit: Seconds that calls wait for an answer, and after which a silent etcd counts as lost.
+        interrupted: Called every 0.1 s while the main thread waits; True ends that wait.
+
+    Attributes:
+        client: The client.
+        written: Signed records of this agent, by key, that it writes again if etcd loses them.
     """
 
-    def __init__(self, leased: LeasedRecords, copy: RunDirRecords, incarnation: str) -> None:
-        self.leased = leased
-        self._copy = copy
+    def __init__(
+        self, config: EtcdConfig, run_dir: RunDir, incarnation: str, limit: float, interrupted: Callable[[], bool]
+    ) -> None:
+        self.prefix = config.run_prefix(run_dir.run_id)
+        self._secret, self._limit, self._interrupted = run_dir.secret(), limit, interrupted
+        self._copy = RunDirRecords(run_dir, incarnation)
         self._own = f"scopes/{quote(incarnation, safe='')}/"
         self._epochs = f"{self._own}epochs/"
         self._endpoint = f"{self._own}endpoint"
-        self._copy_failed = self._silent = False
-        self._opening = _Opening({}, 0.0)
+        self._copy_failed = self._silent = self._logs = False
+        self._opening: dict[tuple[str, ...], Mapping[str, Record]] = {}
+        self._opening_ends = 0.0
+        self._foreign: set[str] = set()
+        self.written: dict[str, bytes] = {}
+        self._leads: Callable[[], bool] = lambda: True
+        self._lost: Callable[[RecordsError], None] = lambda error: None
+        self._ending = threading.Event()
+        self.client = EtcdClient(config)
+        # An agent asks for the lease when it writes; most agents never write, and only renew it.
+        self._lease = self.client.shared_lease(self.prefix, int(min(LEASE_SECONDS, max(5.0, limit))), self._heard)
 
     def enter(self, timeout: float) -> None:
         """Check that etcd can be used, and read by the same request all records that an agent needs when it starts.
 
         Raises:
-            EtcdError: See :meth:`LeasedRecords.enter`.
+            EtcdError: etcd cannot be used; the subclass says why.
         """
-        self._opening = _Opening(self.leased.enter(timeout), self.leased.client.config.times.fresh)
+        etcd = self.client.limited(timeout, self._interrupted)
+        records = self._opened(etcd.connect(get(self.prefix, prefix=True)))
+        # The answer to each question that an agent asks soon after, once.
+        self._opening = {
+            keys: {name: record for name, record in records.items() if name.startswith(keys)}
+            for keys in ((self._epochs,), (self._endpoint, _ROUND), (_DONE,))
+        }
+        self._opening_ends = time.monotonic() + self.client.config.times.fresh
         # From here on only the leader logs members of etcd that are lost or back.
-        self.leased.set_logging(False)
+        self.client.connection.quiet = True
 
     def newest_epoch(self, *, can_wait: bool = True) -> int | None:
         """See Records."""
@@ -117,7 +152,7 @@ class EtcdRecords:
         try:
             # Without the copy only etcd has the answer, so this call waits for it all the same.
             hurried = not can_wait and copied is not None
-            epochs = self._opening.take(self._epochs) or self.leased.read(self._epochs, can_wait=not hurried)
+            epochs = self._fresh(self._epochs) or self._read(self._epochs, can_wait=not hurried)
         except RecordsUnreachableError:
             if not hurried:
                 raise
@@ -127,49 +162,50 @@ class EtcdRecords:
 
     def claim_epoch(self, number: int, record: Record) -> bool:
         """See Records."""
-        self._opening = _Opening({}, 0.0)
-        self.leased.begin(lambda: (self.newest_epoch() or number) <= number)
-        won = self.leased.create(f"{self._epochs}{number:06d}", record)
+        self._opening.clear()
+        self.written.clear()
+        self._leads = lambda: (self.newest_epoch() or number) <= number
+        won = self._create(f"{self._epochs}{number:06d}", record)
         if won and self._copied(lambda: self._copy.claim_epoch(number, record), True):
-            self.leased.set_logging(True)
+            self.client.connection.quiet, self._logs = False, True
             return True
         return False
 
     def epoch(self, number: int) -> Record | None:
         """See Records."""
-        record = self._read(f"{self._epochs}{number:06d}")
+        record = self._get(f"{self._epochs}{number:06d}")
         return record if record is not None else self._copied(lambda: self._copy.epoch(number), None)
 
     def publish_endpoint(self, record: Record) -> None:
         """See Records."""
-        self.leased.put(self._endpoint, record)
+        self._put(self._endpoint, record)
         # For `slurm-elastic drain` and the like, which know the run directory only.
         self._copied(lambda: self._copy.publish_endpoint(record), None)
 
     def endpoint(self) -> Record | None:
         """See Records."""
-        return self._read(self._endpoint)
+        return self._get(self._endpoint)
 
     def claim_round(self, number: int, record: Record) -> bool:
         """See Records."""
         entry = {"number": number, "record": record}
-        won = self.leased.replace(_ROUND, entry, lambda there: int(there["number"]) < number)
+        won = self._replace(_ROUND, entry, lambda there: int(there["number"]) < number)
         return won and self._copied(lambda: self._copy.claim_round(number, record), True)
 
     def last_round(self) -> int | None:
         """See Records."""
-        return self._last(self._read(_ROUND))
+        return self._last(self._get(_ROUND))
 
     def round(self, number: int) -> Record | None:
         """See Records."""
-        return self._record(self._read(_ROUND), number)
+        return self._record(self._get(_ROUND), number)
 
     def situation(self, known_round: int | None = None) -> Situation:
         """See Records."""
-        records = self._opening.take(self._endpoint, _ROUND)
+        records = self._fresh(self._endpoint, _ROUND)
         if not records or self._endpoint not in records:
             # A leader may have come since then.
-            records = self.leased.read(self._endpoint, _ROUND)
+            records = self._read(self._endpoint, _ROUND)
         endpoint = records.get(self._endpoint)
         if endpoint is None:
             # Other users of etcd can write over it, again and again; only agents of this run write the copy.
@@ -186,11 +222,11 @@ class EtcdRecords:
             first = self._copy.mark_done(record)
         except RecordsError as error:
             self._log_failure(error)
-            return self.leased.create(_DONE, record)
+            return self._create(_DONE, record)
         try:
             # One call that found etcd silent is enough.
             if not self._silent:
-                self.leased.create(_DONE, record, can_wait=False)
+                self._create(_DONE, record, can_wait=False)
                 return first
         except RecordsError as error:
             logger.debug("%s", error)
@@ -201,33 +237,34 @@ class EtcdRecords:
         """See Records."""
         if self._copied(self._copy.is_done, False):
             return True
-        records = self._opening.take(_DONE)
-        return bool(self.leased.read(_DONE) if records is None else records)
+        records = self._fresh(_DONE)
+        return bool(self._read(_DONE) if records is None else records)
 
     def publish_failure(self, record: Record) -> None:
         """See Records. The copy alone is enough, so the end of a run does not wait for etcd."""
         self._copied(lambda: self._copy.publish_failure(record), None)
         with contextlib.suppress(RecordsError):
-            self.leased.put(f"{self._own}failure", record, can_wait=False)
+            self._put(f"{self._own}failure", record, can_wait=False)
 
     def failure(self) -> Record | None:
         """See Records."""
-        return self._read(f"{self._own}failure")
+        return self._get(f"{self._own}failure")
 
     def on_loss(self, report: Callable[[RecordsError], None]) -> None:
         """See Records."""
-        self.leased.on_loss(report)
+        self._lost = report
 
     def stop_waiting(self) -> None:
         """See Records."""
-        self.leased.stop_waiting()
+        self._ending.set()
 
     def close(self) -> None:
-        """See Records."""
-        self.leased.close()
+        """See Records. The lease expires unless other agents renew it."""
+        self.client.close()
 
-    def _read(self, key: str) -> Record | None:
-        return self.leased.read(key).get(key)
+    def _fresh(self, *keys: str) -> Mapping[str, Record] | None:
+        """Return what an agent that has just started has read of some keys; None if it has to ask etcd."""
+        return self._opening.pop(keys, None) if time.monotonic() < self._opening_ends else None
 
     def _last(self, newest: Record | None) -> int | None:
         return _newest([newest["number"] if newest else None, self._copied(self._copy.last_round, None)])
@@ -250,31 +287,132 @@ class EtcdRecords:
             self._copy_failed = True
             logger.warning("%s; the run goes on with etcd alone", error)
 
+    def _get(self, key: str) -> Record | None:
+        return self._read(key).get(key)
 
-class _Opening:
-    """The records that an agent read when it connected: the answer to each question that it asks soon after, once.
+    def _read(self, *keys: str, can_wait: bool = True) -> dict[str, dict[str, Any]]:
+        """Return the records that exist, by key, all as of one moment.
 
-    Args:
-        found: The records.
-        seconds: How long they are fresh enough to answer a question.
-    """
+        Args:
+            keys: The keys without prefix; one with a slash at its end stands for all keys that begin with it.
+            can_wait: False to wait for etcd 2 s at most.
+        """
+        reads = [get(self.prefix + key, prefix=key.endswith("/")) for key in keys]
+        responses = self._ask(lambda etcd: etcd.transaction((), reads), can_wait=can_wait).responses
+        return self._opened(kv for response in responses for kv in response)
 
-    def __init__(self, records: Mapping[str, Record], seconds: float) -> None:
-        self._found = records
-        self._taken: set[str] = set()
-        self._until = time.monotonic() + seconds
+    def _create(self, key: str, record: Record, *, can_wait: bool = True) -> bool:
+        """Write a record; return False if there is one."""
+        return self._swap(key, 0, signed_value(self._secret, self.prefix + key, record), can_wait=can_wait)
 
-    def take(self, *keys: str) -> Mapping[str, Record] | None:
-        """Return what was there; None if the caller has to ask etcd."""
-        if time.monotonic() >= self._until or not self._taken.isdisjoint(keys):
-            return None
-        self._taken.update(keys)
-        return {name: record for name, record in self._found.items() if _is_among(name, keys)}
+    def _replace(self, key: str, record: Record, may_replace: Callable[[dict[str, Any]], bool]) -> bool:
+        """Write a record in place of one that `may_replace` accepts, or of none; return False if it refuses."""
+        signed = signed_value(self._secret, self.prefix + key, record)
+        while True:
+            pair = self._ask(lambda etcd: etcd.get(self.prefix + key))
+            if pair is not None:
+                if pair.value == signed:
+                    return True
+                there = self._open(pair)
+                if there is None:
+                    raise RecordsError(
+                        f"the etcd key {self.prefix}{key} was not written by this run; if nothing else uses it: "
+                        f"etcdctl del {self.prefix}{key}"
+                    )
+                if not may_replace(there):
+                    return False
+            if self._swap(key, 0 if pair is None else pair.mod_revision, signed):
+                return True
 
+    def _put(self, key: str, record: Record, *, can_wait: bool = True) -> None:
+        """Write a record in place of any other."""
+        signed = signed_value(self._secret, self.prefix + key, record)
+        self._ask(lambda etcd: etcd.put(self.prefix + key, signed, self._lease.id), can_wait=can_wait)
+        self.written[key] = signed
 
-def _is_among(name: str, keys: Collection[str]) -> bool:
-    return any(name == key or (key.endswith("/") and name.startswith(key)) for key in keys)
+    def _swap(self, key: str, revision: int, signed: bytes, *, can_wait: bool = True) -> bool:
+        name = self.prefix + key
+
+        def write(etcd: EtcdClient) -> TransactionResult:
+            return etcd.transaction([unchanged(name, revision)], [put(name, signed, self._lease.id)], [get(name)])
+
+        result = self._ask(write, can_wait=can_wait)
+        # An attempt whose answer was lost may have been the one that wrote what is there.
+        won = result.succeeded or any(pair.value == signed for pair in result.responses[0])
+        if won:
+            self.written[key] = signed
+        else:
+            for pair in result.responses[0]:
+                self._open(pair, in_the_way=True)
+        return won
+
+    def _opened(self, pairs: Iterable[KeyValue]) -> dict[str, dict[str, Any]]:
+        start = len(self.prefix)
+        return {_name(kv)[start:]: record for kv in pairs if (record := self._open(kv)) is not None}
+
+    def _open(self, pair: KeyValue, *, in_the_way: bool = False) -> dict[str, Any] | None:
+        key = _name(pair)
+        record = verified(self._secret, key, pair.value)
+        is_logged = key in self._foreign or len(self._foreign) == _FOREIGN_KEYS
+        # All agents of the run read the same keys; the leader logs them.
+        if record is None and (self._logs or in_the_way) and not is_logged:
+            self._foreign.add(key)
+            more = "; more are dropped without a word" if len(self._foreign) == _FOREIGN_KEYS else ""
+            logger.warning("dropped the etcd key %s: it was not written by this run%s", printable(key), more)
+        return record
+
+    def _ask(self, call: Callable[[EtcdClient], _T], *, can_wait: bool = True) -> _T:
+        etcd = self._limited(can_wait=can_wait)
+        try:
+            return self._lease.under(lambda: call(etcd), etcd.limits)
+        except RecordsError:
+            raise
+        except EtcdError as error:
+            raise RecordsError(str(error)) from error
+
+    def _limited(self, *, can_wait: bool) -> EtcdClient:
+        if not can_wait or self._ending.is_set():
+            return self.client.limited(min(self._limit, _HURRIED_SECONDS))
+        if threading.current_thread() is threading.main_thread():
+            return self.client.limited(self._limit, lambda: self._ending.is_set() or self._interrupted())
+        return self.client.limited(self._limit, self._ending.is_set)
+
+    def _heard(self, silence: float) -> None:
+        """Report an etcd that is lost, and restore records that it has lost."""
+        if silence > self._limit:
+            self._lose(RecordsUnreachableError(f"etcd at {self.client.config} is silent for {silence:.0f} s"))
+        elif self.written and not silence:
+            try:
+                self._restore()
+            except RecordsUnreachableError as error:
+                if not self._ending.is_set():
+                    self._lose(error)
+            except RecordsError as error:
+                if not (isinstance(error, RecordsInterruptedError) or self.client.connection.is_closed()):
+                    # The next renewal tries again.
+                    logger.warning("%s", error)
+
+    def _lose(self, error: RecordsError) -> None:
+        report, self._lost = self._lost, lambda error: None
+        report(error)
+
+    def _restore(self) -> None:
+        """Write again what this agent wrote and etcd has lost."""
+        written = dict(self.written)
+        present, _ = self._ask(lambda etcd: etcd.get_present([self.prefix + key for key in written]))
+        lost = [key for key in written if (self.prefix + key).encode() not in present]
+        if lost and not self._leads():
+            self.written.clear()
+        elif lost:
+            for key in lost:
+                self._swap(key, 0, written[key])
+            logger.warning("etcd had lost %d records of the run; they are written again", len(lost))
 
 
 def _newest(numbers: list[int | None]) -> int | None:
     return max((number for number in numbers if number is not None), default=None)
+
+
+def _name(pair: KeyValue) -> str:
+    """Return a key as text; bytes that are no UTF-8, which this project never writes, as escape sequences."""
+    return pair.key.decode(errors="backslashreplace")

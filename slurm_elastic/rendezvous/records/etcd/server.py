@@ -7,7 +7,9 @@ The counterpart of torch's EtcdServer (torch 2.13, distributed/elastic/rendezvou
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -89,11 +91,7 @@ class EtcdServer:
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> EtcdServer:
-        try:
-            self.start()
-        except BaseException:
-            self.stop()
-            raise
+        self.start()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -151,16 +149,15 @@ class EtcdServer:
             EtcdServerError: It did not; the message has the end of its log.
         """
         for attempt in range(1, num_retries + 1):
-            self.launch(stderr)
             try:
+                self.launch(stderr)
                 self.wait_ready(timeout)
-            except EtcdServerError:
-                if attempt == num_retries:
-                    raise
-                self.kill()
-                self.client_port, self.peer_port = free_port(self.host), free_port(self.host)
-            else:
                 return
+            except BaseException as error:
+                self.stop()
+                if attempt == num_retries or not isinstance(error, EtcdServerError):
+                    raise
+                self.client_port, self.peer_port = free_port(self.host), free_port(self.host)
 
     def launch(self, stderr: int | IO[bytes] | None = None) -> None:
         """Start it without waiting, as the members of a cluster, which wait for each other, need it."""
@@ -187,34 +184,26 @@ class EtcdServer:
         """
         deadline = time.monotonic() + timeout
         while not self.is_ready():
-            if self.pid is None:
-                raise EtcdServerError(f"etcd ended at its start; the end of {self.log}: {self._log_end()}")
-            if time.monotonic() >= deadline:
-                self.kill()
-                raise EtcdServerError(f"etcd was not ready in time; the end of {self.log}: {self._log_end()}")
+            if self.pid is None or time.monotonic() >= deadline:
+                what = "ended at its start" if self.pid is None else "was not ready in time"
+                raise EtcdServerError(f"etcd {what}; the end of {self.log}: {self._log_end()}")
             time.sleep(_READY_INTERVAL)
 
     def is_ready(self) -> bool:
         """Return whether it has a leader and answers."""
-        try:
-            with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(
-                f"http://{self.get_endpoint()}/health", timeout=1.0
-            ) as answer:
-                return b'"true"' in answer.read()
-        except OSError:
-            return False
+        direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        with contextlib.suppress(OSError), direct.open(f"http://{self.get_endpoint()}/health", timeout=1.0) as answer:
+            return b'"true"' in answer.read()
+        return False
 
     def stop(self) -> None:
         """End it, in order if it can, and delete the data directory if it is ours. Stopping twice does no harm."""
         atexit.unregister(self.stop)
-        process, self._process = self._process, None
-        if process is not None:
-            process.terminate()
-            try:
-                process.wait(_END_SECONDS)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+        if self._process is not None:
+            self._process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(_END_SECONDS)
+            self.kill()
         if self._temporary:
             shutil.rmtree(self.data_dir, ignore_errors=True)
 
@@ -226,8 +215,7 @@ class EtcdServer:
 
     def command(self) -> list[str]:
         """Return the command that runs it."""
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        client, peer = f"http://{host}:{self.client_port}", f"http://{host}:{self.peer_port}"
+        client, peer = (f"http://{Endpoint(self.host, port)}" for port in (self.client_port, self.peer_port))
         return [
             str(self.binary),
             f"--data-dir={self.data_dir / 'data'}",
@@ -243,7 +231,5 @@ class EtcdServer:
 
     def _log_end(self) -> str:
         lines = [line for line in self.log.read_text(errors="replace").splitlines() if line.strip()]
-        significant = [
-            line for line in lines if any(word in line.lower() for word in ("error", "fatal", "not defined"))
-        ]
+        significant = [line for line in lines if re.search("error|fatal|not defined", line, re.IGNORECASE)]
         return " | ".join((significant or lines)[-_LOG_LINES:]) or "(empty)"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 import random
+import threading
 import time
 import uuid
 from collections.abc import Callable, Sequence
@@ -13,17 +14,16 @@ from typing import TypeVar
 from torch._C._distributed_c10d import Store
 from torch.distributed import DistNetworkError, DistStoreError, QueueEmptyError
 
-from slurm_elastic.rendezvous.records.etcd.client import EtcdClient
-from slurm_elastic.rendezvous.records.etcd.errors import EtcdError, EtcdLeaseLostError, EtcdUnavailableError
-from slurm_elastic.rendezvous.records.etcd.leases import Lease
+from slurm_elastic.rendezvous.records.etcd.client import EtcdClient, Lease
+from slurm_elastic.rendezvous.records.etcd.errors import EtcdError, EtcdUnavailableError
 from slurm_elastic.rendezvous.records.etcd.transactions import (
     MAX_OPERATIONS,
-    Compare,
-    Delete,
-    Get,
     KeyValue,
-    Put,
     TransactionResult,
+    delete,
+    get,
+    put,
+    unchanged,
 )
 
 LEASE_SECONDS = 45
@@ -31,6 +31,8 @@ LEASE_SECONDS = 45
 
 _DEFAULT_TIMEOUT = timedelta(seconds=300)  # torch 2.13, csrc/distributed/c10d/Store.hpp, kDefaultTimeout
 _CONTENTION_SECONDS = 0.02
+_RECEIPTS = MAX_OPERATIONS // 2
+"""Receipts that one transaction deletes, of those that threads have left meanwhile."""
 
 _T = TypeVar("_T")
 
@@ -65,9 +67,9 @@ class EtcdStore(Store):
         self.client = etcd_client
         self.prefix = etcd_store_prefix if etcd_store_prefix.endswith("/") else f"{etcd_store_prefix}/"
         self._keys = f"{self.prefix}keys/".encode()
-        # A transaction whose answer was lost with its member may or may not have been carried out. Where doing it
-        # twice is not the same as once, it also leaves a receipt, by which the next attempt knows.
-        self._receipt = f"{self.prefix}receipts/{uuid.uuid4().hex}".encode()
+        self._lock = threading.Lock()
+        self._used: list[bytes] = []
+        """Receipts of transactions whose answer is known, which the next transaction deletes."""
         self.lease: Lease = etcd_client.shared_lease(self.prefix, LEASE_SECONDS)
         # torch's C++ side keeps the C++ half of a store only (torch 2.13: neither PrefixStore nor a process group
         # keeps the Python object), and without its Python half a store can do nothing.
@@ -75,7 +77,7 @@ class EtcdStore(Store):
 
     def set(self, key: str | bytes, value: str | bytes) -> None:
         """Write a key."""
-        self._write(lambda client: client.put(self._key(key), _bytes(value), self.lease.id))
+        self._transact([], [put(self._key(key), _bytes(value), self.lease.id)])
 
     def get(self, key: str | bytes) -> bytes:
         """Return what a key holds, after waiting for it if need be."""
@@ -112,9 +114,8 @@ class EtcdStore(Store):
                 return before
             if pair is not None and pair.value != before:
                 return pair.value
-            revision = pair.mod_revision if pair else 0
-            put = Put(whole, after, self.lease.id)
-            if self._transact([Compare(whole, revision)], [put]).succeeded:
+            compare = unchanged(whole, pair.mod_revision if pair else 0)
+            if self._transact([compare], [put(whole, after, self.lease.id)]).succeeded:
                 return after
 
     def check(self, keys: Sequence[str | bytes]) -> bool:
@@ -142,12 +143,11 @@ class EtcdStore(Store):
 
     def multi_set(self, keys: Sequence[str | bytes], values: Sequence[str | bytes]) -> None:
         """Write several keys, up to 128 of them at once."""
-        puts = [Put(self._key(key), _bytes(value), self.lease.id) for key, value in zip(keys, values, strict=True)]
         # A transaction may not write a key twice; the last one counts, as if they were written in order.
-        puts = list({put.key: put for put in puts}.values())
+        values_by_key = {self._key(key): _bytes(value) for key, value in zip(keys, values, strict=True)}
+        puts = [put(key, value, self.lease.id) for key, value in values_by_key.items()]
         for start in range(0, len(puts), MAX_OPERATIONS):
-            part = puts[start : start + MAX_OPERATIONS]
-            self._transact((), part)
+            self._transact([], puts[start : start + MAX_OPERATIONS])
 
     def delete_key(self, key: str | bytes) -> bool:
         """Delete a key; return whether there was one."""
@@ -164,12 +164,7 @@ class EtcdStore(Store):
 
     def queue_push(self, key: str | bytes, value: str | bytes) -> None:
         """Put a value at the end of a queue. Queues and keys have names of their own, but for `check`."""
-        unique = uuid.uuid4().hex.encode()
-        receipt = self._receipt + unique
-        puts = [Put(self._queue(key) + unique, _bytes(value), self.lease.id), Put(receipt, b"", self.lease.id)]
-        # Another process may have popped what an attempt pushed whose answer was lost: its receipt is still there.
-        self._transact([Compare(receipt, 0)], puts)
-        self._call(lambda client: client.delete(receipt))
+        self._once([], [put(self._queue(key) + uuid.uuid4().hex.encode(), _bytes(value), self.lease.id)])
 
     def queue_pop(self, key: str | bytes, block: bool = True) -> bytes:
         """Take the first value out of a queue, after waiting for it if need be.
@@ -182,7 +177,7 @@ class EtcdStore(Store):
         while True:
             pairs, revision = self._call(lambda client: client.get_prefix(queue))
             for value in sorted(pairs, key=lambda value: value.create_revision):
-                if self._take(value):
+                if self._once([unchanged(value.key, value.mod_revision)], [delete(value.key)])[0]:
                     return value.value
             if pairs:
                 continue  # Others took all of them.
@@ -240,58 +235,51 @@ class EtcdStore(Store):
     def _await_put(self, prefixes: Sequence[bytes], revision: int, deadline: float) -> None:
         self._call(lambda client: client.await_puts(prefixes, revision, deadline, prefix=True))
 
-    def _take(self, value: KeyValue) -> bool:
-        """Delete a value of a queue; return False if another process did."""
-        receipt = self._receipt + uuid.uuid4().hex.encode()
-        result = self._transact(
-            [Compare(value.key, value.mod_revision)],
-            [Delete(value.key), Put(receipt, b"", self.lease.id)],
-            [Get(receipt)],
-        )
-        mine = result.succeeded or bool(result.responses[0])
-        if mine:
-            self._call(lambda client: client.delete(receipt))
-        return mine
-
     def _update(self, key: str | bytes, change: Callable[[KeyValue | None], bytes]) -> bytes:
         """Replace what a key holds by what ``change`` makes of it, exactly once."""
-        whole, nonce = self._key(key), uuid.uuid4().bytes
-        read = (Get(whole), Get(self._receipt))
-        result = self._call(lambda client: client.transaction((), read))
+        whole = self._key(key)
+        pair = self._call(lambda client: client.get(whole))
         contentions = 0
         while True:
-            pair = result.responses[0][0] if result.responses[0] else None
             value = change(pair)
-            compare = Compare(whole, pair.mod_revision if pair else 0)
-            puts = (Put(whole, value, self.lease.id), Put(self._receipt, nonce + value, self.lease.id))
-            result = self._transact([compare], puts, read)
-            if result.succeeded:
+            compare = unchanged(whole, pair.mod_revision if pair else 0)
+            done, (pairs, *_) = self._once([compare], [put(whole, value, self.lease.id)], get(whole))
+            if done:
                 return value
-            receipt = result.responses[1][0].value if result.responses[1] else b""
-            if receipt.startswith(nonce):
-                return receipt[len(nonce) :]
+            pair = pairs[0] if pairs else None
             contentions += 1
             time.sleep(random.uniform(0, _CONTENTION_SECONDS * min(contentions, 10)))
 
-    def _transact(
-        self, compare: Sequence[Compare], success: Sequence[Put | Delete], failure: Sequence[Get] = ()
-    ) -> TransactionResult:
-        return self._write(lambda client: client.transaction(compare, success, failure))
+    def _once(
+        self, compare: Sequence[object], write: Sequence[object], *read: object
+    ) -> tuple[bool, Sequence[Sequence[KeyValue]]]:
+        """Write if the comparisons hold, and read if not, where doing it twice is not the same as once.
 
-    def _write(self, call: Callable[[EtcdClient], _T]) -> _T:
-        """Call, and once more when the lease ran out before, say because this process was stopped for a while."""
-        try:
-            return self._call(call)
-        except EtcdLeaseLostError:
-            self._call(lambda client: self.lease.grant(client.limits))
-            return self._call(call)
+        A transaction whose answer was lost with its member may have been carried out. So it also leaves a receipt, by
+        which the next attempt knows.
+        """
+        receipt = f"{self.prefix}receipts/{uuid.uuid4().hex}".encode()
+        with self._lock:
+            used, self._used = self._used[:_RECEIPTS], self._used[_RECEIPTS:]
+        success = [*write, put(receipt, b"", self.lease.id), *map(delete, used)]
+        result = self._transact([*compare, unchanged(receipt, 0)], success, [*read, get(receipt)])
+        done = result.succeeded or bool(result.responses[-1])
+        with self._lock:
+            self._used += [receipt] if done else used
+        return done, result.responses
+
+    def _transact(
+        self, compare: Sequence[object], success: Sequence[object], failure: Sequence[object] = ()
+    ) -> TransactionResult:
+        def write(client: EtcdClient) -> TransactionResult:
+            return self.lease.under(lambda: client.transaction(compare, success, failure), client.limits)
+
+        return self._call(write)
 
     def _call(self, call: Callable[[EtcdClient], _T], timeout: timedelta | None = None) -> _T:
         seconds = (self._timeout if timeout is None else timeout).total_seconds()
         try:
             return call(self.client.limited(seconds))
-        except EtcdLeaseLostError:
-            raise
         except EtcdUnavailableError as error:
             raise DistNetworkError(str(error)) from error
         except EtcdError as error:

@@ -1,19 +1,19 @@
-"""Keys, and the parts of a transaction, in our own words instead of etcd's messages."""
+"""Keys as etcd holds them, and the parts of a transaction, as etcd's own messages."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Protocol
 
-from slurm_elastic.rendezvous.records.etcd._stubs import Rpc
+from slurm_elastic.rendezvous.records.etcd._stubs import load_rpc
 
 MAX_OPERATIONS = 128
 """Operations that etcd takes in one transaction (its --max-txn-ops, by default)."""
 
 
-@dataclass(frozen=True, slots=True)
-class KeyValue:
-    """A key as etcd holds it.
+class KeyValue(Protocol):
+    """A key as etcd holds it, etcd's message of this name.
 
     Attributes:
         key: The whole key, with all prefixes.
@@ -31,54 +31,6 @@ class KeyValue:
     version: int
     lease: int
 
-    @classmethod
-    def from_message(cls, message: Any) -> KeyValue:
-        """Take over what etcd sent."""
-        return cls(
-            message.key,
-            message.value,
-            message.create_revision,
-            message.mod_revision,
-            message.version,
-            message.lease,
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Compare:
-    """The key was last written at this revision; 0: there is no such key."""
-
-    key: bytes | str
-    mod_revision: int
-
-
-@dataclass(frozen=True, slots=True)
-class Put:
-    """Write a key, under a lease unless that is 0."""
-
-    key: bytes | str
-    value: bytes
-    lease: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Get:
-    """Read a key, or all keys that start with it."""
-
-    key: bytes | str
-    prefix: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Delete:
-    """Delete a key, or all keys that start with it."""
-
-    key: bytes | str
-    prefix: bool = False
-
-
-Operation = Put | Get | Delete
-
 
 @dataclass(frozen=True, slots=True)
 class TransactionResult:
@@ -86,16 +38,42 @@ class TransactionResult:
 
     Attributes:
         succeeded: Whether all comparisons held.
-        responses: For each operation of the branch taken: the keys that a Get found, () for the others.
+        responses: For each operation of the branch taken: the keys that a read found, () for the others.
         revision: The revision of the store after it.
         retried: Whether it was sent more than once. Then an earlier attempt, whose answer was lost with its member,
             may be what made the comparison fail.
     """
 
     succeeded: bool
-    responses: tuple[tuple[KeyValue, ...], ...]
+    responses: Sequence[Sequence[KeyValue]]
     revision: int
     retried: bool
+
+
+def unchanged(key: bytes | str, mod_revision: int) -> object:
+    """Compare: the key was last written at this revision; 0: there is no such key."""
+    etcd = load_rpc().etcd
+    return etcd.Compare(
+        key=to_bytes(key), target=etcd.Compare.MOD, result=etcd.Compare.EQUAL, mod_revision=mod_revision
+    )
+
+
+def put(key: bytes | str, value: bytes, lease: int = 0) -> object:
+    """Write a key, under a lease unless that is 0."""
+    etcd = load_rpc().etcd
+    return etcd.RequestOp(request_put=etcd.PutRequest(key=to_bytes(key), value=value, lease=lease))
+
+
+def get(key: bytes | str, prefix: bool = False) -> object:
+    """Read a key, or all keys that start with it."""
+    etcd = load_rpc().etcd
+    return etcd.RequestOp(request_range=etcd.RangeRequest(**key_range(key, prefix)))
+
+
+def delete(key: bytes | str) -> object:
+    """Delete a key."""
+    etcd = load_rpc().etcd
+    return etcd.RequestOp(request_delete_range=etcd.DeleteRangeRequest(key=to_bytes(key)))
 
 
 def to_bytes(key: bytes | str) -> bytes:
@@ -117,46 +95,3 @@ def key_range(key: bytes | str, prefix: bool) -> dict[str, bytes]:
     """Return the fields of a message that name a key, or all keys with a prefix."""
     start = to_bytes(key)
     return {"key": start, "range_end": prefix_end(start)} if prefix else {"key": start}
-
-
-def transaction_request(
-    rpc: Rpc, compare: tuple[Compare, ...], success: tuple[Operation, ...], failure: tuple[Operation, ...]
-) -> Any:
-    """Build etcd's message for a transaction."""
-    etcd = rpc.etcd
-    return etcd.TxnRequest(
-        compare=[
-            etcd.Compare(
-                key=to_bytes(comparison.key),
-                target=etcd.Compare.MOD,
-                result=etcd.Compare.EQUAL,
-                mod_revision=comparison.mod_revision,
-            )
-            for comparison in compare
-        ],
-        success=[_operation(rpc, operation) for operation in success],
-        failure=[_operation(rpc, operation) for operation in failure],
-    )
-
-
-def transaction_result(response: Any, *, retried: bool) -> TransactionResult:
-    """Take over what etcd answered to a transaction."""
-    return TransactionResult(
-        succeeded=response.succeeded,
-        responses=tuple(
-            tuple(KeyValue.from_message(kv) for kv in part.response_range.kvs) for part in response.responses
-        ),
-        revision=response.header.revision,
-        retried=retried,
-    )
-
-
-def _operation(rpc: Rpc, operation: Operation) -> Any:
-    etcd = rpc.etcd
-    match operation:
-        case Put(key, value, lease):
-            return etcd.RequestOp(request_put=etcd.PutRequest(key=to_bytes(key), value=value, lease=lease))
-        case Get(key, prefix):
-            return etcd.RequestOp(request_range=etcd.RangeRequest(**key_range(key, prefix)))
-        case Delete(key, prefix):
-            return etcd.RequestOp(request_delete_range=etcd.DeleteRangeRequest(**key_range(key, prefix)))

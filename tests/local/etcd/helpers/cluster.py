@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import ssl
@@ -73,13 +74,10 @@ class SecuredServer(EtcdServer):
         context.check_hostname = False
         context.load_cert_chain(self.own.certificate, self.own.key)
         handlers = urllib.request.HTTPSHandler(context=context), urllib.request.ProxyHandler({})
-        try:
-            with urllib.request.build_opener(*handlers).open(
-                f"https://{self.get_endpoint()}/health", timeout=1.0
-            ) as it:
-                return b'"true"' in it.read()
-        except OSError:
-            return False
+        direct = urllib.request.build_opener(*handlers)
+        with contextlib.suppress(OSError), direct.open(f"https://{self.get_endpoint()}/health", timeout=1.0) as answer:
+            return b'"true"' in answer.read()
+        return False
 
     def command(self) -> list[str]:
         members = self.cluster or {self.name: self.peer_port}

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from slurm_elastic.rendezvous.records.etcd.leases import shared_lease_id
+from slurm_elastic.rendezvous.records.etcd.client import shared_lease_id
 from slurm_elastic.rendezvous.records.etcd.transactions import prefix_end
 
 
