@@ -19,7 +19,7 @@ from slurm_elastic.cli._run_view import ago, clock, rank_list
 from slurm_elastic.cli.commands.top import RunSource
 from slurm_elastic.errors import SlurmElasticError
 from slurm_elastic.observe.trend import StepTimes, Trends, advance, sparkline
-from slurm_elastic.observe.views import AgentView, RunState, RunStatus
+from slurm_elastic.observe.views import GOES_ON, AgentView, RunState, RunStatus
 from slurm_elastic.text import printable
 
 _COLUMNS = ("NODE", "STATE", "ROUND", "RANKS", "STEP", "S/STEP", "STEP TIMES", "SCORE", "SAVED", "JOB", "SINCE")
@@ -257,7 +257,7 @@ def _facts(status: RunStatus, now: float) -> Iterable[str]:
     facts.append(f"restarts {status.restarts}{left}")
     if status.live is not None:
         facts.append(f"{status.live.answered} of {status.live.asked} answer")
-    elif status.state in (RunState.RUNNING, RunState.WAITING):
+    elif status.state in GOES_ON:
         facts.append("[yellow]no live answer: from the run directory[/]")
     yield "  ".join(facts)
     states = Counter(agent.state for agent in attention_first(status))

@@ -11,7 +11,7 @@ from slurm_elastic.agent.event_log import json_number
 from slurm_elastic.observe.goodput import Goodput, RoundProgress, Segment, goodput, round_progress, segments
 from slurm_elastic.observe.pace import SlowRankView, slow_by_round
 from slurm_elastic.observe.records import Event, RunRecords, Worker
-from slurm_elastic.observe.views import RunState, RunStatus
+from slurm_elastic.observe.views import GOES_ON, RunStatus
 from slurm_elastic.rendezvous.identity import AgentIdentity
 from slurm_elastic.slurm.hostlist import natural_key
 
@@ -104,7 +104,7 @@ def report(records: RunRecords, status: RunStatus, now: float) -> Report:
         status: Its state.
         now: Seconds since 1970, where the time of agents ends that still run.
     """
-    live = status.state in (RunState.RUNNING, RunState.WAITING)
+    live = status.state in GOES_ON
     newest = max((events[-1].time for events in (records.events, records.progress) if events), default=now)
     until = now if live else newest
     spans, steps = segments(records, until), round_progress(records)

@@ -27,11 +27,11 @@ from slurm_elastic.slurm.scontrol_output import (
     NodeView,
     QueuedJob,
     parse_clock,
+    parse_duration,
     parse_jobs,
     parse_nodes,
     parse_nodes_in_queue,
     parse_partition_grace,
-    parse_qos_grace,
     parse_queue,
     parse_release,
     parse_requested,
@@ -204,7 +204,7 @@ class Controller:
             # slurmctld knows it, but scontrol does not print it ("scontrol show assoc_mgr", 22.05 to 26.05).
             command = ("sacctmgr", "--noheader", "--parsable2", "show", "qos", "format=GraceTime", f"name={view.qos}")
             answer = self._ask(*command) if view.qos else None
-            return parse_qos_grace(answer.output) if answer else None
+            return parse_duration(answer.output.strip()) if answer else None
         answer = self._ask("scontrol", "show", "partition", view.partition) if view.partition else None
         return parse_partition_grace(answer.output) if answer else None
 

@@ -239,11 +239,6 @@ def parse_partition_grace(text: str) -> int | None:
     return int(match[1]) if match else None
 
 
-def parse_qos_grace(text: str) -> int | None:
-    """Return GraceTime in seconds from ``sacctmgr --parsable2 show qos format=GraceTime``: ``1-00:00:15``."""
-    return parse_duration(text.strip())
-
-
 def parse_duration(text: str) -> int | None:
     """Return the seconds of a time as Slurm prints it, such as ``1-00:00:15``; None for UNLIMITED or NONE."""
     match = re.fullmatch(r"(?:([0-9]{1,6})-)?([0-9]{1,2}):([0-9]{2}):([0-9]{2})", text)

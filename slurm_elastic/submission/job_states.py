@@ -14,30 +14,11 @@ from typing import Any
 
 from slurm_elastic import typed_json
 from slurm_elastic.errors import SlurmElasticError
+from slurm_elastic.observe.views import RUNS, WAITS
 from slurm_elastic.rendezvous.membership import WorkerFailure
 from slurm_elastic.rundir import RunDir
 
-_GOES_ON = frozenset(
-    {
-        "COMPLETING",
-        "CONFIGURING",
-        "PENDING",
-        "PREEMPTED",
-        "READY",
-        "REQUEUED",
-        "REQUEUE_FED",
-        "REQUEUE_HOLD",
-        "RESIZING",
-        "RESV_DEL_HOLD",
-        "RUNNING",
-        "SIGNALING",
-        "SPECIAL_EXIT",
-        "STAGE_OUT",
-        "STOPPED",
-        "SUSPENDED",
-        "UNKNOWN",
-    }
-)
+_GOES_ON = WAITS | RUNS | {"PREEMPTED", "READY", "RESV_DEL_HOLD", "UNKNOWN"}
 """submitit's own list (submitit/core/core.py, InfoWatcher.is_done, 1.5.4) lacks RESIZING, in which a job is recorded
 that goes on without a lost node, and SUSPENDED."""
 

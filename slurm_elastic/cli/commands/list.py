@@ -13,7 +13,7 @@ from slurm_elastic.cli._run_view import Queue, Terminal, ViewCommand, ago, job_f
 from slurm_elastic.errors import UsageError
 from slurm_elastic.observe.find import own_run_dirs
 from slurm_elastic.observe.status import status_json
-from slurm_elastic.observe.views import RunState, RunStatus
+from slurm_elastic.observe.views import GOES_ON, RunStatus
 from slurm_elastic.rundir import RunContents, RunDir
 from slurm_elastic.slurm import Controller, QueuedJob
 
@@ -49,14 +49,13 @@ class List(ViewCommand):
         run_dirs += _not_begun(queue, run_dirs, bases)
         statuses = [present_status(run_dir, queue) for run_dir in run_dirs]
         if options.queued:
-            statuses = [status for status in statuses if status.state in (RunState.RUNNING, RunState.WAITING)]
+            statuses = [status for status in statuses if status.state in GOES_ON]
         statuses.sort(key=lambda status: status.updated or 0.0)
         if options.json:
             print(json.dumps([status_json(status) for status in statuses], indent=1))
             return 0
         if not statuses:
-            where = "queued jobs" if options.queued else f"{bases[0].absolute()}"
-            print(f"no runs of {where}" if options.queued else f"no runs in {where}")
+            print("no runs of queued jobs" if options.queued else f"no runs in {bases[0].absolute()}")
             return 0
         terminal, now = Terminal(), time.time()
         rows = [("RUN", "ROUND", "NODES", "WORKERS", "STEP", "CHANGED")]

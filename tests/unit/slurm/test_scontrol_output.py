@@ -10,10 +10,10 @@ import pytest
 from slurm_elastic.slurm.scontrol_output import (
     JobView,
     NodeState,
+    parse_duration,
     parse_jobs,
     parse_nodes,
     parse_partition_grace,
-    parse_qos_grace,
     parse_queue,
     parse_release,
     parse_requested,
@@ -84,7 +84,7 @@ def test_the_grace_of_a_partition(text: str, expected: int | None) -> None:
 )
 def test_the_grace_of_a_qos(text: str, expected: int | None) -> None:
     # Slurm's secs2time_str (src/common/parse_time.c).
-    assert parse_qos_grace(text) == expected
+    assert parse_duration(text.strip()) == expected
 
 
 @pytest.mark.parametrize(
