@@ -320,9 +320,7 @@ class RehearsedRun:
 
     def _leader(self) -> str:
         with contextlib.suppress(RunDirError):
-            records = self._records()
-            for record in records.endpoints.values():
-                return str(record.get("agent", "")).partition("/")[0]
+            return run_status(self._records(), time.time()).leader
         return ""
 
     def _tell(self, node: Node, number: signal.Signals, mishap: Mishap) -> None:
@@ -342,7 +340,7 @@ class RehearsedRun:
         for node in self._nodes.present:
             if node.deadline is not None and now >= node.deadline:
                 self._options.say(f"{node.name} is killed: its notice is over")
-                self._nodes.kill(node, overdue=True)
+                self._nodes.kill(node)
 
     def _done(self, index: int) -> None:
         (self._directory / f"done.{index}").touch()
@@ -375,7 +373,6 @@ class RehearsedRun:
         ]
         return RunFacts(
             workers=self._recordings.workers(),
-            reasons={round_.number: round_.reason for round_ in records.rounds},
             happened=tuple(self._happened),
             agents=tuple(end for node in self._nodes.all if (end := node.end()) is not None),
             finished=records.done is not None,
@@ -387,7 +384,6 @@ class RehearsedRun:
             halves={round_: self._short(str(path)) for round_, path in self._halves.items()},
             left=left,
             gave_up=gave_up,
-            directory=str(self._directory),
         )
 
     def _warnings(self) -> tuple[str, ...]:
