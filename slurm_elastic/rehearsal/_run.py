@@ -233,7 +233,8 @@ class RehearsedRun:
                 self._nodes.kill(node)
             case Kind.FAIL | Kind.HANG:
                 assert node is not None
-                self._signal_worker(node, round_, signal.SIGKILL if mishap.kind is Kind.FAIL else signal.SIGSTOP)
+                number = signal.SIGKILL if mishap.kind is Kind.FAIL else signal.SIGSTOP
+                self._signal_workers(node, round_, number, most=1)
             case Kind.PAUSE:
                 assert node is not None
                 self._nodes.pause(node)
@@ -294,10 +295,7 @@ class RehearsedRun:
             index = self._plan.mishaps.index(paused.happened.mishap)
             (self._directory / f"save.{index}").write_text(paused.node.name)
             paused.woken = now
-            for first in self._recordings.all_begin(round_):
-                if first["node"] == paused.node.name:
-                    with contextlib.suppress(ProcessLookupError):
-                        os.kill(first["pid"], signal.SIGCONT)
+            self._signal_workers(paused.node, round_, signal.SIGCONT)
         elif now - paused.woken > _LATE or self._recordings.ended(round_, paused.node.name):
             self._nodes.kill(paused.node)
             self._paused = None
@@ -329,12 +327,12 @@ class RehearsedRun:
         with contextlib.suppress(ProcessLookupError):
             os.kill(node.process.pid, number)
 
-    def _signal_worker(self, node: Node, round_: int, number: signal.Signals) -> None:
-        for first in self._recordings.all_begin(round_):
-            if first["node"] == node.name:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(first["pid"], number)
-                return
+    def _signal_workers(self, node: Node, round_: int, number: signal.Signals, most: int | None = None) -> None:
+        """Send a signal to the workers of a node, or to so many of them, from the lowest rank on."""
+        begun = [first for first in self._recordings.all_begin(round_) if first["node"] == node.name]
+        for first in begun[:most]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(first["pid"], number)
 
     def _end_overdue(self, now: float) -> None:
         for node in self._nodes.present:
