@@ -18,7 +18,7 @@ from textual.widgets import DataTable, Footer, RichLog, Static
 from slurm_elastic.cli._run_view import ago, clock, rank_list
 from slurm_elastic.cli.commands.top import RunSource
 from slurm_elastic.errors import SlurmElasticError
-from slurm_elastic.observe.trend import StepTimes, Trends, advance, sparkline
+from slurm_elastic.observe.trend import StepTimes, advance, sparkline
 from slurm_elastic.observe.views import GOES_ON, AgentView, RunState, RunStatus
 from slurm_elastic.text import printable
 
@@ -64,7 +64,7 @@ class TopView(App[None]):
         super().__init__()
         self._source, self._interval = source, interval
         self._status: RunStatus | None = None
-        self._trends = Trends()
+        self._times: dict[str, StepTimes] = {}
         self._shown, self._rank = "events", 0
         self._rows: dict[str, tuple[str, ...]] = {}
         self._columns: tuple[str, ...] = ()
@@ -152,10 +152,10 @@ class TopView(App[None]):
 
     def _seen(self, status: RunStatus) -> None:
         now = time.time()
-        self._status, self._trends = status, advance(self._trends, status, now)
+        self._status, self._times = status, advance(self._times, status, now)
         self._facts.update("\n".join(_facts(status, now)))
         agents = attention_first(status)
-        rows = {agent.agent: _row(agent, self._trends.agents.get(agent.agent), status, now) for agent in agents}
+        rows = {agent.agent: _row(agent, self._times.get(agent.agent), status, now) for agent in agents}
         columns = ("NODE", "DOMAIN", *_COLUMNS[1:]) if status.has_domains else _COLUMNS
         if list(rows) != list(self._rows) or columns != self._columns:
             self._columns = columns

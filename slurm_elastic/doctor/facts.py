@@ -26,6 +26,11 @@ class SlurmFacts:
     qos: tuple[QosView, ...] = ()
     submit_limits: tuple[str, ...] = ()
 
+    def chosen(self, partition: str) -> list[PartitionView]:
+        """Return the partitions that ``--partition`` names, several of them separated by commas; else the default."""
+        names = [name for name in partition.split(",") if name]
+        return [view for view in self.partitions if (view.name in names if names else view.is_default)]
+
 
 @dataclass(frozen=True, slots=True)
 class TorchFacts:

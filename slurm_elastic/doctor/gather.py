@@ -22,7 +22,7 @@ from slurm_elastic.agent.workers.torch_hooks import HOOKS, Part, gaps, require_t
 from slurm_elastic.control import has_membarrier
 from slurm_elastic.doctor.facts import EtcdFacts, GpuFacts, NodeFacts, RunDirFacts, SlurmFacts, StopFacts, TorchFacts
 from slurm_elastic.errors import SlurmElasticError, UsageError, did_you_mean
-from slurm_elastic.observe.find import own_run_dirs
+from slurm_elastic.observe.find import newest_runs
 from slurm_elastic.observe.records import Event, read_records
 from slurm_elastic.rendezvous.records.etcd.config import EtcdConfig
 from slurm_elastic.rendezvous.transport.session import PROTOCOL
@@ -80,16 +80,12 @@ def require_possible(facts: SlurmFacts, partition: str, nodes: int | None) -> No
     Raises:
         UsageError: There is no such partition, or it is too small.
     """
-    partitions = {partition.name: partition for partition in facts.partitions}
-    # sbatch takes several, separated by commas, too.
-    names = [name for name in partition.split(",") if name]
-    for name in names:
-        if partitions and name not in partitions:
-            fix = did_you_mean(name, partitions, otherwise=f"there are {', '.join(partitions)}")
+    known = [view.name for view in facts.partitions]
+    for name in partition.split(","):
+        if name and known and name not in known:
+            fix = did_you_mean(name, known, otherwise=f"there are {', '.join(known)}")
             raise UsageError(f"--partition {name}: Slurm knows no such partition; {fix}")
-    chosen = [
-        partition for partition in partitions.values() if (partition.name in names if names else partition.is_default)
-    ]
+    chosen = facts.chosen(partition)
     most = max((partition.nodes for partition in chosen), default=None)
     if nodes is not None and most is not None and nodes > most:
         raise UsageError(f"--nodes {nodes}: partition {chosen[0].name} has {most}; give fewer, or another --partition")
@@ -179,8 +175,7 @@ def run_dir_facts(run_dir: RunDir) -> RunDirFacts:
 
 def last_stop(base: Path) -> StopFacts | None:
     """Return what the newest run below a directory tells about the time that its workers take to save and end."""
-    newest = sorted(own_run_dirs(base), key=lambda run_dir: _changed(run_dir.path), reverse=True)
-    for run_dir in newest[:_RUNS]:
+    for run_dir in newest_runs(base)[:_RUNS]:
         with contextlib.suppress(RunDirError):
             seconds = stop_seconds(read_records(RunContents(run_dir), run_dir.run_id).events)
             if seconds is not None:
@@ -308,13 +303,6 @@ def _address(node: str, preference: AddressPreference, controller: Controller, t
         return _Address("", str(error), "", interfaces)
     interface = data_interface(preference, facts) or gloo_interface(preference, facts)
     return _Address(resolve(name) or name, "", interface, interfaces)
-
-
-def _changed(path: Path) -> float:
-    try:
-        return path.stat().st_mtime
-    except OSError:
-        return 0.0
 
 
 def _write(path: Path) -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
-from slurm_elastic.doctor.facts import SiteFacts
+from slurm_elastic.doctor.facts import LinkFacts, SiteFacts
 from slurm_elastic.finding import Finding, Level
 
 _SLOW_ROUND_TRIP = 0.05
@@ -51,17 +51,18 @@ def _ports(site: SiteFacts, check: str, name: str, kind: str, use: str) -> Findi
     )
 
 
+def _worst(site: SiteFacts, measure: Callable[[LinkFacts], float | None]) -> tuple[float, str, str] | None:
+    """Return the largest value that was measured between two nodes, and these; None without any."""
+    links = ((measure(link), result.facts.node, link.peer) for result in site.results for link in result.links)
+    return max(((value, here, there) for value, here, there in links if value is not None), default=None)
+
+
 def _round_trip(site: SiteFacts) -> Finding:
     check = "network.round_trip"
-    times = [
-        (link.round_trip, result.facts.node, link.peer)
-        for result in site.results
-        for link in result.links
-        if link.round_trip is not None
-    ]
-    if not times:
+    worst = _worst(site, lambda link: link.round_trip)
+    if worst is None:
         return Finding(check, Level.UNKNOWN, "no message was answered", "a step of training takes many round trips")
-    longest, here, there = max(times)
+    longest, here, there = worst
     measured = f"at most {longest * 1000:.2f} ms, from {here} to {there}"
     why = "an unplanned new round takes a few round trips, a step of training many"
     if longest > _SLOW_ROUND_TRIP:
@@ -73,15 +74,10 @@ def _round_trip(site: SiteFacts) -> Finding:
 
 def _clocks(site: SiteFacts) -> Finding:
     check = "network.clocks"
-    offsets = [
-        (abs(link.clock_offset), result.facts.node, link.peer)
-        for result in site.results
-        for link in result.links
-        if link.clock_offset is not None
-    ]
-    if not offsets:
+    worst = _worst(site, lambda link: None if link.clock_offset is None else abs(link.clock_offset))
+    if worst is None:
         return Finding(check, Level.UNKNOWN, "no node has told its time", "logs may be in a wrong order")
-    largest, here, there = max(offsets)
+    largest, here, there = worst
     measured = f"at most {largest:.3f} s apart, {here} and {there}"
     if largest > _CLOCK:
         return Finding(

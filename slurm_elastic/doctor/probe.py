@@ -110,12 +110,16 @@ def _collectives(
     outcomes = {backend: CollectiveFacts(backend, error=f"no end within {_COLLECTIVE:g} s") for backend in backends}
 
     def run() -> None:
-        store = _store(job.node_rank, peers[job.nodes[0]], listening)
-        for backend in backends:
-            outcomes[backend] = _all_reduce(backend, store, job.node_rank, len(job.nodes))
+        try:
+            store = _store(job.node_rank, peers[job.nodes[0]], listening)
+            for backend in backends:
+                outcomes[backend] = _all_reduce(backend, store, job.node_rank, len(job.nodes))
+        except Exception as error:
+            failed = {name: CollectiveFacts(name, error=_first_line(error)) for name in backends}
+            outcomes.update({name: facts for name, facts in failed.items() if outcomes[name].bandwidth is None})
 
     # In a thread: where a network swallows packets, a collective may end long after its time-out, or never.
-    thread = threading.Thread(target=_suppressed, args=(run, outcomes, backends), daemon=True)
+    thread = threading.Thread(target=run, daemon=True)
     thread.start()
     thread.join(_COLLECTIVE)
     yield from outcomes.values()
@@ -136,15 +140,6 @@ def _store(rank: int, first: Peer, listening: socket.socket) -> Any:
         timeout=timeout,
         master_listen_fd=listening.detach(),
     )
-
-
-def _suppressed(run: Callable[[], None], outcomes: dict[str, CollectiveFacts], backends: tuple[str, ...]) -> None:
-    try:
-        run()
-    except Exception as error:
-        for backend in backends:
-            if outcomes[backend].bandwidth is None:
-                outcomes[backend] = CollectiveFacts(backend, error=_first_line(error))
 
 
 def _all_reduce(backend: str, store: Any, rank: int, size: int) -> CollectiveFacts:

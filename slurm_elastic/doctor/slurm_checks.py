@@ -32,7 +32,8 @@ def slurm_findings(site: SiteFacts) -> Iterator[Finding]:
         )
         return
     yield _release(config)
-    partition = _partition(site)
+    # Of several Slurm tells the one that a job has got.
+    partition = next(iter(site.slurm.chosen(site.partition)), None)
     if partition is not None:
         yield _state(partition)
         yield _preemption(site, config, partition)
@@ -96,15 +97,6 @@ def _topology(config: ClusterConfig) -> Finding:
         return Finding(check, Level.OK, plugin, why)
     why = "Slurm tells no failure domains: ranks are in its order of nodes, copies of snapshots go to the next node"
     return Finding(check, Level.OK, plugin or "none", f"{why}; where racks fail, --failure-domain names them")
-
-
-def _partition(site: SiteFacts) -> PartitionView | None:
-    # sbatch takes several, separated by commas; Slurm tells the one that a job has got.
-    names = site.partition.split(",") if site.partition else []
-    partitions = [
-        partition for partition in site.slurm.partitions if (partition.name in names if names else partition.is_default)
-    ]
-    return partitions[0] if partitions else None
 
 
 def _state(partition: PartitionView) -> Finding:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from slurm_elastic.agent.root_cause import last_output
@@ -187,15 +187,5 @@ def _counted(failures: Sequence[RoundFailure]) -> list[RoundFailure]:
         key = (_NUMBERS.sub("#", last), failure.rank is None)
         before = merged.pop(key, None)
         rounds = (*(before.rounds if before else ()), *failure.rounds)
-        merged[key] = RoundFailure(
-            rounds,
-            failure.cause,
-            failure.node,
-            failure.rank,
-            failure.text,
-            failure.log,
-            failure.followed,
-            failure.final,
-            failure.attribution,
-        )
+        merged[key] = replace(failure, rounds=rounds)
     return list(merged.values())

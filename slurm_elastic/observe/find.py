@@ -111,18 +111,24 @@ def own_run_dirs(base: Path) -> list[RunDir]:
     return [run_dir for run_dir in run_dirs if _owner(run_dir.path) in (os.geteuid(), None) or os.geteuid() == 0]
 
 
+def newest_runs(base: Path) -> list[RunDir]:
+    """Return the directories of the runs of this user below a directory, first that which has begun or ended last."""
+    times = {run_dir: changed for run_dir in own_run_dirs(base) if (changed := _changed(run_dir.path)) is not None}
+    return sorted(times, key=lambda run_dir: times[run_dir], reverse=True)
+
+
 def newest_run(base: Path) -> RunDir:
     """Return the directory of that run of this user below a directory which has begun or ended last.
 
     Raises:
         UsageError: There is none.
     """
-    times = {run_dir: changed for run_dir in own_run_dirs(base) if (changed := _changed(run_dir.path)) is not None}
-    if not times:
+    run_dirs = newest_runs(base)
+    if not run_dirs:
         raise UsageError(
             f"no runs in {base.absolute() / RUNS}; change to the directory in which sbatch was called, or name a run"
         )
-    return max(times, key=lambda run_dir: times[run_dir])
+    return run_dirs[0]
 
 
 def _changed(path: Path) -> float | None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from slurm_elastic import typed_json
+from slurm_elastic.observe.views import LiveAnswer
 from slurm_elastic.rendezvous.requests import StatusAnswer
 from slurm_elastic.slow_ranks import Pace
 
@@ -100,29 +101,15 @@ class LiveAgent:
 
 @dataclass(frozen=True, slots=True)
 class LiveRun:
-    """The answer of a leader.
+    """The answer of a leader with the reports of its agents.
 
     Attributes:
-        leader: The leader's agent.
-        phase: ``forming``, ``running`` or ``closed``.
-        phase_seconds: Since this phase began.
-        min_nodes, max_nodes: Of the run.
-        asked, answered: How many agents were asked, and how many have reported in time.
-        silent: Nodes of the other agents, as a host list.
-        seconds: That the answer took.
+        leader: The leader's own part.
         agents: The reports by the identities of agents.
         problems: A line for each kind of report that cannot be read.
     """
 
-    leader: str
-    phase: str
-    phase_seconds: float = 0.0
-    min_nodes: int = 0
-    max_nodes: int = 0
-    asked: int = 0
-    answered: int = 0
-    silent: str = ""
-    seconds: float = 0.0
+    leader: LiveAnswer
     agents: Mapping[str, LiveAgent] = field(default_factory=dict)
     problems: tuple[str, ...] = ()
 
@@ -149,7 +136,7 @@ def live_run(answer: StatusAnswer, reports: Mapping[str, str], seconds: float) -
             problems.append(f"the report of {name} cannot be read: {error}")
     if any(agent.schema > _SCHEMA for agent in agents.values()):
         problems.append("some agents are of a newer release: what is new in their reports is not shown")
-    return LiveRun(
+    leader = LiveAnswer(
         leader=answer.leader,
         phase=answer.phase,
         phase_seconds=answer.seconds,
@@ -159,6 +146,5 @@ def live_run(answer: StatusAnswer, reports: Mapping[str, str], seconds: float) -
         answered=answer.answered,
         silent=answer.silent,
         seconds=round(seconds, 3),
-        agents=agents,
-        problems=tuple(problems),
     )
+    return LiveRun(leader, agents, tuple(problems))

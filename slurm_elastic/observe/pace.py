@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from slurm_elastic.observe.records import Event
@@ -61,9 +61,7 @@ def slow_by_round(events: Sequence[Event]) -> dict[int, tuple[SlowRankView, ...]
         else:
             for index, view in enumerate(of_round):
                 if view.rank == rank and view.until is None:
-                    of_round[index] = SlowRankView(
-                        rank, view.node, view.since, event.time, view.relative_score, view.text
-                    )
+                    of_round[index] = replace(view, until=event.time)
     return {round_: tuple(views) for round_, views in by_round.items()}
 
 

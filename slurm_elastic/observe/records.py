@@ -196,16 +196,10 @@ def run_records(
     events: Sequence[RunFile] = (),
     progress: Sequence[RunFile] = (),
     done: RunFile | None = None,
-    failures: Sequence[RunFile] = (),
-    notices: Sequence[RunFile] = (),
-    requeues: Sequence[RunFile] = (),
-    endpoints: Sequence[RunFile] = (),
-    starts: Sequence[RunFile] = (),
-    replacements: Sequence[RunFile] = (),
-    replaced: Sequence[RunFile] = (),
     problems: Sequence[str] = (),
+    **others: Sequence[RunFile],
 ) -> RunRecords:
-    """Return what the files of a run directory say. Pure."""
+    """Return what the files of a run directory say; `others` are files of the other kinds of records. Pure."""
     damaged: list[str] = []
 
     def objects(files: Sequence[RunFile]) -> dict[str, Mapping[str, Any]]:
@@ -223,13 +217,7 @@ def run_records(
         events=parsed_events,
         progress=parsed_progress,
         done=None if done is None else _object(done, damaged) or {},
-        failures=objects(failures),
-        notices=objects(notices),
-        requeues=objects(requeues),
-        endpoints=objects(endpoints),
-        starts=objects(starts),
-        replacements=objects(replacements),
-        replaced=objects(replaced),
+        **{kind: objects(files) for kind, files in others.items()},
         problems=(*problems, *damaged, *missing),
     )
 

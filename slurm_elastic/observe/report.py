@@ -194,23 +194,12 @@ def chrome_trace(content: Report) -> dict[str, Any]:
     named = set()
     for segment in content.segments:
         place = {"pid": pids[segment.node], "tid": tids[segment.agent]}
-        begin = _micros(segment.start - content.start)
         if segment.agent not in named:
             named.add(segment.agent)
             events.append({"ph": "M", "name": "thread_name", **place, "args": {"name": segment.agent}})
         round_ = "" if segment.round is None else f", round {segment.round}"
-        events.append(
-            {
-                "ph": "X",
-                "name": f"{segment.bucket.value}{round_}",
-                "cat": segment.bucket.value,
-                "ts": begin,
-                # Both ends are rounded: slices of a thread that overlap are errors to Perfetto.
-                "dur": _micros(segment.end - content.start) - begin,
-                **place,
-                "args": {"round": segment.round},
-            }
-        )
+        name, args = segment.bucket.value, {"round": segment.round}
+        events.append(_slice(content, f"{name}{round_}", name, segment, place, args))
     events += _rank_events(content, pids, len(tids) + 1)
     for event in content.events:
         pid = pids.get(event.node, 0)
@@ -236,17 +225,18 @@ def _rank_events(content: Report, pids: Mapping[str, int], first_thread: int) ->
         if (span.node, span.rank) not in named:
             named.add((span.node, span.rank))
             yield {"ph": "M", "name": "thread_name", **place, "args": {"name": f"rank {span.rank}"}}
-        begin, worker = _micros(span.start - content.start), span.worker
+        worker = span.worker
         values = {} if worker is None else {"loss": json_number(worker.loss), "checkpoint": worker.checkpoint}
-        yield {
-            "ph": "X",
-            "name": f"{span.name}, round {span.round}",
-            "cat": "rank",
-            "ts": begin,
-            "dur": _micros(span.end - content.start) - begin,
-            **place,
-            "args": {"round": span.round, **values},
-        }
+        yield _slice(content, f"{span.name}, round {span.round}", "rank", span, place, {"round": span.round, **values})
+
+
+def _slice(
+    content: Report, name: str, kind: str, span: Segment | RankSpan, place: Mapping[str, int], args: Mapping[str, Any]
+) -> dict[str, Any]:
+    begin = _micros(span.start - content.start)
+    # Both ends are rounded: slices of a thread that overlap are errors to Perfetto.
+    duration = _micros(span.end - content.start) - begin
+    return {"ph": "X", "name": name, "cat": kind, "ts": begin, "dur": duration, **place, "args": args}
 
 
 def _micros(seconds: float) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from slurm_elastic.agent.event_log import json_number
@@ -26,7 +26,6 @@ from slurm_elastic.observe.views import (
     WAITS,
     AgentView,
     JobInQueue,
-    LiveAnswer,
     NoticeView,
     Replacing,
     RootCause,
@@ -98,7 +97,7 @@ def run_status(
         steps_per_second=_speed(in_round) or min(speeds, default=None),
         leader=_leader(records),
         leader_answers=leader_answers if state in GOES_ON else None,
-        live=None if live is None else _leaders_part(live),
+        live=None if live is None else live.leader,
         agents=agents if state in GOES_ON else tuple(_over(agent) for agent in agents),
         replacing=_replacing(records) if state in GOES_ON else None,
         notices=_notices(records, agents, now) if state in GOES_ON else (),
@@ -200,10 +199,6 @@ def _answering(view: AgentView, answer: LiveAgent | None, now: float) -> AgentVi
         exit_code=None,
         live=answer,
     )
-
-
-def _leaders_part(live: LiveRun) -> LiveAnswer:
-    return LiveAnswer(**{field.name: getattr(live, field.name) for field in fields(LiveAnswer)})
 
 
 def _next(view: AgentView | None, event: Event) -> AgentView:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from slurm_elastic.observe.views import AgentView, RunStatus
 
@@ -28,23 +28,16 @@ class StepTimes:
     seconds: tuple[float, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Trends:
-    """The step times of all agents that have answered, by identity."""
-
-    agents: Mapping[str, StepTimes] = field(default_factory=dict)
-
-
-def advance(trends: Trends, status: RunStatus, now: float) -> Trends:
-    """Return the trends with one more answer.
+def advance(times: Mapping[str, StepTimes], status: RunStatus, now: float) -> dict[str, StepTimes]:
+    """Return the step times of all agents that have answered, by identity, with one more answer.
 
     Args:
-        trends: Before.
+        times: Before.
         status: With the answers of agents.
         now: Seconds since 1970 of the answer.
     """
     samples = ((agent.agent, _sample(agent, now)) for agent in status.agents)
-    return Trends({name: _next(trends.agents.get(name), sample) for name, sample in samples if sample is not None})
+    return {name: _next(times.get(name), sample) for name, sample in samples if sample is not None}
 
 
 def sparkline(values: Sequence[float], width: int) -> str:

@@ -140,17 +140,27 @@ class Replacing:
 
 @dataclass(frozen=True, slots=True)
 class LiveAnswer:
-    """The leader's own part of a live answer. Fields as in LiveRun."""
+    """The leader's own part of a live answer.
+
+    Attributes:
+        leader: The leader's agent.
+        phase: ``forming``, ``running`` or ``closed``.
+        phase_seconds: Since this phase began.
+        min_nodes, max_nodes: Of the run.
+        asked, answered: How many agents were asked, and how many have reported in time.
+        silent: Nodes of the other agents, as a host list.
+        seconds: That the answer took.
+    """
 
     leader: str
     phase: str
-    phase_seconds: float
-    min_nodes: int
-    max_nodes: int
-    asked: int
-    answered: int
-    silent: str
-    seconds: float
+    phase_seconds: float = 0.0
+    min_nodes: int = 0
+    max_nodes: int = 0
+    asked: int = 0
+    answered: int = 0
+    silent: str = ""
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -233,7 +233,8 @@ class RehearsedRun:
                 self._nodes.kill(node)
             case Kind.FAIL | Kind.HANG:
                 assert node is not None
-                self._signal_worker(node, round_, signal.SIGKILL if mishap.kind is Kind.FAIL else signal.SIGSTOP)
+                number = signal.SIGKILL if mishap.kind is Kind.FAIL else signal.SIGSTOP
+                self._signal_workers(node, round_, number, most=1)
             case Kind.PAUSE:
                 assert node is not None
                 self._nodes.pause(node)
@@ -294,10 +295,7 @@ class RehearsedRun:
             index = self._plan.mishaps.index(paused.happened.mishap)
             (self._directory / f"save.{index}").write_text(paused.node.name)
             paused.woken = now
-            for first in self._recordings.all_begin(round_):
-                if first["node"] == paused.node.name:
-                    with contextlib.suppress(ProcessLookupError):
-                        os.kill(first["pid"], signal.SIGCONT)
+            self._signal_workers(paused.node, round_, signal.SIGCONT)
         elif now - paused.woken > _LATE or self._recordings.ended(round_, paused.node.name):
             self._nodes.kill(paused.node)
             self._paused = None
@@ -320,9 +318,7 @@ class RehearsedRun:
 
     def _leader(self) -> str:
         with contextlib.suppress(RunDirError):
-            records = self._records()
-            for record in records.endpoints.values():
-                return str(record.get("agent", "")).partition("/")[0]
+            return run_status(self._records(), time.time()).leader
         return ""
 
     def _tell(self, node: Node, number: signal.Signals, mishap: Mishap) -> None:
@@ -331,18 +327,18 @@ class RehearsedRun:
         with contextlib.suppress(ProcessLookupError):
             os.kill(node.process.pid, number)
 
-    def _signal_worker(self, node: Node, round_: int, number: signal.Signals) -> None:
-        for first in self._recordings.all_begin(round_):
-            if first["node"] == node.name:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(first["pid"], number)
-                return
+    def _signal_workers(self, node: Node, round_: int, number: signal.Signals, most: int | None = None) -> None:
+        """Send a signal to the workers of a node, or to so many of them, from the lowest rank on."""
+        begun = [first for first in self._recordings.all_begin(round_) if first["node"] == node.name]
+        for first in begun[:most]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(first["pid"], number)
 
     def _end_overdue(self, now: float) -> None:
         for node in self._nodes.present:
             if node.deadline is not None and now >= node.deadline:
                 self._options.say(f"{node.name} is killed: its notice is over")
-                self._nodes.kill(node, overdue=True)
+                self._nodes.kill(node)
 
     def _done(self, index: int) -> None:
         (self._directory / f"done.{index}").touch()
@@ -375,7 +371,6 @@ class RehearsedRun:
         ]
         return RunFacts(
             workers=self._recordings.workers(),
-            reasons={round_.number: round_.reason for round_ in records.rounds},
             happened=tuple(self._happened),
             agents=tuple(end for node in self._nodes.all if (end := node.end()) is not None),
             finished=records.done is not None,
@@ -387,7 +382,6 @@ class RehearsedRun:
             halves={round_: self._short(str(path)) for round_, path in self._halves.items()},
             left=left,
             gave_up=gave_up,
-            directory=str(self._directory),
         )
 
     def _warnings(self) -> tuple[str, ...]:

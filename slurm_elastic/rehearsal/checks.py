@@ -12,15 +12,13 @@ from statistics import median
 from slurm_elastic.errors import UsageError
 from slurm_elastic.finding import Finding, Level
 from slurm_elastic.rehearsal._changes import changes_of, first_steps, is_left_out, losses
-from slurm_elastic.rehearsal.facts import RunFacts, WorkerSeen
-from slurm_elastic.rehearsal.scenario import Kind, Mishap, Plan
+from slurm_elastic.rehearsal.facts import RunFacts, StopSeen, WorkerSeen
+from slurm_elastic.rehearsal.scenario import GRACE, Kind, Mishap, Plan
 
 _GPU = re.compile(r"CUDA|NVIDIA|\bGPU|HIP|nccl", re.IGNORECASE)
 _VALUE = re.compile(r"`(.*)`: ranks \d+ and \d+ differ")
 _UNEQUAL = re.compile(r"^step \d+ of round \d+ is not the same on ")
 _PARTS = re.compile(r"^no agent that is left holds part ")
-_GRACE = 30.0
-"""Seconds of notice where the scenario gives none: what the agent takes for Slurm's (--grace)."""
 
 
 def findings(planned: Plan, undisturbed: RunFacts, disturbed: RunFacts, tolerance: float) -> list[Finding]:
@@ -115,17 +113,13 @@ def _ends(planned: Plan, undisturbed: RunFacts, facts: RunFacts) -> Finding:
 def _failed_workers(planned: Plan, facts: RunFacts) -> Iterator[Finding]:
     provoked = sum(happened.mishap.kind in (Kind.FAIL, Kind.HANG) for happened in facts.happened)
     charged = facts.restarts - provoked
-    stopped = [worker_facts for worker_facts in facts.workers if worker_facts.stop is not None]
-    slow = {worker_facts.round for worker_facts in stopped if _too_slow(worker_facts, facts)}
-    after_stop = [
-        worker_facts
-        for worker_facts in stopped
-        if worker_facts.round in facts.cut_short and worker_facts.round not in slow
-    ]
+    stopped = [worker for worker in facts.workers if worker.stop is not None]
+    slow = {worker.round for worker in stopped if _too_slow(worker, facts)}
+    after_stop = [worker for worker in stopped if worker.round in facts.cut_short and worker.round not in slow]
     if after_stop:
         nodes = {happened.node for happened in facts.happened if happened.round == after_stop[0].round}
         # The leaving node's workers have most likely failed: a failure elsewhere would have been charged.
-        worker = next((worker_facts for worker_facts in after_stop if worker_facts.node in nodes), after_stop[0])
+        worker = next((failed for failed in after_stop if failed.node in nodes), after_stop[0])
         yield Finding(
             "worker.exit",
             Level.BROKEN,
@@ -159,6 +153,10 @@ def _too_slow(worker: WorkerSeen, facts: RunFacts) -> bool:
             # Agents end workers before the deadline, at the earliest when half of the time is over.
             return facts.cut_short[worker.round] - happened.at > 0.4 * happened.mishap.seconds
     return False
+
+
+def _told_to_stop(facts: RunFacts, round_: int) -> list[tuple[WorkerSeen, StopSeen]]:
+    return [(worker, worker.stop) for worker in facts.workers if worker.round == round_ and worker.stop is not None]
 
 
 def _resume(facts: RunFacts) -> Finding:
@@ -319,11 +317,9 @@ def _saving(facts: RunFacts) -> Iterator[Finding]:
         notice = happened.mishap.seconds
         if notice is None:
             continue
-        concerned = [worker for worker in facts.workers if worker.round == happened.round and worker.stop is not None]
-        for worker in concerned:
-            assert worker.stop is not None
-            seconds = None if worker.ended is None else worker.ended - worker.stop.at
-            place = _short(worker.saved or worker.stop.place)
+        for worker, stop in _told_to_stop(facts, happened.round):
+            seconds = None if worker.ended is None else worker.ended - stop.at
+            place = _short(worker.saved or stop.place)
             if seconds is None and not _too_slow(worker, facts):
                 continue
             if seconds is None:
@@ -350,24 +346,17 @@ def _saving(facts: RunFacts) -> Iterator[Finding]:
 
 def _asked(planned: Plan, undisturbed: RunFacts, disturbed: RunFacts) -> Finding:
     for happened in disturbed.happened:
-        stops = [
-            worker_facts
-            for worker_facts in disturbed.workers
-            if worker_facts.round == happened.round and worker_facts.stop is not None
-        ]
-        if happened.mishap.announced and not stops:
+        if happened.mishap.announced and not _told_to_stop(disturbed, happened.round):
             return Finding(
                 "stop.asked",
                 Level.BROKEN,
                 f"'{happened.mishap}': no worker was told to stop at a step",
                 "the workers were ended without notice",
                 "call should_stop on all ranks, equally often",
-                place=_short(
-                    next((worker_facts.asked for worker_facts in disturbed.workers if worker_facts.asked), "")
-                ),
+                place=_short(next((worker.asked for worker in disturbed.workers if worker.asked), "")),
             )
-    notice = min((mishap.seconds for mishap in planned.mishaps if mishap.seconds is not None), default=_GRACE)
-    worker = max((*undisturbed.workers, *disturbed.workers), key=lambda worker_facts: worker_facts.pause)
+    notice = min((mishap.seconds for mishap in planned.mishaps if mishap.seconds is not None), default=GRACE)
+    worker = max((*undisturbed.workers, *disturbed.workers), key=lambda candidate: candidate.pause)
     text = f"should_stop is called at least every {worker.pause:.2g} s"
     if worker.pause <= notice / 2:
         return Finding("stop.asked", Level.OK, text)

@@ -29,7 +29,6 @@ class WorkerSeen:
         rank: Its rank.
         node: Its node.
         world_size: Number of workers in the round.
-        begun: Its first line.
         steps: The steps of its calls of `should_stop`, with their times.
         pause: Longest time between two calls, without the waits of the rehearsal.
         asked: Place of its last call of `should_stop`.
@@ -41,7 +40,6 @@ class WorkerSeen:
         samples: Samples that it trained on: step, epoch, number.
         stop: The answer to stop; None if it got none.
         ended: When it ended by itself; None if it was killed.
-        last: Time of its last line.
         waits: Index of the mishap that it waits for now; None if it does not wait.
     """
 
@@ -49,7 +47,6 @@ class WorkerSeen:
     rank: int
     node: str = ""
     world_size: int = 1
-    begun: float = 0.0
     steps: tuple[tuple[int | None, float], ...] = ()
     pause: float = 0.0
     asked: str = ""
@@ -61,7 +58,6 @@ class WorkerSeen:
     samples: tuple[tuple[int, int, int], ...] = ()
     stop: StopSeen | None = None
     ended: float | None = None
-    last: float = 0.0
     waits: int | None = None
 
     @property
@@ -99,8 +95,6 @@ class AgentEnd:
     node: str
     exit_code: int
     killed: bool = False
-    overdue: bool = False
-    """True if it was killed because its notice was over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +103,6 @@ class RunFacts:
 
     Attributes:
         workers: All workers, by round and rank.
-        reasons: Why each round was formed.
         happened: The mishaps that have happened.
         agents: The ends of all agents.
         finished: True if the run is on record as done.
@@ -122,11 +115,9 @@ class RunFacts:
         halves: Half-written checkpoints that the rehearsal has left in a round, as a kill would.
         left: Command lines of processes that were left behind.
         gave_up: Why the rehearsal has ended the run; empty if it has not.
-        directory: Where its files are.
     """
 
     workers: tuple[WorkerSeen, ...] = ()
-    reasons: Mapping[int, str] = field(default_factory=dict)
     happened: tuple[Happened, ...] = ()
     agents: tuple[AgentEnd, ...] = ()
     finished: bool = False
@@ -138,7 +129,6 @@ class RunFacts:
     halves: Mapping[int, str] = field(default_factory=dict)
     left: tuple[str, ...] = ()
     gave_up: str = ""
-    directory: str = ""
 
     @property
     def rounds(self) -> tuple[tuple[WorkerSeen, ...], ...]:
@@ -170,7 +160,6 @@ def read_worker(lines: Iterable[bytes]) -> WorkerSeen | None:
         rank=first["rank"],
         node=first["node"],
         world_size=first["world_size"],
-        begun=first["at"],
         steps=steps,
         pause=_pause(records),
         asked=next((record["place"] for record in reversed(_of(records, "step"))), ""),
@@ -182,7 +171,6 @@ def read_worker(lines: Iterable[bytes]) -> WorkerSeen | None:
         samples=samples,
         stop=StopSeen(stops[0]["step"], stops[0]["at"], stops[0]["reason"], stops[0]["place"]) if stops else None,
         ended=ends[0]["at"] if ends else None,
-        last=records[-1]["at"],
         waits=waiting["mishap"] if waiting else None,
     )
 

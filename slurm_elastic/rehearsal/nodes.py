@@ -35,14 +35,12 @@ class Node:
         process: The agent.
         deadline: When it is killed, by the monotonic clock; None while it got no notice.
         killed: True if it was killed.
-        overdue: True if that was because its notice was over.
     """
 
     index: int
     process: subprocess.Popen[bytes]
     deadline: float | None = None
     killed: bool = False
-    overdue: bool = False
 
     @property
     def name(self) -> str:
@@ -57,7 +55,7 @@ class Node:
     def end(self) -> AgentEnd | None:
         """Return how its agent ended; None while it runs."""
         code = self.process.poll()
-        return None if code is None else AgentEnd(self.name, code, self.killed, self.overdue)
+        return None if code is None else AgentEnd(self.name, code, self.killed)
 
 
 class Nodes:
@@ -108,9 +106,9 @@ class Nodes:
         for index in indices:
             self.all.append(Node(index, self._agent(index, indices)))
 
-    def kill(self, node: Node, *, overdue: bool = False) -> None:
+    def kill(self, node: Node) -> None:
         """End every process of a node by SIGKILL, at once."""
-        node.killed, node.overdue = True, overdue
+        node.killed = True
         node.process.kill()
         self._kill(node.name)
         node.process.wait()

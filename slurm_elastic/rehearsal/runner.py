@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -117,8 +116,5 @@ def _directory(keep: Path | None) -> Iterator[Path]:
             raise UsageError(f"--keep {keep}: {error.strerror}; name a directory that does not exist") from None
         yield keep.absolute()
         return
-    made = Path(tempfile.mkdtemp(prefix="slurm-elastic-rehearsal-"))
-    try:
-        yield made
-    finally:
-        shutil.rmtree(made, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix="slurm-elastic-rehearsal-", ignore_cleanup_errors=True) as made:
+        yield Path(made)

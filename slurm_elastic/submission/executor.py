@@ -9,7 +9,7 @@ import shutil
 import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -26,29 +26,6 @@ _WHY_NO_ARRAY = 'a batch becomes one job for each submission; for elements that 
 _LISTS = ("setup", "teardown", "srun_args")
 _NO_OPTION = frozenset({*_LISTS, "additional_parameters", "signal_delay_s", "stderr_to_stdout", "use_srun", "nodes"})
 _SHARES_OF_A_NODE = frozenset({"cpus-per-task", "mem", "mem-per-cpu", "mem-per-gpu"})
-
-
-@dataclass(frozen=True, slots=True)
-class SlurmParameters:
-    """submitit's parameters, translated.
-
-    Attributes:
-        options: Options of sbatch; None for an option without a value.
-        without: Options that the script drops from the template.
-        nodes: Number of nodes; None if it is not given.
-        signal_delay: Seconds before the time limit at which Slurm sends the warning; None if it is not given.
-        stderr_to_stdout: True if both streams go to one file.
-        setup, teardown, srun_options: see :class:`~slurm_elastic.submission.plan.Plan`.
-    """
-
-    options: Mapping[str, str | None] = field(default_factory=dict)
-    without: tuple[str, ...] = ()
-    nodes: int | None = None
-    signal_delay: int | None = None
-    stderr_to_stdout: bool = False
-    setup: tuple[str, ...] = ()
-    teardown: tuple[str, ...] = ()
-    srun_options: tuple[str, ...] = ()
 
 
 def long_names(parameters: Mapping[str, Any], equivalents: Mapping[str, str], prefix: str) -> dict[str, Any]:
@@ -75,11 +52,14 @@ def long_names(parameters: Mapping[str, Any], equivalents: Mapping[str, str], pr
     return named
 
 
-def slurm_parameters(parameters: Mapping[str, Any]) -> SlurmParameters:
-    """Translate the parameters of submitit's SlurmExecutor.
+def sbatch_options(parameters: Mapping[str, Any]) -> tuple[dict[str, str | None], tuple[str, ...]]:
+    """Translate the parameters of submitit's SlurmExecutor to options of sbatch.
 
     Args:
         parameters: Parameters by the names of the SlurmExecutor.
+
+    Returns:
+        Options, None for one without a value; and those that the script drops from the template.
 
     Raises:
         UsageError: A parameter would break the agents, or its value is invalid.
@@ -95,17 +75,7 @@ def slurm_parameters(parameters: Mapping[str, Any]) -> SlurmParameters:
     for name, value in (parameters.get("additional_parameters") or {}).items():
         require_possible(name.replace("_", "-"))
         _put(options, without, name.replace("_", "-"), value)
-    delay = parameters.get("signal_delay_s")
-    return SlurmParameters(
-        options=options,
-        without=tuple(sorted(without)),
-        nodes=parameters.get("nodes"),
-        signal_delay=None if delay is None else _whole("signal_delay_s", delay),
-        stderr_to_stdout=bool(parameters.get("stderr_to_stdout")),
-        setup=_lines("setup", parameters),
-        teardown=_lines("teardown", parameters),
-        srun_options=_lines("srun_args", parameters),
-    )
+    return options, tuple(sorted(without))
 
 
 def _refuse(parameters: Mapping[str, Any]) -> None:
@@ -270,14 +240,14 @@ class ElasticExecutor(slurm.SlurmExecutor):
                 fix = did_you_mean(name, names, otherwise="others go into slurm_additional_parameters")
                 raise UnknownParameterError(f"no parameter {name!r}; {fix}")
         merged = {**self.parameters, **named}
-        self._planned((), slurm_parameters(merged))
+        self._planned((), merged)
         self.parameters = merged
 
-    def _nodes(self, parameters: SlurmParameters) -> NodeRange:
-        if parameters.nodes is not None:
+    def _nodes(self, nodes: int | None) -> NodeRange:
+        if nodes is not None:
             if self.min_nodes is not None or self.max_nodes is not None:
                 raise UsageError("the number of nodes is given twice; leave slurm_nodes out and give max_nodes")
-            return NodeRange(parameters.nodes, parameters.nodes)
+            return NodeRange(nodes, nodes)
         most = self.max_nodes if self.max_nodes is not None else self.min_nodes or 1
         # With a maximum alone the job takes the nodes that are free, at least one.
         return NodeRange(1 if self.min_nodes is None else self.min_nodes, most)
@@ -288,37 +258,39 @@ class ElasticExecutor(slurm.SlurmExecutor):
         Args:
             program: What the workers run, with its arguments; options of the agents may stand before it.
         """
-        return self._planned(program, slurm_parameters(self.parameters))
+        return self._planned(program, self.parameters)
 
-    def _planned(self, program: tuple[str, ...], parameters: SlurmParameters) -> Plan:
+    def _planned(self, program: tuple[str, ...], parameters: Mapping[str, Any]) -> Plan:
+        translated, without = sbatch_options(parameters)
+        delay = parameters.get("signal_delay_s")
+        warning = {} if delay is None else {"signal": f"USR2@{_whole('signal_delay_s', delay)}"}
+        setup, teardown, srun_options = (_lines(name, parameters) for name in _LISTS)
         for name in ("output", "error", "open-mode", "nodes"):
-            if name in parameters.options:
+            if name in translated:
                 raise UsageError(f"slurm_additional_parameters: the executor sets {name}; leave it out")
         outputs = utils.JobPaths(self.folder)
         out, err = str(outputs.stdout), str(outputs.stderr)
-        options: dict[str, str | None] = {"job-name": "elastic", **parameters.options}
+        options: dict[str, str | None] = {"job-name": "elastic", **translated}
         for name, path in (("output", out), ("error", err)):
-            if name == "output" or not parameters.stderr_to_stdout:
+            if name == "output" or not parameters.get("stderr_to_stdout"):
                 # The id of the run is that of the array, not that of an element.
                 options[name] = (
                     path.replace("%j_%t", "%A_%a").replace("%j", "%A")
                     if self.shape is Shape.ARRAY
                     else path.replace("%t", "0")
                 )
-        options["open-mode"] = "append"
-        if parameters.signal_delay is not None:
-            options["signal"] = f"USR2@{parameters.signal_delay}"
+        options |= {"open-mode": "append", **warning}
         base = utils.JobPaths.get_first_id_independent_folder(self.folder)
         return Plan(
             shape=self.shape,
-            nodes=self._nodes(parameters),
+            nodes=self._nodes(parameters.get("nodes")),
             options=options,
-            without=parameters.without,
+            without=without,
             agent=self.agent.words(base),
             program=program,
-            setup=(*environment_lines(), *parameters.setup),
-            srun_options=parameters.srun_options,
-            teardown=parameters.teardown,
+            setup=(*environment_lines(), *setup),
+            srun_options=srun_options,
+            teardown=teardown,
         )
 
     def _make_submission_file_text(self, command: str, uid: str) -> str:

@@ -158,7 +158,7 @@ def resize(
             or (job.state == "RUNNING" and job.job_id not in jobs and not contents.has_job(job.job_id))
         )
     ]
-    plan = plan_resize(change, size, agents, coming, live.min_nodes, live.max_nodes)
+    plan = plan_resize(change, size, agents, coming, live.leader.min_nodes, live.leader.max_nodes)
     # First what may be refused.
     resized = _submit(run_dir, plan, live, options or {}) if plan.submit else Resized(plan)
     for name in plan.cancel:
@@ -177,8 +177,9 @@ def _ask(run_dir: RunDir) -> tuple[LeaderEndpoint, LiveRun]:
     except NoAnswerError as error:
         raise UsageError(f"run {run_dir.run_id} does not train: {error}") from None
     live = live_run(answer, reports, time.monotonic() - begin)
-    if live.silent or live.phase == "closed":
-        why = f"no answer from {live.silent}; try again" if live.silent else "it is ending"
+    silent = live.leader.silent
+    if silent or live.leader.phase == "closed":
+        why = f"no answer from {silent}; try again" if silent else "it is ending"
         raise UsageError(f"run {run_dir.run_id} keeps its size: {why}")
     return leader, live
 
@@ -219,7 +220,7 @@ def _submit(run_dir: RunDir, plan: ResizePlan, live: LiveRun, options: Mapping[s
             f"how run {run_dir.run_id} was started is not on record: its batch script has to have the lines of "
             "slurm-elastic template, with job-end wait beside srun, and one run"
         )
-    script = further_job(run_dir, started, plan.submit, f"{live.min_nodes}:{live.max_nodes}", options)
+    script = further_job(run_dir, started, plan.submit, f"{live.leader.min_nodes}:{live.leader.max_nodes}", options)
     job = submit([f"--chdir={started.directory}"] if "chdir" not in options else [], script=script.text())
     changed = f"{started.program} has changed since the run was started: nodes that join run it as it is now"
     return Resized(plan, job, changed if started.has_changed() else "")

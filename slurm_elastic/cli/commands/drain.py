@@ -61,8 +61,6 @@ class Drain(Command):
         if answer.nodes:
             print(f"asked to leave: {', '.join(answer.nodes)}", flush=True)
             if options.wait:
-                # It imports msgspec.
-
                 return wait_until_left(run_dir, answer.nodes, before, options.timeout)
         else:
             print(f"no agent of run {options.run_id} is running; nothing to drain")

@@ -7,7 +7,7 @@ import pytest
 
 from slurm_elastic.observe.live import LiveAgent, LiveLeave, LiveRun, LiveWorker
 from slurm_elastic.observe.status import run_status, status_json
-from slurm_elastic.observe.views import RunState, RunStatus
+from slurm_elastic.observe.views import LiveAnswer, RunState, RunStatus
 from slurm_elastic.rundir import JobRecords
 from slurm_elastic.slurm import QueuedJob
 from tests.unit.observe.runs import START, WrittenRun, iso
@@ -192,11 +192,7 @@ def test_what_agents_answer_goes_before_their_records(run: WrittenRun) -> None:
     trains(run)
     newcomer = "n4/8.0/1"
     answer = LiveRun(
-        leader=A,
-        phase="running",
-        asked=4,
-        answered=3,
-        silent="n10",
+        LiveAnswer(A, "running", asked=4, answered=3, silent="n10"),
         agents={
             A: LiveAgent(
                 "training",
@@ -232,7 +228,7 @@ def test_a_notice_on_record_gives_way_to_what_its_agent_says(run: WrittenRun) ->
     trains(run)
     JobRecords(run.run_dir, "7").publish_notice(0, {"text": "preempted", "seconds": 60.0, "time": iso(29)})
     leave = LiveLeave("preempted", "preempted by job 9", 12.5)
-    answer = LiveRun(leader=A, phase="running", agents={B: LiveAgent("training", leave=leave)})
+    answer = LiveRun(LiveAnswer(A, "running"), agents={B: LiveAgent("training", leave=leave)})
     assert [each.text for each in status(run, 30, queued()).notices] == ["preempted"]
     (notice,) = run_status(run.records(), START + 30, [queued()], True, answer).notices
     assert (notice.node, notice.seconds) == ("n2", 12.5)

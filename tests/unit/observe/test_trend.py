@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from slurm_elastic.observe.live import LiveAgent, LiveWorker
-from slurm_elastic.observe.trend import Trends, advance, sparkline
+from slurm_elastic.observe.trend import StepTimes, advance, sparkline
 from slurm_elastic.observe.views import AgentView, RunState, RunStatus
 
 A = "n1/7.0/1"
@@ -17,10 +17,10 @@ def status(steps: int, since: float = 0.0, round_: int = 0) -> RunStatus:
 
 
 def trend(*samples: tuple[float, RunStatus]) -> tuple[float, ...]:
-    trends = Trends()
+    trends: dict[str, StepTimes] = {}
     for now, answer in samples:
         trends = advance(trends, answer, now)
-    return trends.agents[A].seconds
+    return trends[A].seconds
 
 
 def test_the_time_of_a_step_is_that_between_two_answers_by_the_steps_of_the_slowest_worker() -> None:
@@ -39,8 +39,8 @@ def test_another_round_begins_anew_and_keeps_the_picture() -> None:
 
 
 def test_an_agent_that_does_not_answer_any_more_is_left_out() -> None:
-    before = advance(Trends(), status(1), 1.0)
-    assert advance(before, RunStatus("7", "", RunState.RUNNING), 2.0).agents == {}
+    before = advance({}, status(1), 1.0)
+    assert advance(before, RunStatus("7", "", RunState.RUNNING), 2.0) == {}
 
 
 @pytest.mark.parametrize(

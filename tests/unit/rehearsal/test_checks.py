@@ -27,14 +27,12 @@ def worker(round_: int, rank: int, first: int, last: int, **fields: object) -> W
     values: dict[str, object] = {
         "node": f"node{rank}",
         "world_size": 2,
-        "begun": begun,
         "steps": steps,
         "pause": 1.0,
         "asked": "train.py:9",
         "losses": {step: 1 / step for step, _ in steps},
         "samples": tuple((step, 0, 2 * step + rank) for step, _ in steps),
         "ended": begun + last + 1,
-        "last": begun + last + 1,
         "saved": "train.py:5",
     }
     return WorkerSeen(round_, rank, **{**values, **fields})  # type: ignore[arg-type]

@@ -9,6 +9,7 @@ import pytest
 from slurm_elastic.cli import main
 from slurm_elastic.errors import UsageError
 from slurm_elastic.observe.live import LiveAgent, LiveLeave, LiveRun
+from slurm_elastic.observe.views import LiveAnswer
 from slurm_elastic.rendezvous.leader_client import LeaderEndpoint
 from slurm_elastic.rendezvous.requests import LeaveAnswer, LeaveRequest
 from slurm_elastic.rundir import RunDir
@@ -107,7 +108,7 @@ def cluster(tmp_path: Path, run_dir: RunDir, monkeypatch: pytest.MonkeyPatch) ->
         (tmp_path / name).chmod(0o755)
     agents = {agent: LiveAgent("training") for agent in (*FIRST, *SECOND)}
     agents["n5/9.1/15"] = LiveAgent("leaving", leave=LiveLeave("drained"))
-    live = LiveRun("n1/7.0/11", "running", min_nodes=1, max_nodes=8, agents=agents)
+    live = LiveRun(LiveAnswer("n1/7.0/11", "running", min_nodes=1, max_nodes=8), agents)
     leader = LeaderEndpoint("127.0.0.1", 1, "7.0", b"")
 
     def leave(_: LeaderEndpoint, request: LeaveRequest) -> LeaveAnswer:
