@@ -374,7 +374,8 @@ class Checks:
         require(here > len(table.places), "a round ends for new nodes only if the next one is larger", here)
         if self._world.now >= first + settings.last_call_timeout:
             return
-        more = largest(settings, len(before.agents) + len(coming), self._unusable) > here
+        # Whose connection is broken is given up by now: no round ends for new nodes before that.
+        more = largest(settings, len(before.agents) - len(before.broken) + len(coming), self._unusable) > here
         require(not coming or not more, "joins that are close together make one round", coming)
 
     def _check_no_needless_wait(self, state: State) -> None:

@@ -107,11 +107,14 @@ class World:
             self._happen(fault, leader)
 
     def longest_silence(self) -> float:
-        """For how long anything was paused, cut or slow to read without a break, by now or in the last seconds."""
+        """For how long anything was paused, cut or slow to read without a break, by now or in the last seconds.
+
+        An attempt to connect that begins in one silence may fail only in the next, if that comes soon.
+        """
         longest = 0.0
         begin = end = -math.inf
         for since, until in sorted(self._silences):
-            if since > end:
+            if since > end + CONNECT:
                 begin = since
             end = max(end, until)
             if end > self.now - 20.0:
