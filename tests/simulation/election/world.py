@@ -107,14 +107,11 @@ class World:
             self._happen(fault, leader)
 
     def longest_silence(self) -> float:
-        """For how long anything was paused, cut or slow to read without a break, by now or in the last seconds.
-
-        An attempt to connect that begins in one silence may fail only in the next, if that comes soon.
-        """
+        """For how long anything was paused, cut, half open or slow to read without a break, by now or lately."""
         longest = 0.0
         begin = end = -math.inf
         for since, until in sorted(self._silences):
-            if since > end + CONNECT:
+            if since > end:
                 begin = since
             end = max(end, until)
             if end > self.now - 20.0:
@@ -139,7 +136,11 @@ class World:
                 wire.close_by_member()
 
         def fail_within(seconds: float) -> None:
-            agent.later(min(seconds, timeout or seconds), lambda: answer(Answer.SILENT, None))
+            seconds = min(seconds, timeout or seconds)
+            agent.later(seconds, lambda: answer(Answer.SILENT, None))
+            if other.leader is not None:
+                # To this agent the leader is silent until the attempt is given up, however soon it could answer again.
+                self._silences.append((self.now, self.now + seconds))
 
         def arrive() -> None:
             self.before_message(other)
