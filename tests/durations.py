@@ -42,17 +42,21 @@ class Meter:
     """Adds the processors' seconds to the reports, where the tests run.
 
     They are those of a control group of this process's own, which all that it starts stays in, daemons of a test
-    cluster, too (cgroup v1, cpuacct); without one, of this process and the children that it has waited for.
+    cluster, too (cgroup v1, cpuacct); without one, of this process and the children that it has waited for. Where the
+    kernel shares the processors out by groups, too (cpu), each process of pytest-xdist gets as much as another one,
+    not each session of theirs (sched(7), autogroup), of which a test cluster has ten times as many.
     """
 
-    def __init__(self, groups: Path = Path("/sys/fs/cgroup/cpuacct")) -> None:
-        self._group: Path | None = groups / f"tests-{os.urandom(4).hex()}"
+    def __init__(self, groups: Path = Path("/sys/fs/cgroup")) -> None:
+        name = f"tests-{os.urandom(4).hex()}"
+        self._groups = [
+            group
+            for group in (groups / controller / name for controller in ("cpuacct", "cpu"))
+            # Who takes the time that others leave takes it from all groups.
+            if (group.parent.name == "cpuacct" or os.sched_getscheduler(0) != os.SCHED_IDLE) and _join(group)
+        ]
+        self._usage = next((group / "cpuacct.usage" for group in self._groups if group.parent.name == "cpuacct"), None)
         self._last = 0.0
-        try:
-            self._group.mkdir()
-            (self._group / "cgroup.procs").write_text(str(os.getpid()))
-        except OSError:
-            self._leave()
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(self) -> Iterator[None]:
@@ -67,22 +71,35 @@ class Meter:
         self._last = self._seconds()
 
     def pytest_unconfigure(self) -> None:
-        self._leave()
+        for group in self._groups:
+            _leave(group)
+        self._groups, self._usage = [], None
 
     def _seconds(self) -> float:
-        if self._group is None:
+        if self._usage is None:
             return sum(os.times()[:4])
-        return int((self._group / "cpuacct.usage").read_text()) / 1e9
+        return int(self._usage.read_text()) / 1e9
 
-    def _leave(self) -> None:
-        group, self._group = self._group, None
-        if group is None:
-            return
-        # A process may be left behind in it.
-        with contextlib.suppress(OSError):
-            (group.parent / "cgroup.procs").write_text(str(os.getpid()))
-        with contextlib.suppress(OSError):
-            group.rmdir()
+
+def _join(group: Path) -> bool:
+    """Make a control group, and put this process into it; return whether that is possible here."""
+    try:
+        group.mkdir()
+        (group / "cgroup.procs").write_text(str(os.getpid()))
+    except OSError:
+        _leave(group)
+        return False
+    return True
+
+
+def _leave(group: Path) -> None:
+    # Servers that forked for this process end a moment after it.
+    with contextlib.suppress(OSError):
+        for process in (group / "cgroup.procs").read_text().split():
+            with contextlib.suppress(OSError):
+                (group.parent / "cgroup.procs").write_text(process)
+    with contextlib.suppress(OSError):
+        group.rmdir()
 
 
 class Recorder:

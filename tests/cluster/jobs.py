@@ -41,9 +41,9 @@ exec sleep "$1"
 ENDED = frozenset({"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL"})
 
 
-PATIENT = {"PET_RDZV_CONF": "heartbeat_limit=20", "PET_CONSOLE": "full"}
-"""For all agents of tests: as in the local layer, one that stands still for seconds on a busy machine is not lost, and
-tests look at every line."""
+PATIENT = {"PET_RDZV_CONF": "heartbeat_limit=20", "PET_CONSOLE": "full", "OMP_NUM_THREADS": "1"}
+"""For all agents of tests: as in the local layer, one that stands still for seconds on a busy machine is not lost,
+tests look at every line, and a worker takes one processor, as all nodes share those of one machine."""
 SILENCE = "--rdzv-conf=heartbeat_limit=3"
 """For agents whose silence matters: the default."""
 

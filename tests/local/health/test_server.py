@@ -147,6 +147,9 @@ def waits(client: socket.socket) -> bool:
         client.recv(1)
     except BlockingIOError:
         return True
+    except ConnectionResetError:
+        # It closed this connection before it had read the request.
+        return False
     return False
 
 
