@@ -288,9 +288,12 @@ def test_strangers_that_hold_more_connections_than_there_are_descriptors(allocat
     )
     python, _, _, *arguments = agent_command("--local-addr=127.0.0.1", "--max-restarts=1", str(WORKER))
     leader = nodes.command(1, python, str(limited), *arguments)
+    endpoint = nodes.run_dir / "endpoints" / "7.0.json"
+    # An agent that finds nobody for 10 s leads, and this one imports torch first.
+    eventually(endpoint.exists, nodes.log)
     member = nodes.start(2, "--max-restarts=1")
     nodes.seen(0)
-    port = json.loads((nodes.run_dir / "endpoints" / "7.0.json").read_text())["port"]
+    port = json.loads(endpoint.read_text())["port"]
     with ExitStack() as stack:
         for _ in range(400):
             stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=HANG))
