@@ -1,0 +1,367 @@
+"""The passing of time in the election: how long an agent follows, where it searches, when it campaigns.
+
+:mod:`.machine` makes one step of this after each event. Pure: the moments are in the state, and `Due.deadline` says
+when the next one comes that no event announces.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from typing import Any
+
+from slurm_elastic.rendezvous.election import actions, endpoints, events
+from slurm_elastic.rendezvous.election import leader_location as attempting
+from slurm_elastic.rendezvous.election.leader_location import Answer, Attempts
+from slurm_elastic.rendezvous.election.policy import (
+    BLOCKING_LIMIT,
+    FENCE,
+    RESTORE,
+    LeaderLoss,
+    campaign_delay,
+    first_question_delay,
+    search_pause,
+)
+from slurm_elastic.rendezvous.election.state import Campaigning, Election, Following, Lookup, Preparing, Search
+from slurm_elastic.rendezvous.leader_events import CutOff, LeaderEvent, LeaderLost, Unreachable
+from slurm_elastic.rendezvous.membership import Reason, replace
+from slurm_elastic.rendezvous.transport.connect import Endpoint
+from slurm_elastic.rendezvous.transport.messages import AgentMessage
+
+READ_AGAIN = 0.5
+"""Seconds between two readings of the records while the agent searches or campaigns."""
+CAMPAIGN_AGAIN = 1.0
+"""Seconds between the starts of two campaigns."""
+STEP_DOWN = 3.0
+"""Seconds in which an agent does not campaign again after it stepped down: the time to reach the other candidate."""
+UNLED = 10.0
+"""Seconds after which a run that no agent has ever led is led by any agent."""
+LATE = 1 / 6
+"""Part of the heartbeat limit: an agent whose tick comes this much late was paused."""
+SUSPICIOUS = 1 / 2
+"""Part of the heartbeat limit after which an agent with a silent leader connects to it again."""
+RECONNECT, RECONNECT_AGAIN = 1 / 10, 1 / 20
+"""Of the heartbeat limit: how long such a connection may take, and the pause before the next one."""
+_LEADS_NONE = (Answer.ENDED, Answer.IDLE)
+
+
+class Due:
+    """One step under way: the state so far, and the actions so far."""
+
+    def __init__(self, state: Election, now: float) -> None:
+        # A copy of its own, which changes in place until the step is over.
+        self.state, self.now = replace(state), now
+        self.config = state.config
+        self.actions: list[actions.Action] = []
+        # When the next attempts start, and how long the search goes before a campaign, once that is known.
+        self.attempts_at = self.rivals_at = self.delay = math.inf
+
+    def change(self, **changes: Any) -> None:
+        """Change the state."""
+        self.state.__dict__.update(changes)
+
+    def change_search(self, **changes: Any) -> None:
+        """Change what the state says of the search."""
+        self.change(search=replace(self.state.search, **changes))
+
+    def number(self) -> int:
+        """Return the next number for an attempt, a reading or a campaign."""
+        self.change(numbers=self.state.numbers + 1)
+        return self.state.numbers
+
+    def act(self, action: actions.Action) -> None:
+        """Have something done, after what has been asked for already."""
+        self.actions.append(action)
+
+    # Time.
+
+    def allow_for_own_pause(self, event: events.Event) -> None:
+        """Give the leader time if this agent was paused: a leader that was paused, too, has only just become silent.
+
+        As when a whole job is suspended and goes on node by node. Once: an agent that is always late has to find out
+        some time that it has no leader.
+        """
+        link, limit = self.state.link, self.state.heartbeat_limit
+        if link is None or (isinstance(event, events.Received) and event.number == link.number):
+            return
+        suspicious = limit * SUSPICIOUS
+        meant = max(self.state.deadline, link.last_message_at + suspicious)
+        if self.now > meant + limit * LATE and link.last_message_at != link.allowed:
+            last_message_at = self.now - suspicious
+            self.change(link=replace(link, last_message_at=last_message_at, allowed=last_message_at))
+
+    def advance(self) -> None:
+        """Do what is due at this moment."""
+        if self.state.over:
+            return
+        if self.state.link is not None:
+            self._watch(self.state.link)
+        if self.state.link is None:
+            self._search()
+        if isinstance(self.state.campaign, Campaigning) and not self.state.over:
+            self._watch_campaign(self.state.campaign)
+
+    def deadline(self) -> float:
+        """When something is due that no event announces."""
+        state = self.state
+        if state.over:
+            return math.inf
+        moments = []
+        link = state.link
+        if link is not None:
+            limit = state.heartbeat_limit
+            if self.now < link.last_message_at + limit * SUSPICIOUS:
+                moments.append(link.last_message_at + limit * SUSPICIOUS)
+            else:
+                moments.append(link.last_message_at + state.leader_limit)
+                if self.now < link.last_message_at + limit * FENCE:
+                    moments.append(link.last_message_at + limit * FENCE)
+                if link.reconnect is None:
+                    moments.append(link.reconnect_at)
+        else:
+            moments += self._search_deadlines()
+        if isinstance(state.campaign, Campaigning):
+            moments.append(self.rivals_at)
+            if state.campaign.blocks_since is not None:
+                moments.append(state.campaign.blocks_since + BLOCKING_LIMIT)
+        if state.lookup.pending is None and (link is None or isinstance(state.campaign, Campaigning)):
+            moments.append(max(state.lookup.read_at + self._read_again(), state.search.asks_at))
+        return min(moments)
+
+    def _search_deadlines(self) -> list[float]:
+        state, config, search = self.state, self.config, self.state.search
+        once = (search.asks_at, search.began + RESTORE, search.began + UNLED)
+        moments = [search.began + config.connect_timeout, self.attempts_at, *(at for at in once if self.now < at)]
+        if search.lost_at is not None:
+            if state.campaign is None and config.campaign is not None and state.lookup.read_at >= search.lost_at:
+                moments.append(max(search.lost_at + self.delay, state.campaign_at))
+        elif search.lost is not None:
+            moments.append(search.last_message_at + state.leader_limit)
+        elif state.lookup.location.published:
+            moments.append(search.began + state.leader_limit)
+        return moments
+
+    # Following.
+
+    def _watch(self, link: Following) -> None:
+        """Act on the silence of the leader.
+
+        While the leader is merely silent a second link is tried beside the first: either the leader is paused, then the
+        first one goes on; or the network was cut, and TCP would take many seconds to notice that it is whole again.
+        """
+        limit = self.state.heartbeat_limit
+        if self.now < link.last_message_at + limit * SUSPICIOUS:
+            return
+        if self.now >= link.last_message_at + self.state.leader_limit:
+            self.act(actions.CloseLink(link.number))
+            self._lose_link(link)
+            return
+        if self.now >= link.last_message_at + limit * FENCE:
+            self._fence("the leader is silent")
+        if link.reconnect is None and self.now >= link.reconnect_at:
+            number = self.number()
+            self.act(actions.Connect(number, link.endpoint, limit * RECONNECT))
+            self.change(link=replace(link, reconnect=number))
+
+    def _lose_link(self, link: Following) -> None:
+        """The link to the leader is of no more use: search for one."""
+        if link.reconnect is not None:
+            self.act(actions.CancelConnect(link.reconnect))
+        members, own = self.state.known, self.config.agent
+        # One of the first successors leads next, so they search at full rate, and the others have it to wait for.
+        first = any(successor.agent == own for successor in members.successors[: endpoints.FIRST_TRIED])
+        searching = 0 if first else members.members
+        search = Search(
+            self.now,
+            link.endpoint,
+            link.last_message_at,
+            self.now if members.resigned else None,
+            least_pause=search_pause(searching, own),
+            asks_at=self.now + first_question_delay(searching, own),
+        )
+        self.change(link=None, search=search, lookup=Lookup())
+
+    def _follow(self, number: int, endpoint: Endpoint) -> None:
+        """Follow the leader at the other end of this link."""
+        self.change(link=Following(number, endpoint, self.now), known=replace(self.state.known, resigned=False))
+        follower, greeting = self.state.follower.greet(self.now)
+        self.change(follower=follower)
+        for message in greeting:
+            self.act(actions.Send(number, message))
+
+    def _send(self, message: AgentMessage) -> None:
+        # What cannot be sent now is not lost: every new link begins with what the leader has to know.
+        if self.state.link is not None:
+            self.act(actions.Send(self.state.link.number, message))
+
+    def _fence(self, why: str) -> None:
+        """Stop the workers here: the leader gives up this agent about now, and goes on without it."""
+        cut_off = self.state.follower.cut_off_now()
+        if cut_off is not None and cut_off.last_round is not None:
+            self.change(follower=cut_off)
+            self.act(actions.StopWorkers(CutOff(cut_off.last_round, Reason.NODE_LOST, self.state.known.node, why)))
+
+    # Searching.
+
+    def _search(self) -> None:
+        search = self.state.search
+        if search.lost is not None and self.now >= search.began + RESTORE:
+            self._fence("the link to the leader is broken")
+        if search.lost_at is None:
+            lost_at = self._lost_at()
+            if lost_at is not None:
+                self.change_search(lost_at=lost_at)
+        if self._read_location():
+            return
+        search = self.state.search
+        starting, self.attempts_at = attempting.due(
+            search.attempts, endpoints.of_search(self.state, self.now), self.now
+        )
+        if starting:
+            self.change_search(attempts=self._connect(search.attempts, starting))
+        self._campaign_if_due()
+        if self.now >= search.began + UNLED and not search.warned:
+            self.change_search(warned=True)
+            self.act(actions.Warn(self._no_leader_yet(search)))
+        if self.now >= search.began + self.config.connect_timeout:
+            problem = search.attempts.problem
+            self._end(LeaderLost(problem) if search.lost is not None else self._unreachable(problem))
+
+    def _read_location(self) -> bool:
+        """Read the records if that is due. Returns whether they say that there will be no leader."""
+        lookup, since = self.state.lookup, self.state.search.lost_at if self.state.link is None else None
+        if lookup.location.refusal and self.state.link is None:
+            self._end(Unreachable(lookup.location.refusal, usage=True))
+            return True
+        old = self.now >= lookup.read_at + self._read_again() or (since is not None and lookup.read_at < since)
+        if lookup.pending is None and old and self.now >= self.state.search.asks_at:
+            number = self.number()
+            self.act(actions.ReadLeaderLocation(number, self.state.known.recorded(lookup.location)))
+            self.change(lookup=replace(lookup, pending=number, began=self.now))
+        return False
+
+    def _read_again(self) -> float:
+        """Return the seconds between two readings of the records."""
+        return READ_AGAIN if self.state.campaign is not None else max(READ_AGAIN, self.state.search.least_pause)
+
+    def _lost_at(self) -> float | None:
+        """Since when it is certain that there is no leader where there was one; None as long as it is not."""
+        state, search, now = self.state, self.state.search, self.now
+        if search.lost is not None:
+            return now if search.attempts.answer(search.lost) in _LEADS_NONE or self._is_silent() else None
+        location = state.lookup.location
+        if not location.published:
+            if now < search.began + UNLED or self.config.campaign is None:
+                return None
+            # To lead the same run a second time is the last thing to do, also when the other leader is silent for once
+            # or has finished it.
+            twins = search.attempts.with_answer(Answer.TWIN)
+            if twins and not state.twins:
+                self.act(actions.Warn(_twin(twins)))
+            if not twins <= state.twins:
+                self.change(twins=state.twins | twins)
+            return None if self.state.twins else now
+        gone = all(search.attempts.answer(endpoint) in _LEADS_NONE for endpoint in location.endpoints)
+        return now if gone or now >= search.began + self.state.leader_limit else None
+
+    def _is_silent(self) -> bool:
+        return self.now >= self.state.search.last_message_at + self.state.leader_limit
+
+    def _end(self, event: LeaderEvent) -> None:
+        self.end()
+        self.act(actions.Deliver(event))
+
+    def _unreachable(self, problem: str) -> Unreachable:
+        if self.state.twins and not self.state.lookup.location.published:
+            return Unreachable(_twin(self.state.twins), usage=True)
+        return Unreachable(f"{problem}, tried for {self.config.connect_timeout:g} s")
+
+    def _no_leader_yet(self, search: Search) -> str:
+        left = search.began + self.config.connect_timeout - self.now
+        return f"no leader found for {UNLED:g} s: {search.attempts.problem}; this agent tries for {left:.0f} s more"
+
+    def _connect(self, attempts: Attempts, endpoints: Collection[Endpoint]) -> Attempts:
+        for endpoint in endpoints:
+            number = self.number()
+            attempts = attempting.begin(attempts, endpoint, number, self.now)
+            self.act(actions.Connect(number, endpoint))
+        return attempts
+
+    def _cancel_attempts(self, attempts: Attempts, kept: int | None = None) -> None:
+        for number in attempts.pending():
+            if number != kept:
+                self.act(actions.CancelConnect(number))
+
+    # Campaigning.
+
+    def _campaign_if_due(self) -> None:
+        state, search = self.state, self.state.search
+        if state.campaign is not None or self.config.campaign is None or search.lost_at is None:
+            return
+        # Another agent may lead since an earlier look.
+        if state.lookup.read_at < search.lost_at:
+            return
+        order, gone = endpoints.succession(state)
+        names = [successor.agent for successor in order]
+        self.delay = campaign_delay(names, self.config.agent, gone, state.known.leaving)
+        if self.now >= max(search.lost_at + self.delay, state.campaign_at):
+            number = self.number()
+            self.change(campaign=Preparing(number, self._loss()), campaign_at=self.now + CAMPAIGN_AGAIN)
+            self.act(actions.ReadCampaignRecords(number))
+
+    def _loss(self) -> LeaderLoss:
+        members, search = self.state.known, self.state.search
+        order, gone = endpoints.succession(self.state)
+        silent = frozenset[str]()
+        if search.lost is not None and (lost := endpoints.agent_at(self.state, search.lost, order)):
+            if search.attempts.answer(search.lost) is Answer.ENDED:
+                gone |= {lost}
+            elif self._is_silent() and lost not in gone:
+                silent = frozenset({lost})
+        return LeaderLoss(
+            Reason.NODE_LEFT if members.resigned else Reason.NODE_LOST, frozenset(gone), silent, members.round
+        )
+
+    def _watch_campaign(self, campaign: Campaigning) -> None:
+        """Try endpoints of a leader and of candidates that precede this one; step down if this one blocks others."""
+        if self.state.link is not None:
+            self._read_location()
+        if campaign.blocks_since is not None and self.now >= campaign.blocks_since + BLOCKING_LIMIT:
+            self._step_down()
+            return
+        starting, self.rivals_at = attempting.due(campaign.attempts, endpoints.of_rivals(self.state), self.now)
+        if starting:
+            self.change(campaign=replace(campaign, attempts=self._connect(campaign.attempts, starting)))
+
+    def _step_down(self) -> None:
+        """Leave it to another agent to lead."""
+        campaign = self.state.campaign
+        if isinstance(campaign, Campaigning):
+            self._cancel_attempts(campaign.attempts)
+            self.act(actions.StopLeading(campaign.number))
+            self.change(campaign=None, campaign_at=self.now + STEP_DOWN)
+
+    def end(self) -> None:
+        """The run has ended for this agent, or the agent ends: leave nothing under way."""
+        if self.state.link is None:
+            self._cancel_attempts(self.state.search.attempts)
+        elif self.state.link.reconnect is not None:
+            self.act(actions.CancelConnect(self.state.link.reconnect))
+        if isinstance(self.state.campaign, Campaigning):
+            self._cancel_attempts(self.state.campaign.attempts)
+        if isinstance(self.state.campaign, Preparing):
+            self.change(campaign=None)
+        self.change(over=True)
+
+
+def address(endpoint: Endpoint) -> str:
+    """Return an endpoint as people write it."""
+    return f"{endpoint[0]}:{endpoint[1]}"
+
+
+def _twin(endpoints: Collection[Endpoint]) -> str:
+    where = ", ".join(sorted(address(endpoint) for endpoint in endpoints))
+    return (
+        f"a run of this id is led from {where} by another run directory; give one that all nodes share by --run-dir, or"
+        " another --run-id"
+    )
