@@ -67,12 +67,13 @@ def test_a_paused_leader_loses_nobody(allocate: Allocate) -> None:
     nodes.formed(0)
     # On a busy machine agents may have agreed on a leader twice before the round.
     before = len(nodes.events())
-    members = [_sockets(agent.pid) for agent in agents[1:]]
-    agents[0].signal(signal.SIGSTOP)
+    leader = agents[nodes.nodes.index(nodes.leader())]
+    members = {agent.pid: _sockets(agent.pid) for agent in agents if agent is not leader}
+    leader.signal(signal.SIGSTOP)
     # The members miss it: each tries another connection beside its own after half of the heartbeat limit. They stop
     # their workers after five sixths of it.
-    eventually(lambda: all(_sockets(agent.pid) - old for agent, old in zip(agents[1:], members, strict=True)))
-    agents[0].signal(signal.SIGCONT)
+    eventually(lambda: all(_sockets(pid) - old for pid, old in members.items()))
+    leader.signal(signal.SIGCONT)
     nodes.touch("finish")
     assert [agent.wait() for agent in agents] == [0, 0, 0]
     assert nodes.rounds() == 1
