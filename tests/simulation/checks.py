@@ -208,7 +208,7 @@ class Checks:
             and before.planned_stop is None
             and after.planned_stop.reason is Reason.NODE_JOINED
         ):
-            self._check_gathered(before)
+            self._check_gathered(before, after)
         if after.phase is Phase.RUNNING:
             require(after.table is self._latest, "one table is current", after.table)
         if self._given_up:
@@ -364,7 +364,7 @@ class Checks:
             inquest.failure,
         )
 
-    def _check_gathered(self, before: State) -> None:
+    def _check_gathered(self, before: State, after: State) -> None:
         """A running round ends for new agents."""
         settings, table = before.settings, self._latest
         first, coming = before.newcomer_first, self._coming - self._leaving
@@ -374,8 +374,9 @@ class Checks:
         require(here > len(table.places), "a round ends for new nodes only if the next one is larger", here)
         if self._world.now >= first + settings.last_call_timeout:
             return
-        # Whose connection is broken is given up by now: no round ends for new nodes before that.
-        more = largest(settings, len(before.agents) - len(before.broken) + len(coming), self._unusable) > here
+        # Whose connection is broken is given up by now: no round ends for new nodes before that. Nor does who is given
+        # up in this moment, being silent, make a round larger.
+        more = largest(settings, len(after.agents.keys() - set(before.broken)) + len(coming), self._unusable) > here
         require(not coming or not more, "joins that are close together make one round", coming)
 
     def _check_no_needless_wait(self, state: State) -> None:
