@@ -299,7 +299,8 @@ class Agent:
             wire.close_by_member()
         elif wire.lost:
             wire.close_by_member()
-            self.handle(LinkFailed(number, Answer.IDLE, Answer.IDLE.value))
+            # What closes a connection before it has proved anything may be another program (runner.py, ForeignError).
+            self.handle(LinkFailed(number, Answer.SILENT, Answer.SILENT.value))
         else:
             self.links[number] = wire
             wire.number = number
