@@ -49,13 +49,11 @@ class Meter:
 
     def __init__(self, groups: Path = Path("/sys/fs/cgroup")) -> None:
         name = f"tests-{os.urandom(4).hex()}"
-        self._groups = [
-            group
-            for group in (groups / controller / name for controller in ("cpuacct", "cpu"))
-            # Who takes the time that others leave takes it from all groups.
-            if (group.parent.name == "cpuacct" or os.sched_getscheduler(0) != os.SCHED_IDLE) and _join(group)
-        ]
-        self._usage = next((group / "cpuacct.usage" for group in self._groups if group.parent.name == "cpuacct"), None)
+        # A process that takes the time which others leave gets no share of its own.
+        controllers = ("cpuacct",) if os.sched_getscheduler(0) == os.SCHED_IDLE else ("cpuacct", "cpu")
+        self._groups = [group for controller in controllers if _join(group := groups / controller / name)]
+        usage = groups / "cpuacct" / name / "cpuacct.usage"
+        self._usage = usage if usage.exists() else None
         self._last = 0.0
 
     @pytest.hookimpl(wrapper=True)
@@ -84,7 +82,8 @@ class Meter:
 def _join(group: Path) -> bool:
     """Make a control group, and put this process into it; return whether that is possible here."""
     try:
-        group.mkdir()
+        # Both controllers may be mounted as one.
+        group.mkdir(exist_ok=True)
         (group / "cgroup.procs").write_text(str(os.getpid()))
     except OSError:
         _leave(group)

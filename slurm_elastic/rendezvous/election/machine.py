@@ -1,8 +1,8 @@
 """The election as seen by one agent: a pure state machine, without I/O, clock, threads or randomness.
 
 :func:`step` takes the state, one event and the agent's monotonic time, and returns the next state and the actions.
-:mod:`.runner` carries them out; :mod:`.term` decides in which order a leader claims its term, confirms the last round
-and publishes its endpoint.
+:mod:`.runner` carries them out; :mod:`.due` has what time alone brings about; :mod:`.term` decides in which order a
+leader claims its term, confirms the last round and publishes its endpoint.
 
 An agent follows (:class:`~.state.Following`, in `link`) or searches for a leader (:class:`~.state.Search`). Beside that
 it may prepare a campaign, campaign or lead (`campaign`); it follows itself then, so that its joins take the same way as

@@ -148,8 +148,7 @@ def waits(client: socket.socket) -> bool:
     except BlockingIOError:
         return True
     except ConnectionResetError:
-        # It closed this connection before it had read the request.
-        return False
+        pass  # The server closed it before it had read the request.
     return False
 
 
