@@ -148,6 +148,20 @@ class Allocation:
         """Start one agent on each node."""
         return [self.start(number, *arguments, **options) for number in range(1, self.size + 1)]
 
+    def start_led(self, *arguments: str, nodes: int | None = None, **options: Any) -> list[Agent]:
+        """Start one agent on each node, or on as many, the others when the first one leads.
+
+        The first one leads if it comes within the 10 s for which the others wait for it: for tests in which it matters
+        who leads.
+        """
+        agents = [self.start(1, *arguments, **options)]
+        eventually(self.is_led, self.log)
+        return [*agents, *(self.start(number, *arguments, **options) for number in range(2, (nodes or self.size) + 1))]
+
+    def is_led(self) -> bool:
+        """Return whether an agent leads the run, or has led it."""
+        return (self.run_dir / "endpoints" / f"{self.job_id}.{self.restart_count}.json").exists()
+
     def command(self, number: int, *command: str, **variables: str) -> Agent:
         """Start a whole command line on a node, as srun would."""
         files = self._files(number)

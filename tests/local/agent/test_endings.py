@@ -43,7 +43,7 @@ def test_a_finished_run_is_0_for_members_and_spares_and_stays_finished(allocate:
 
 def test_a_failed_run_is_1_everywhere_and_its_root_cause_is_said_last(allocate: Allocate) -> None:
     nodes = allocate(3)
-    agents = nodes.start_all("--nnodes=1:2")
+    agents = nodes.start_led("--nnodes=1:2")
     members = nodes.nodes_of(0)
     eventually(lambda: "waits as a spare" in nodes.log())
     nodes.touch("fail.0.1", "17")
@@ -110,7 +110,7 @@ def test_a_second_agent_on_a_node_is_refused(allocate: Allocate) -> None:
 def test_an_agent_of_another_protocol_is_2_with_one_line(allocate: Allocate) -> None:
     nodes = allocate(2)
     leader = nodes.start(1)
-    eventually((nodes.run_dir / "endpoints" / "7.0.json").exists)
+    eventually(nodes.is_led)
     session = "slurm_elastic.rendezvous.transport.session"
     member = nodes.start(2, constants={f"{session}.PROTOCOL": 0, f"{session}.__version__": "0.0.1"})
     assert member.wait() == 2
@@ -122,7 +122,7 @@ def test_an_agent_of_another_protocol_is_2_with_one_line(allocate: Allocate) -> 
 
 def test_a_leader_that_somebody_has_superseded_lets_go_and_the_run_trains_on(allocate: Allocate) -> None:
     nodes = allocate(2)
-    agents = nodes.start_all("--max-restarts=1")
+    agents = nodes.start_led("--max-restarts=1")
     nodes.seen(0)
     # Somebody took the next epoch, and is gone.
     # A file of a stranger takes no epoch.
@@ -187,7 +187,7 @@ def test_agents_that_give_up_end_a_job_that_has_lost_its_batch_script(allocate: 
         # Nobody listens on a port that is bound, as where srun was.
         srun.bind(("127.0.0.1", 0))
         port = str(srun.getsockname()[1])
-        agents = nodes.start_all(PATH=str(commands), SLURM_SRUN_COMM_HOST="127.0.0.1", SLURM_SRUN_COMM_PORT=port)
+        agents = nodes.start_led(PATH=str(commands), SLURM_SRUN_COMM_HOST="127.0.0.1", SLURM_SRUN_COMM_PORT=port)
         nodes.seen(0)
         # Nobody can follow the leader.
         shutil.rmtree(nodes.run_dir / "epochs")

@@ -23,7 +23,7 @@ SCRIPT = str(Path(__file__).parent / "scripts" / "golden_worker.py")
 def test_a_run_with_every_event(allocate: Allocate, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     nodes = allocate(4)
     options = ("--nnodes=1:3", "--max-restarts=1")
-    first, second, third = (nodes.start(number, *options, script=[SCRIPT]) for number in (1, 2, 3))
+    first, second, third = nodes.start_led(*options, nodes=3, script=[SCRIPT])
     # Rank 1 hangs in round 0, is killed, and all workers start again.
     nodes.seen(1)
     fourth = nodes.start(4, *options, script=[SCRIPT])

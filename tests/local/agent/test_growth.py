@@ -40,8 +40,7 @@ def test_a_node_that_joins_does_not_end_a_run_that_cannot_use_it(allocate: Alloc
     nodes = allocate(4)
     nodes.touch("train.py", DIVIDES)
     options = ["--nnodes=1:4", "--max-restarts=0", "--rdzv-conf=last_call_timeout=0.5"]
-    first = nodes.start(1, *options, "--nnodes=2:4", script=["train.py"])
-    second = nodes.start(2, *options, "--nnodes=2:4", script=["train.py"])
+    first, second = nodes.start_led(*options, "--nnodes=2:4", nodes=2, script=["train.py"])
     trained(nodes, 0, 50)
     third = nodes.start(3, *options, script=["train.py"])
     trained(nodes, 2, 10)

@@ -55,7 +55,7 @@ def test_agents_answer_through_the_leader_without_a_health_port(
     nodes.touch("pace", "0.02")
     notify = f"--notify=/bin/cat >> {nodes.directory}/notified"
     run_dir = RunDir.for_run(nodes.directory, nodes.job_id)
-    agents = nodes.start_all("--nproc-per-node=2", "--nnodes=1:2", notify, script=[STEPPING])
+    agents = nodes.start_led("--nproc-per-node=2", "--nnodes=1:2", notify, script=[STEPPING])
 
     def said(*words: str) -> str:
         assert main(["status", "7", "--run-dir", str(nodes.directory), *words]) == RUNNING

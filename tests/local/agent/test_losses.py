@@ -20,7 +20,7 @@ QUICK = "--rdzv-conf=heartbeat_limit=1"
 
 def test_a_killed_agent_is_replaced_by_a_spare_and_leaves_no_worker(allocate: Allocate) -> None:
     nodes = allocate(4)
-    agents = [nodes.start(number, "--nnodes=1:3") for number in (1, 2, 3)]
+    agents = nodes.start_led("--nnodes=1:3", nodes=3)
     before = nodes.seen(0)
     agents.append(nodes.start(4, "--nnodes=1:3"))
     agents[3].expect("waits as a spare")
@@ -42,7 +42,7 @@ def test_a_killed_agent_is_replaced_by_a_spare_and_leaves_no_worker(allocate: Al
 
 def test_a_silent_member_is_given_up_and_joins_again_when_it_goes_on(allocate: Allocate) -> None:
     nodes = allocate(3)
-    agents = nodes.start_all(QUICK)
+    agents = nodes.start_led(QUICK)
     seen = nodes.seen(0)
     agents[2].signal(signal.SIGSTOP)
     shrunk = nodes.comes_to(nodes.nodes[:2], after=0)
@@ -173,6 +173,7 @@ def test_a_worker_that_is_cut_off_may_not_publish_though_nobody_has_followed_yet
     # So that nobody counts as lost who waits for a processor before the leader is paused.
     limit = "--rdzv-conf=heartbeat_limit=3"
     leader = nodes.start(1, limit, script=[str(script)])
+    eventually(nodes.is_led, nodes.log)
     # Workers of a broken group get half a second, in which one that has to wait for a processor may not come to answer.
     patient = {"slurm_elastic.agent.lifecycle.machine.UNPLANNED_STOP_TIMEOUT": 60.0}
     member = nodes.start(2, limit, script=[str(script)], constants=patient)
@@ -339,7 +340,7 @@ def test_a_leader_paused_for_5_s_while_others_connect_forms_one_round_of_all(all
     nodes = allocate(4)
     limit = "--rdzv-conf=heartbeat_limit=3"
     leader = nodes.start(1, limit)
-    eventually((nodes.run_dir / "endpoints" / "7.0.json").exists)
+    eventually(nodes.is_led)
     alone = _sockets(leader.pid)
     early = nodes.start(2, limit)
     eventually(lambda: _sockets(leader.pid) - alone)

@@ -53,6 +53,7 @@ def test_the_leader_can_be_on_another_node_than_the_first(allocate: Allocate) ->
 def test_other_releases_on_a_node_are_named_in_one_line(allocate: Allocate) -> None:
     nodes = allocate(2)
     leader = nodes.start(1)
+    eventually(nodes.is_led, nodes.log)
     nodes.start(2, constants={"torch.__version__": "2.99.0"})
     assert nodes.nodes_of(0) == [*nodes.nodes]
     leader.expect("install the same releases on all nodes of a run")
@@ -233,10 +234,11 @@ def test_a_wall_clock_that_jumps_changes_nothing(allocate: Allocate) -> None:
         "sys.exit(main())\n"
     )
     python, _, _, *arguments = agent_command("--rdzv-conf=heartbeat_limit=1")
-    agents = [
-        nodes.command(number, python, str(jumpy), *arguments, f"--local-addr=127.0.0.{number}", str(WORKER))
-        for number in (1, 2)
-    ]
+    agents = []
+    for number in (1, 2):
+        local = f"--local-addr=127.0.0.{number}"
+        agents.append(nodes.command(number, python, str(jumpy), *arguments, local, str(WORKER)))
+        eventually(nodes.is_led, nodes.log)
     nodes.seen(0)
     agents[1].signal(signal.SIGSTOP)
     alone = nodes.comes_to(nodes.nodes[:1], after=0)
@@ -308,7 +310,7 @@ def test_workers_that_use_torch_find_a_fresh_store_and_do_not_wait_for_the_dead(
 @pytest.mark.parametrize("option", ["--node-unit=2", "--valid-nodes=2"])
 def test_rounds_have_a_valid_number_of_nodes_and_the_others_are_spares(allocate: Allocate, option: str) -> None:
     nodes = allocate(3)
-    agents = nodes.start_all(option)
+    agents = nodes.start_led(option)
     members = nodes.nodes_of(0)
     (spare,) = [agent for agent in agents if agent.node not in members]
     spare.expect("waits as a spare")

@@ -33,7 +33,7 @@ def test_while_nobody_leads_yet(allocate: Allocate) -> None:
 def test_while_others_are_waited_for(allocate: Allocate) -> None:
     nodes = allocate(2)
     leader = nodes.start(1, PATIENT, "--nnodes=2:2")
-    eventually((nodes.run_dir / "endpoints" / "7.0.json").exists)
+    eventually(nodes.is_led)
     leader.signal(signal.SIGTERM)
     assert leader.wait() == 75
 
@@ -53,7 +53,7 @@ def test_as_a_spare(allocate: Allocate) -> None:
 
 def test_when_the_own_workers_have_finished(allocate: Allocate) -> None:
     nodes = allocate(2)
-    leader, member = nodes.start_all(LOGLEVEL="DEBUG")
+    leader, member = nodes.start_led(LOGLEVEL="DEBUG")
     nodes.seen(0)
     nodes.touch("finish.1")
     member.expect("the workers of 127.0.0.2 have ended well")
