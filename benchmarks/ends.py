@@ -1,23 +1,26 @@
 """How long workers need to end, and whether one hangs, for ten shapes of scripts, beside torchrun.
 
-    python -m benchmarks.ends [--ends 200] [--torchrun-ends 40] [--load 0] [--json FILE] [--only SHAPE,...]
+    python -m benchmarks.ends [--ends 200] [--torchrun-ends 40] [--runs 1] [--json FILE] [--only SHAPE,...]
 
 Each shape is one run of two workers on this machine, which end in each round by themselves, with exit code 1, so that
 the agent starts them again. Workers of slurm_elastic are forked with torch alone (`warm`), and with all that the script
-imports (`learned`). An end is the time from the last statement of the script until the process is gone.
+imports (`learned`). An end is the time from the last statement of the script until the process is gone. With `--runs`
+there are several such runs at a time, which load the machine for each other.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from statistics import median
 
 from benchmarks import sandbox
 from benchmarks.launchers import PYTHON, Launcher
@@ -56,28 +59,39 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ends", type=int, default=200, help="of each shape, for each kind of start (default: 200)")
     parser.add_argument("--torchrun-ends", type=int, default=40, help="the same under torchrun (default: 40)")
-    parser.add_argument("--load", type=int, default=0, help="processes that compute meanwhile (default: 0)")
+    parser.add_argument("--runs", type=int, default=1, help="at a time (default: 1)")
     parser.add_argument("--json", type=Path, metavar="FILE")
     add_parts(parser, *SHAPES)
     options = parser.parse_args()
     sandbox.enter("benchmarks.ends")
     results = Results.of("ends")
     columns = ["shape", *(f"{name}: {what}" for name in LAUNCHERS for what in ("ends", "longest", "hung"))]
-    note = f"Seconds. The row of {CONTROL} is a script that needs 20 s for its end: such a one is seen."
-    table = Table(f"Ends of workers, load {options.load}", columns, note=note)
+    shapes = (*options.only, CONTROL)
+    wanted = {
+        (shape, name): WORKERS if shape == CONTROL else options.torchrun_ends if name == "torchrun" else options.ends
+        for shape in shapes
+        for name in LAUNCHERS
+    }
+    with ThreadPoolExecutor(options.runs) as pool, Load() as load:
+        found = {key: pool.submit(ends, key[1], key[0], number) for key, number in wanted.items()}
+        for (shape, name), future in found.items():
+            seen = future.result()
+            print(f"{shape}, {name}: {len(seen)} ends, longest {max(seen, default=0):.1f} s", flush=True)
+    note = (
+        f"Seconds; median of the load, as the kernel counts it in the last minute: {load.median():.1f}. "
+        f"The row of {CONTROL} is a script that needs 20 s for its end: such a one is seen."
+    )
+    table = Table(f"Ends of workers, {options.runs} runs at a time", columns, note=note)
     hung = missing = 0
-    with loaded(options.load):
-        for shape in (*options.only, CONTROL):
-            row: list[str | int | None] = [shape]
-            for name in LAUNCHERS:
-                wanted = WORKERS if shape == CONTROL else options.torchrun_ends if name == "torchrun" else options.ends
-                found = ends(name, shape, wanted)
-                late = sum(each > HANG for each in found)
-                row += [len(found), seconds(max(found, default=None)), late]
-                if name != "torchrun" and shape != CONTROL:
-                    hung, missing = hung + late, missing + wanted - len(found)
-            table.rows.append(row)
-            print(row, flush=True)
+    for shape in shapes:
+        row: list[str | int | None] = [shape]
+        for name in LAUNCHERS:
+            seen = found[shape, name].result()
+            late = sum(end > HANG for end in seen)
+            row += [len(seen), seconds(max(seen, default=None)), late]
+            if name != "torchrun" and shape != CONTROL:
+                hung, missing = hung + late, missing + wanted[shape, name] - len(seen)
+        table.rows.append(row)
     results.add(table)
     results.bars.append(Bar.at_most("no worker of slurm_elastic hangs at its end", hung, 0, "of them"))
     results.bars.append(Bar.at_most("each of its ends was seen", missing, 0, "missing"))
@@ -124,16 +138,29 @@ def watch(process: subprocess.Popen[bytes], directory: Path) -> Iterator[tuple[i
         time.sleep(0.01)
 
 
-@contextlib.contextmanager
-def loaded(processes: int) -> Iterator[None]:
-    """Have so many processes compute meanwhile."""
-    burners = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(processes)]
-    try:
-        yield
-    finally:
-        for burner in burners:
-            burner.kill()
-            burner.wait()
+class Load:
+    """The load of the machine, looked at each 10 s as long as this is entered."""
+
+    def __init__(self) -> None:
+        self._seen: list[float] = []
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._look)
+
+    def __enter__(self) -> Load:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._is_over.set()
+        self._thread.join()
+
+    def median(self) -> float:
+        """Return the median of what was seen."""
+        return median(self._seen)
+
+    def _look(self) -> None:
+        while not self._is_over.wait(10):
+            self._seen.append(os.getloadavg()[0])
 
 
 if __name__ == "__main__":

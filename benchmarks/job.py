@@ -110,7 +110,15 @@ class Job:
         self._steps: list[subprocess.Popen[str]] = []
 
     def __enter__(self) -> Job:
-        holder = ["--nodes=4", "--exclusive", "--no-kill", "--output=/dev/null", "--wrap", "exec sleep 3600"]
+        holder = [
+            "--nodes=4",
+            "--exclusive",
+            "--no-kill",
+            "--requeue",
+            "--output=/dev/null",
+            "--wrap",
+            "exec sleep 3600",
+        ]
         self._id = self._cluster.submit(holder, cwd=self.directory)
         self._cluster.wait_for(self._id, "RUNNING")
         return self
@@ -143,6 +151,18 @@ class Job:
             self._steps.append(
                 self._cluster.popen([*step, *agent], cwd=self.directory, env=env, stdout=output, stderr=output)
             )
+
+    def requeue(self) -> None:
+        """Have Slurm requeue the job, and wait until it runs again, with nothing on its nodes."""
+        self._cluster.command(["scontrol", "requeue", str(self._id)])
+
+        def runs_again() -> bool:
+            job = self._cluster.job(self._id)
+            return (job["Restarts"], job["JobState"]) == ("1", "RUNNING")
+
+        self._cluster.wait_until("the job does not run again", runs_again)
+        for step in self._steps:
+            step.wait()
 
     def workers(self) -> list[Worker]:
         """What the workers have written so far."""

@@ -1,10 +1,10 @@
 """What a lost node costs a training with a snapshot after every step: steps that are repeated, and seconds.
 
     python -m benchmarks.lost_steps [--json FILE] [--repetitions 3] [--torchrun 1] [--only ddp,fsdp2,transformers,...]
-                                    [--events killed,joins,leaves]
+                                    [--events killed,joins,leaves,requeued]
 
 On a real Slurm cluster of four nodes on this machine, one worker per node. The fourth node is killed, one joins three,
-or the fourth is told to go, as by a preemption. Needs root, for the cluster.
+the fourth is told to go, as by a preemption, or Slurm requeues the job. Needs root, for the cluster.
 
 `ddp` and `fsdp2` run `benchmarks/snapshot_scripts/wide.py` with 256 MiB of state on each node: by
 DistributedDataParallel, where all ranks have all of it, and by FSDP2, where each has its shards, which agents copy to
@@ -68,7 +68,7 @@ _KINDS = {
     "accelerate": _Kind("Accelerate", "framework_scripts/layers_loop.py", ("accelerate",)),
 }
 _WIDE = {"transformers-wide": "transformers", "lightning-wide": "lightning"}
-_EVENTS = {"killed": Scenario.KILLED, "joins": Scenario.JOINS, "leaves": Scenario.LEAVES}
+_EVENTS = {"killed": Scenario.KILLED, "joins": Scenario.JOINS, "leaves": Scenario.LEAVES, "requeued": Scenario.REQUEUED}
 _SETTLE = 10.0
 """Seconds of training before anything happens: some snapshots are safe by then."""
 _SETTLE_FRAMEWORKS = 30.0

@@ -71,7 +71,7 @@ def _options() -> argparse.Namespace:
     )
     parser.add_argument("--beside-repetitions", type=int, default=2, metavar="N", help="of torchrun's; default: 2")
     parser.add_argument(
-        "--scenarios", type=_scenarios, default=list(Scenario), help="some of killed,silent,leaves,joins"
+        "--scenarios", type=_scenarios, default=list(_TABLE_LIMITS), help="some of killed,silent,leaves,joins"
     )
     return parser.parse_args()
 

@@ -1,4 +1,4 @@
-"""What happens to a training: a node dies, falls silent, leaves or joins."""
+"""What happens to a training: a node dies, falls silent, leaves or joins, or its job is requeued."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ class Scenario(enum.Enum):
     SILENT = "node silent"
     LEAVES = "node leaves"
     JOINS = "node joins"
+    REQUEUED = "job requeued"
 
     @property
     def nodes_before(self) -> list[str]:
@@ -35,7 +36,7 @@ class Scenario(enum.Enum):
     @property
     def nodes_after(self) -> int:
         """How many train after it."""
-        return 4 if self is Scenario.JOINS else 3
+        return 4 if self in (Scenario.JOINS, Scenario.REQUEUED) else 3
 
     def happen(self, cluster: Cluster, job: Job) -> float:
         """Let it happen; the moment, in seconds since 1970."""
@@ -56,6 +57,10 @@ class Scenario(enum.Enum):
                 os.kill(agent.pid, signal.SIGTERM)
             case Scenario.JOINS:
                 moment = _join(cluster, job)
+            case Scenario.REQUEUED:
+                moment = time.time()
+                job.requeue()
+                job.start(self.nodes_before)
         return moment
 
 
