@@ -8,7 +8,8 @@ the fourth is told to go, as by a preemption, or Slurm requeues the job. Needs r
 
 `ddp` and `fsdp2` run `benchmarks/snapshot_scripts/wide.py` with 256 MiB of state on each node: by
 DistributedDataParallel, where all ranks have all of it, and by FSDP2, where each has its shards, which agents copy to
-another node (--snapshot-replicas 1). The same without snapshots, which begins anew, takes turns.
+another node (--snapshot-replicas 1), and on disk when the job is requeued. The same without snapshots, which begins
+anew, takes turns.
 
 The others run `benchmarks/framework_scripts` with the lines of docs/howto/frameworks.md, and as their users write them
 under torchrun tuned by hand, with the framework's own checkpoint every 20 steps. `transformers-wide` and
@@ -140,12 +141,14 @@ def _lose(cluster: Cluster, package: Path, kind: _Kind, scenario: Scenario, *, s
     launcher = Launcher.TUNED if kind.is_framework and not snapshots else Launcher.OURS
     takes = "--elastic" if kind.is_framework else "--snapshots"
     is_sharded = kind is _KINDS["fsdp2"]
+    # Memory ends with the job.
+    words = [takes, *(["--to-disk"] if scenario is Scenario.REQUEUED and not kind.is_framework else [])]
     with Job(
         *(cluster, launcher, "warm", package),
         scripts=[here / kind.script, here / "framework_scripts/marks.py"],
         python=FRAMEWORKS_PYTHON if kind.is_framework else PYTHON,
         options=["--snapshot-replicas=1"] if is_sharded else [],
-        arguments=[*kind.words, takes] if snapshots else kind.words,
+        arguments=[*kind.words, *words] if snapshots else kind.words,
         # Frameworks take as many threads as there are processors, in each of the four nodes that share these.
         variables={"OMP_NUM_THREADS": "1"} if kind.is_framework else None,
     ) as job:

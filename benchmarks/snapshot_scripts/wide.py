@@ -1,10 +1,10 @@
 """A training whose state is wide: 256 MiB on each of four nodes, in steps of 50 ms and what a snapshot takes.
 
-    wide.py ddp|fsdp2 [--snapshots]
+    wide.py ddp|fsdp2 [--snapshots] [--to-disk]
 
 With ddp all ranks have all of the state, with fsdp2 each has its shards. Most of it is not trained, so that two cores
-have time for four nodes. With `--snapshots` there is a snapshot after every step. What each worker does is written to
-`steps`.
+have time for four nodes. With `--snapshots` there is a snapshot after every step, and with `--to-disk` agents that end
+leave the newest one there. What each worker does is written to `steps`.
 """
 
 import argparse
@@ -59,6 +59,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("kind", choices=["ddp", "fsdp2"])
     parser.add_argument("--snapshots", action="store_true")
+    parser.add_argument("--to-disk", action="store_true")
     options = parser.parse_args()
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
@@ -66,6 +67,8 @@ def main() -> None:
     optimizer = torch.optim.AdamW(parameter for parameter in model.parameters() if parameter.requires_grad)
     marks.mark(reached="model", at=time.time())
     step = 0
+    if options.to_disk:
+        snapshot.to_disk("checkpoints", every=600)
     if options.snapshots:
         step = snapshot.load(model=model, optimizer=optimizer, step=step)
     marks.mark(reached="ready", at=time.time(), resumed=step)
