@@ -112,7 +112,7 @@ def main() -> int:
     require_root()
     results = Results.of("lost_steps")
     found: _Found = defaultdict(list)
-    with installed_package() as package, running_cluster(Settings(options.name)) as cluster:
+    with installed_package() as package, running_cluster(Settings(options.name, kill_wait=30)) as cluster:
         for number, name, event, snapshots in _turns(options):
             one = _lose(cluster, package, _KINDS[name], _EVENTS[event], snapshots=snapshots)
             found[name, _EVENTS[event], snapshots].append(one)

@@ -123,7 +123,7 @@ SchedulerParameters=bf_interval=5,sched_interval=2,sched_min_interval=0,batch_sc
 PreemptType={preempt_type}
 PreemptMode=REQUEUE
 JobRequeue=1
-KillWait=5
+KillWait={settings.kill_wait}
 KillOnBadExit=0
 SlurmdTimeout=10
 MessageTimeout=5

@@ -42,6 +42,8 @@ class Settings:
     release: str = "22.05"
     topology: str = ""
     """tree, or block (23.11 and later): nodes with odd and with even numbers are apart; empty for none."""
+    kill_wait: int = 5
+    """Seconds between SIGTERM and SIGKILL at the end of a job; Slurm's default is 30."""
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[a-z0-9][a-z0-9-]{0,23}", self.name):
