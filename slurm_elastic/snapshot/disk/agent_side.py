@@ -34,6 +34,8 @@ _TURN = 0.1
 _SILENCE = 30.0
 """Seconds in which no other agent has written anything after which a checkpoint is given up: longer than their
 processes take to import torch."""
+_STALLED = 5.0
+"""The same before the end of an agent, after which it writes the step before, too."""
 
 
 class HeldSlots(NamedTuple):
@@ -157,6 +159,15 @@ def next_snapshot(target: Target, progress: Progress, copies: Held, now: float) 
     return None
 
 
+def step_before(target: Target, step: int, copies: Held) -> Next | None:
+    """Return the newest snapshot of the round before a step of which this agent has all that its ranks have.
+
+    It may be the newest one of another agent: where workers were stopped at no agreed step, one has taken a step more.
+    """
+    earlier = [copy.id for copy in _whole(target, copies) if copy.id.step < step]
+    return Next(max(earlier), CheckpointId(target.start, max(earlier).step)) if earlier else None
+
+
 def is_wanted(target: Target, progress: Progress, copies: Held, now: float) -> bool:
     """Return True if a step that all agents keep has to be asked for; arguments as for `next_snapshot`."""
     newest = _newest(target, progress, copies)
@@ -191,12 +202,21 @@ def _newest(target: Target, progress: Progress, copies: Held) -> Copy | None:
 
 @dataclass(frozen=True, slots=True)
 class _Unfinished:
-    """A checkpoint to which other agents add something; `alive_at` is when its size has grown last."""
+    """A checkpoint to which other agents add something.
+
+    Attributes:
+        target: Of the agent when it wrote its part.
+        found: The snapshot.
+        alive_at: Own monotonic time in seconds at which its size has grown last.
+        size: Then, in bytes.
+        is_only: False if the agent has written the step before, too, or this is that step.
+    """
 
     target: Target
     found: Next
-    size: int
     alive_at: float
+    size: int = -1
+    is_only: bool = True
 
 
 class DiskWriter:
@@ -219,7 +239,7 @@ class DiskWriter:
         self._changed = threading.Condition()
         self._target: Target | None = None
         self._progress = Progress(0.0)
-        self._unfinished: _Unfinished | None = None
+        self._unfinished: tuple[_Unfinished, ...] = ()
         self._writing = self._closing = self._repeats = False
         self._missing = ""
         self._thread: threading.Thread | None = None
@@ -231,8 +251,7 @@ class DiskWriter:
             self._target = target
             if not self._writing:
                 self._free()
-            if self._unfinished is not None and not self._unfinished.target.first:
-                self._unfinished = None
+            self._unfinished = tuple(one for one in self._unfinished if one.target.first)
             if target is not None:
                 self._progress = Progress(now + target.every, origin_due=target.origin is not None)
                 if (following := self._next()) is not None:
@@ -284,14 +303,14 @@ class DiskWriter:
                 self._missing = "the time is over"
                 logger.warning("the newest snapshot is not on disk: %s", self._missing)
                 with self._changed:
-                    self._target = self._unfinished = None
+                    self._target, self._unfinished = None, ()
                 self._process.kill()
                 self._thread.join()
         self._process.close()
         return self._missing
 
     def _is_busy(self) -> bool:
-        return self._writing or self._unfinished is not None or self._next() is not None
+        return self._writing or bool(self._unfinished) or self._next() is not None
 
     def _run(self) -> None:
         try:
@@ -307,12 +326,12 @@ class DiskWriter:
                 target, unfinished = self._target, self._unfinished
                 # A checkpoint is completed before the next one of its round begins, or none ever would be where steps
                 # are faster than the disk. When the agent is about to end, the newest step counts.
-                waits = unfinished is not None and unfinished.target is target and not self._progress.last
+                waits = not self._progress.last and any(one.target is target for one in unfinished)
                 following = None if waits else self._next()
-                asks = following is None and unfinished is None and self._asks()
+                asks = following is None and not unfinished and self._asks()
                 if asks:
                     self._progress = replace(self._progress, asked=True)
-                elif following is None and unfinished is None:
+                elif following is None and not unfinished:
                     if self._closing:
                         return
                     self._changed.wait(self._delay())
@@ -323,7 +342,7 @@ class DiskWriter:
             elif following is not None:
                 assert target is not None
                 self._write(target, following)
-            elif unfinished is not None and not self._complete(unfinished):
+            elif not any(self._complete(one) for one in unfinished):
                 with self._changed:
                     self._changed.wait(_TURN)
 
@@ -345,7 +364,7 @@ class DiskWriter:
             return None
         return _AGAIN if self._target.every_steps else max(_AGAIN, self._progress.next_at - time.monotonic())
 
-    def _write(self, target: Target, following: Next) -> None:
+    def _write(self, target: Target, following: Next, beside: _Unfinished | None = None) -> None:
         snapshot, checkpoint = following
         slots = self._slots()
         _mark(slots, snapshot)
@@ -369,25 +388,35 @@ class DiskWriter:
             self._free(target.round, snapshot)
         if not self._note(target, following, outcome) and target.first:
             self._process.carry_out(self._order(target, checkpoint, "discard"))
-        elif target.first or (outcome.written and self._progress.last and not self._closing):
+        elif target.first or (outcome.written and self._progress.last and not (self._closing and beside)):
             # The agent of rank 0 may leave, and complete it after this one has joined the next round.
-            self._unfinished = _Unfinished(target, following, -1, time.monotonic())
+            now = time.monotonic()
+            self._unfinished = (
+                (_Unfinished(target, following, now),)
+                if beside is None
+                else (beside, _Unfinished(target, following, now, is_only=False))
+            )
 
     def _complete(self, unfinished: _Unfinished) -> bool:
-        """Give a checkpoint its name if all parts are there; True if there is nothing more to wait for."""
+        """Give a checkpoint its name if all parts are there; True if there is something else to do or to wait for."""
         target, following, now = unfinished.target, unfinished.found, time.monotonic()
-        if not target.first and self._closing:
-            self._unfinished = None
-            return True
+        others = tuple(one for one in self._unfinished if one.found != following)
         task: Task = "complete" if target.first else "look"
         outcome = self._process.carry_out(self._order(target, following.checkpoint, task))
         waits = not (outcome.written or outcome.error or outcome.superseded)
         if waits and outcome.size != unfinished.size:
-            self._unfinished = replace(unfinished, size=outcome.size, alive_at=now)
+            self._unfinished = (*others, replace(unfinished, size=outcome.size, alive_at=now))
             return False
+        if waits and unfinished.is_only and self._progress.last and now >= unfinished.alive_at + _STALLED:
+            self._unfinished = (beside := replace(unfinished, is_only=False),)
+            if self._closing and not target.first:
+                self._unfinished = ()
+            if (earlier := step_before(target, following.checkpoint.step, self._held())) is not None:
+                self._write(target, earlier, beside)
+            return True
         if waits and now < unfinished.alive_at + _SILENCE:
             return False
-        self._unfinished = None
+        self._unfinished = () if outcome.written else others
         if not target.first:
             return True
         if waits:
@@ -434,7 +463,8 @@ class DiskWriter:
             progress = self._progress
             # The agents may have agreed on the next one meanwhile.
             agreed = progress.agreed if progress.agreed is not None and progress.agreed > snapshot.step else None
-            self._progress = Progress(next_at, snapshot.step, last=progress.last, agreed=agreed, failed=failed)
+            written = max(snapshot.step, progress.written or 0)
+            self._progress = Progress(next_at, written, last=progress.last, agreed=agreed, failed=failed)
 
     def _free(self, round_: int | None = None, written: SnapshotId | None = None) -> None:
         """Let workers overwrite slots again: all, but those with newer snapshots of the round than what was written.

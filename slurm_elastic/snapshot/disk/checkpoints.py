@@ -24,7 +24,6 @@ import shutil
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from slurm_elastic.rundir import claim_file, list_names, read_file
 from slurm_elastic.snapshot.disk.lineage import (
@@ -38,10 +37,6 @@ from slurm_elastic.snapshot.disk.lineage import (
     read_start,
     write_start,
 )
-from slurm_elastic.snapshot.lineage import SnapshotId
-
-if TYPE_CHECKING:
-    pass
 from slurm_elastic.snapshot.disk.stored import (
     CheckpointError,
     DamagedCheckpointError,
@@ -50,6 +45,7 @@ from slurm_elastic.snapshot.disk.stored import (
     file_name,
     sync_path,
 )
+from slurm_elastic.snapshot.lineage import SnapshotId
 
 logger = logging.getLogger("slurm_elastic")
 

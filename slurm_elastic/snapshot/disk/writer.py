@@ -247,7 +247,7 @@ def _one_line(error: BaseException) -> str:
 
 
 _metadata: dict[Path, Metadata] = {}
-"""What torch has written about the state of all ranks, of the checkpoint that is not complete yet. It is kept here
+"""What torch has written about the state of all ranks, of checkpoints that are not complete yet. It is kept here
 because nothing that others may have written is unpickled."""
 
 
@@ -293,7 +293,9 @@ def _write_state(directory: Path, slot: Slot, contents: Contents, unchanged: Cal
     names = {tuple(map(str, path)): name for name, path in saved.planner_data.items()}
     places = {index.fqn: place for index, place in saved.storage_data.items()}
     entries = [places[names[path or (_EXTRA, str(index))]] for index, path in enumerate(paths)]
-    _metadata.clear()
+    # An agent that ends may have two that wait for parts.
+    while len(_metadata) > 1:
+        _metadata.pop(next(iter(_metadata)))
     _metadata[directory] = saved
     written = [(place.relative_path, place.offset, place.length) for place in entries]
     files: dict[str, list[tuple[int, int]]] = {}

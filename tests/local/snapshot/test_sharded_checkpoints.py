@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import signal
 import subprocess
@@ -188,6 +189,25 @@ def test_the_others_join_when_the_node_of_rank_0_has_completed_the_checkpoint_be
     assert tasks[0] == "part"
     assert names(directory) == ["start-000001.step-000000000002"]
     assert together(ranks(agents, (two, 1), members_leave=True), trains(directory)) == [(2, [0, 1])]
+
+
+@pytest.mark.parametrize("ahead", [0, pytest.param(1, marks=pytest.mark.nightly)])
+def test_agents_whose_workers_were_stopped_at_no_agreed_step_end_with_the_newest_that_all_have(
+    ahead: int, agents: Agents, tmp_path: Path
+) -> None:
+    directory = tmp_path / "checkpoints"
+    one, two = agents.add("one"), agents.add("two")
+
+    def work() -> tuple[int, list[int]]:
+        return trains(directory, 1, 2, *([3] if int(os.environ["RANK"]) == ahead else []))()
+
+    assert together(ranks(agents, (one, 1), (two, 1)), work) == [(0, [])] * 2
+    for agent in (one, two):
+        warm_up(agent, directory)
+    with ThreadPoolExecutor() as pool:
+        [*pool.map(lambda name: agents.leave(name, 60.0), ("one", "two"))]
+    assert names(directory) == ["start-000001.step-000000000002"]
+    assert together(ranks(agents, (agents.add("three"), 1)), trains(directory)) == [(2, [0, 1])]
 
 
 def by_torch_alone(checkpoint: Path) -> None:

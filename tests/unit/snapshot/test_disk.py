@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from slurm_elastic.snapshot.disk.agent_side import Held, Progress, Target, is_wanted, next_snapshot
+from slurm_elastic.snapshot.disk.agent_side import Held, Progress, Target, is_wanted, next_snapshot, step_before
 from slurm_elastic.snapshot.disk.lineage import CheckpointId
 from slurm_elastic.snapshot.lineage import Copy, SnapshotId
 
@@ -83,6 +83,14 @@ def test_before_the_end_the_newest_step_of_all_ranks_of_the_node_is_written() ->
     last = Progress(100.0, last=True)
     for target in (FIRST, OTHER):
         assert next_snapshot(target, last, WITH_PARTS, 0.0) == (IDS[1], CheckpointId(8, 91))
+
+
+def test_the_step_before_is_one_of_the_round_that_all_ranks_of_the_node_have() -> None:
+    whole = Held(WITH_PARTS.whole, [*PARTS, Copy.of_part(IDS[2], 3, 4)])
+    for target in (FIRST, OTHER):
+        assert step_before(target, 92, whole) == (IDS[1], CheckpointId(8, 91))
+        assert step_before(target, 91, whole) is None
+        assert step_before(target, 92, Held(whole.whole, PARTS[:3])) is None
 
 
 def test_each_agent_writes_parts_of_the_origin_that_it_holds() -> None:
