@@ -30,6 +30,7 @@ from tests.planted_faults import Action, action
 
 ROOT = Path(__file__).parents[2]
 WORKER = Path(__file__).with_name("worker.py")
+WARM = "--start=warm"
 
 _fork = multiprocessing.get_context("forkserver")
 _fork.set_forkserver_preload(["slurm_elastic.agent.run", "slurm_elastic.cli.agent_parser", "slurm_elastic.cli"])
@@ -130,7 +131,8 @@ class Allocation:
     ) -> Agent:
         """Start the agent on a node, counted from 1, with these options.
 
-        `constants` are other values for it of what modules have under these names, ``package.module.NAME``.
+        `constants` are other values for it of what modules have under these names, ``package.module.NAME``. Workers
+        start cold, as most of them are no training; :data:`WARM` is for those that import torch in several rounds.
         """
         argv = ["agent", "--start=cold", f"--local-addr={self.nodes[number - 1]}", *arguments, *script]
         files = self._files(number)

@@ -1,7 +1,7 @@
 """A training script without torch whose ranks go step by step together, and stop where the trainer API says.
 
-``steps.<rank>`` gets a line for every step: round, step, rank, monotonic time. Ranks wait for each other after every
-step by files, as in a collective. A step takes the seconds in the file ``pace``; with ``0.01`` there, a rank that has
+``steps.<rank>`` gets a line for every step: round, step, rank, monotonic time; ``pid.<rank>`` names the process. Ranks
+wait for each other after every step by files, as in a collective. A step takes the seconds in the file ``pace``; with ``0.01`` there, a rank that has
 read it makes ``in-0.01.<rank>``.
 
 Arguments: ``silent`` makes the ranks take no part; ``on-signal`` makes them save and end well on SIGUSR1 instead;
@@ -53,6 +53,7 @@ def main() -> int:
         signal.signal(signal.SIGUSR1, lambda number, frame: told.append(number))
     if "on-term" in sys.argv:
         signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(0))
+    write(Path(f"pid.{RANK}"), str(os.getpid()))
     asks = not {"silent", "on-signal"} & set(sys.argv)
     if asks:
         from slurm_elastic import trainer

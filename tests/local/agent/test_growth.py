@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tests.local.agents import Allocation
+from tests.local.agents import WARM, Allocation
 from tests.local.waiting import eventually
 
 Allocate = Callable[..., Allocation]
@@ -39,7 +39,7 @@ def trained(nodes: Allocation, round_: int, steps: int) -> None:
 def test_a_node_that_joins_does_not_end_a_run_that_cannot_use_it(allocate: Allocate) -> None:
     nodes = allocate(4)
     nodes.touch("train.py", DIVIDES)
-    options = ["--nnodes=1:4", "--max-restarts=0", "--rdzv-conf=last_call_timeout=0.5"]
+    options = [WARM, "--nnodes=1:4", "--max-restarts=0", "--rdzv-conf=last_call_timeout=0.5"]
     first, second = nodes.start_led(*options, "--nnodes=2:4", nodes=2, script=["train.py"])
     trained(nodes, 0, 50)
     third = nodes.start(3, *options, script=["train.py"])

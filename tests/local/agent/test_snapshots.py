@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.local.agent.test_winding import STEPPING, stepped, steps
-from tests.local.agents import Allocation, eventually
+from tests.local.agents import WARM, Allocation, eventually
 
 Allocate = Callable[..., Allocation]
 
@@ -22,7 +22,7 @@ Allocate = Callable[..., Allocation]
 def training(nodes: Allocation, *arguments: str) -> list[Any]:
     """Agents on all nodes, whose workers have taken some steps and as many snapshots."""
     nodes.touch("pace", "0.01")
-    agents = nodes.start_all("--nnodes=1:3", *arguments, script=(STEPPING, "snapshots"))
+    agents = nodes.start_all(WARM, "--nnodes=1:3", *arguments, script=(STEPPING, "snapshots"))
     stepped(nodes, 0, 5)
     return agents
 
@@ -40,8 +40,7 @@ def repeated(nodes: Allocation, round_: int) -> int:
 def test_workers_go_on_where_a_killed_one_was(allocate: Allocate) -> None:
     nodes = allocate(3, job_id="19")
     agents = training(nodes, "--max-restarts=1")
-    (victim,) = [pid for pid in nodes.processes(STEPPING) if b"SLURM_ELASTIC_NODE=127.0.0.2\0" in environ(pid)]
-    os.kill(victim, signal.SIGKILL)
+    os.kill(int((nodes.directory / "pid.1").read_text()), signal.SIGKILL)
     stepped(nodes, 1)
     nodes.touch("finish")
     assert [agent.wait() for agent in agents] == [0, 0, 0]
@@ -53,7 +52,7 @@ def test_workers_go_on_where_a_killed_one_was(allocate: Allocate) -> None:
 def test_nodes_that_hold_two_snapshots_need_a_third_less_and_lose_no_more(allocate: Allocate, kills: str) -> None:
     nodes = allocate(3, job_id="19")
     nodes.touch("pace", "0.01")
-    words = ("--nnodes=1:3", "--max-restarts=1")
+    words = (WARM, "--nnodes=1:3", "--max-restarts=1")
     # What a node alone has is lost with it.
     script = (STEPPING, "snapshots", *(("own",) if kills == "worker" else ()))
     agents = [
@@ -64,8 +63,7 @@ def test_nodes_that_hold_two_snapshots_need_a_third_less_and_lose_no_more(alloca
     held = [held_by(nodes, node) for node in nodes.nodes]
     assert held[0] == held[1] == held[2] * 2 / 3 > 0
     if kills == "worker":
-        (victim,) = [pid for pid in nodes.processes(STEPPING) if b"SLURM_ELASTIC_NODE=127.0.0.2\0" in environ(pid)]
-        os.kill(victim, signal.SIGKILL)
+        os.kill(int((nodes.directory / "pid.1").read_text()), signal.SIGKILL)
     else:
         agents.pop(1).kill()
     stepped(nodes, 1)
@@ -90,7 +88,7 @@ def test_nodes_go_on_without_the_leader_and_a_new_one_gets_the_snapshot(allocate
     stepped(nodes, 1)
     assert repeated(nodes, 1) in (0, 1)
     # The node is back, and has nothing in memory.
-    agents[0] = nodes.start(1, "--nnodes=1:3", script=(STEPPING, "snapshots"))
+    agents[0] = nodes.start(1, WARM, "--nnodes=1:3", script=(STEPPING, "snapshots"))
     eventually(lambda: nodes.rounds() > 2, nodes.log)
     stepped(nodes, 2)
     nodes.touch("finish")
@@ -105,7 +103,7 @@ def test_a_state_from_which_workers_fail_is_left_for_older_ones_and_then_for_dis
     nodes = allocate(1, job_id="19")
     nodes.touch("poison", str(slots))
     nodes.touch("pace", "0.01")
-    agent = nodes.start(1, "--max-restarts=4", f"--snapshot-slots={slots}", script=(STEPPING, "snapshots"))
+    agent = nodes.start(1, WARM, "--max-restarts=4", f"--snapshot-slots={slots}", script=(STEPPING, "snapshots"))
     stepped(nodes, slots + 1)
     nodes.touch("finish")
     assert agent.wait() == 0
@@ -131,10 +129,6 @@ def test_a_job_that_is_is_leaving_starts_again_from_what_its_agent_wrote_to_disk
     again.touch("finish")
     assert agent.wait() == 0, again.log()
     assert repeated(again, 1) == 0
-
-
-def environ(pid: int) -> bytes:
-    return Path(f"/proc/{pid}/environ").read_bytes()
 
 
 _LOSES_ITS_DISK = """
