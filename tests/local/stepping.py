@@ -1,8 +1,8 @@
 """A training script without torch whose ranks go step by step together, and stop where the trainer API says.
 
-``steps.<rank>`` gets a line for every step: round, step, rank, monotonic time; ``pid.<rank>`` names the process. Ranks
-wait for each other after every step by files, as in a collective. A step takes the seconds in the file ``pace``; with ``0.01`` there, a rank that has
-read it makes ``in-0.01.<rank>``.
+``steps.<rank>`` gets a line for every step: round, step, rank, monotonic time; ``pid.<rank>`` names the process.
+Ranks wait for each other after every step by files, as in a collective. A step takes the seconds in the file
+``pace``; with ``0.01`` there, a rank that has read it makes ``in-0.01.<rank>``.
 
 Arguments: ``silent`` makes the ranks take no part; ``on-signal`` makes them save and end well on SIGUSR1 instead;
 ``on-term`` makes them end well on SIGTERM; ``slow-to-save`` makes a checkpoint take five minutes; ``snapshots`` makes
