@@ -64,9 +64,8 @@ def main() -> int:
     add_parts(parser, *SHAPES)
     options = parser.parse_args()
     sandbox.enter("benchmarks.ends")
-    results = Results.of("ends")
+    results, shapes = Results.of("ends"), (*options.only, CONTROL)
     columns = ["shape", *(f"{name}: {what}" for name in LAUNCHERS for what in ("ends", "longest", "hung"))]
-    shapes = (*options.only, CONTROL)
     wanted = {
         (shape, name): WORKERS if shape == CONTROL else options.torchrun_ends if name == "torchrun" else options.ends
         for shape in shapes
@@ -81,7 +80,8 @@ def main() -> int:
         f"Seconds; median of the load, as the kernel counts it in the last minute: {load.median():.1f}. "
         f"The row of {CONTROL} is a script that needs 20 s for its end: such a one is seen."
     )
-    table = Table(f"Ends of workers, {options.runs} runs at a time", columns, note=note)
+    runs = "one run" if options.runs == 1 else f"{options.runs} runs"
+    table = Table(f"Ends of workers, {runs} at a time", columns, note=note)
     hung = missing = 0
     for shape in shapes:
         row: list[str | int | None] = [shape]
