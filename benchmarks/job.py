@@ -110,15 +110,7 @@ class Job:
         self._steps: list[subprocess.Popen[str]] = []
 
     def __enter__(self) -> Job:
-        holder = [
-            "--nodes=4",
-            "--exclusive",
-            "--no-kill",
-            "--requeue",
-            "--output=/dev/null",
-            "--wrap",
-            "exec sleep 3600",
-        ]
+        holder = ["--nodes=4", "--exclusive", "--no-kill", "--requeue", "--output=/dev/null", "--wrap=exec sleep 3600"]
         self._id = self._cluster.submit(holder, cwd=self.directory)
         self._cluster.wait_for(self._id, "RUNNING")
         return self

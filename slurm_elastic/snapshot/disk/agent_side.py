@@ -364,7 +364,7 @@ class DiskWriter:
             return None
         return _AGAIN if self._target.every_steps else max(_AGAIN, self._progress.next_at - time.monotonic())
 
-    def _write(self, target: Target, following: Next, beside: _Unfinished | None = None) -> None:
+    def _write(self, target: Target, following: Next, beside: tuple[_Unfinished, ...] = ()) -> None:
         snapshot, checkpoint = following
         slots = self._slots()
         _mark(slots, snapshot)
@@ -390,15 +390,10 @@ class DiskWriter:
             self._process.carry_out(self._order(target, checkpoint, "discard"))
         elif target.first or (outcome.written and self._progress.last and not (self._closing and beside)):
             # The agent of rank 0 may leave, and complete it after this one has joined the next round.
-            now = time.monotonic()
-            self._unfinished = (
-                (_Unfinished(target, following, now),)
-                if beside is None
-                else (beside, _Unfinished(target, following, now, is_only=False))
-            )
+            self._unfinished = (*beside, _Unfinished(target, following, time.monotonic(), is_only=not beside))
 
     def _complete(self, unfinished: _Unfinished) -> bool:
-        """Give a checkpoint its name if all parts are there; True if there is something else to do or to wait for."""
+        """Give a checkpoint its name if all parts are there; False if there is nothing to do but wait for them."""
         target, following, now = unfinished.target, unfinished.found, time.monotonic()
         others = tuple(one for one in self._unfinished if one.found != following)
         task: Task = "complete" if target.first else "look"
@@ -408,9 +403,9 @@ class DiskWriter:
             self._unfinished = (*others, replace(unfinished, size=outcome.size, alive_at=now))
             return False
         if waits and unfinished.is_only and self._progress.last and now >= unfinished.alive_at + _STALLED:
-            self._unfinished = (beside := replace(unfinished, is_only=False),)
-            if self._closing and not target.first:
-                self._unfinished = ()
+            beside = (replace(unfinished, is_only=False),)
+            # Another agent than that of rank 0 ends when it has written both.
+            self._unfinished = beside if target.first or not self._closing else ()
             if (earlier := step_before(target, following.checkpoint.step, self._held())) is not None:
                 self._write(target, earlier, beside)
             return True
@@ -463,6 +458,7 @@ class DiskWriter:
             progress = self._progress
             # The agents may have agreed on the next one meanwhile.
             agreed = progress.agreed if progress.agreed is not None and progress.agreed > snapshot.step else None
+            # The step before the newest is written after it.
             written = max(snapshot.step, progress.written or 0)
             self._progress = Progress(next_at, written, last=progress.last, agreed=agreed, failed=failed)
 

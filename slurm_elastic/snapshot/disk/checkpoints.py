@@ -229,7 +229,9 @@ class Checkpoints:
         path.mkdir(exist_ok=True)
         return path
 
-    def publish(self, checkpoint: CheckpointId, writer: int, finish: Callable[[Path], bool], keep: int) -> bool:
+    def publish(
+        self, checkpoint: CheckpointId, writer: int, finish: Callable[[Path], bool], keep: int, *, is_last: bool = False
+    ) -> bool:
         """Give a checkpoint its name if it is complete, and delete those that are not needed any more.
 
         Args:
@@ -237,6 +239,7 @@ class Checkpoints:
             writer: See :meth:`unfinished`.
             finish: Finishes what was written in a directory; returns False if it is not complete.
             keep: Number of checkpoints that stay.
+            is_last: True if the group takes no step any more: later ones that some of its agents have written go, too.
 
         Returns:
             False if the checkpoint is not complete.
@@ -261,7 +264,7 @@ class Checkpoints:
         shutil.rmtree(part, ignore_errors=True)
         for old in deletable(newest, self.present(), keep):
             self._delete(old)
-        self._delete_unfinished(newest, checkpoint)
+        self._delete_unfinished(newest, checkpoint, is_last=is_last)
         return True
 
     def unfinished_size(self, checkpoint: CheckpointId, writer: int) -> int | None:
@@ -314,7 +317,7 @@ class Checkpoints:
             path.rename(part)
         shutil.rmtree(part, ignore_errors=True)
 
-    def _delete_unfinished(self, newest: Start, written: CheckpointId) -> None:
+    def _delete_unfinished(self, newest: Start, written: CheckpointId, *, is_last: bool) -> None:
         """Delete what has not been completed. The group before the newest may be writing still."""
         before = newest.line[-1].start if newest.line else newest.number
         for name in list_names(self.path):
@@ -322,7 +325,7 @@ class Checkpoints:
             if match is None:
                 continue
             unfinished = CheckpointId(int(match[1]), int(match[2]))
-            if unfinished.start < before or (unfinished.start == written.start and unfinished < written):
+            if unfinished.start < before or (unfinished.start == written.start and (is_last or unfinished < written)):
                 shutil.rmtree(self.path / name, ignore_errors=True)
         for name in list_names(self.path):
             match = _START.fullmatch(name)

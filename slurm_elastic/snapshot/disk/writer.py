@@ -224,7 +224,9 @@ def _carry_out(order: Order, slots: Sequence[Slot]) -> Outcome:
             case "complete":
                 sizes = [0]
                 finish = partial(_finish, sizes=sizes)
-                return Outcome(checkpoints.publish(checkpoint, order.writer, finish, order.keep), sum(sizes))
+                return Outcome(
+                    checkpoints.publish(checkpoint, order.writer, finish, order.keep, is_last=order.urgent), sum(sizes)
+                )
             case "look":
                 size = checkpoints.unfinished_size(checkpoint, order.writer)
                 written = checkpoint in checkpoints.present()

@@ -207,6 +207,8 @@ def test_agents_whose_workers_were_stopped_at_no_agreed_step_end_with_the_newest
     with ThreadPoolExecutor() as pool:
         [*pool.map(lambda name: agents.leave(name, 60.0), ("one", "two"))]
     assert names(directory) == ["start-000001.step-000000000002"]
+    # Nor is anything left of the step that not all have.
+    assert not list(directory.glob(".start-*"))
     assert together(ranks(agents, (agents.add("three"), 1)), trains(directory)) == [(2, [0, 1])]
 
 
