@@ -19,8 +19,7 @@ lint: setup ## formatting, lint, types, shell scripts
 lines: ## lines of code by package, without comments, docstrings and blanks; LINES=REVISION for another commit
 	@.ci/lines $(LINES)
 
-test: lint ## sdist and wheel, and every test, the cluster layer on Slurm 22.05
-	@.ci/package --no-demo
+test: setup ## lint, sdist and wheel, and every test, the cluster layer on Slurm 22.05
 	@.ci/test $(PYTEST)
 
 test-all: test ## the cluster layer on Slurm 24.11 and 26.05, too
