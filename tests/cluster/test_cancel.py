@@ -9,7 +9,7 @@ import pytest
 from tests.cluster.jobs import on
 
 
-@pytest.mark.parametrize("start", ["warm", "cold"])
+@pytest.mark.parametrize("start", ["warm", pytest.param("cold", marks=pytest.mark.nightly)])
 @pytest.mark.proctrack("cgroup", nightly="linuxproc")
 def test_a_cancelled_job_leaves_nothing_behind(jobs, proctrack, start):
     job = jobs.submit(*on("n1", "n2", "n3"), "elastic.sbatch", f"--start={start}", "train.py")

@@ -64,6 +64,7 @@ def late(cluster_session: Session, release: str, environment: Path) -> Iterator[
     remove_shared_directory(directory)
 
 
+@pytest.mark.nightly
 def test_each_arrival_costs_one_round_and_no_restart(jobs):
     jobs.write("grow.sh", GROWING)
     job = jobs.submit("grow.sh")

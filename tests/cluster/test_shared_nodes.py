@@ -86,6 +86,7 @@ def test_two_runs_share_nodes_and_one_finds_its_ports_taken(jobs):
     assert [job.tables() for job in runs] == [[["n1", "n2"]], [["n1", "n2"]]]
 
 
+@pytest.mark.nightly
 def test_torchrun_needs_neither_endpoint_nor_id(jobs):
     # The command torchrun is no more than this.
     options = "--rdzv-backend=slurm --nnodes=2 --nproc-per-node=1 --max-restarts=1 --log-dir=logs"

@@ -27,7 +27,7 @@ from tests.simulation.schedules import (
     play_strikes,
 )
 
-SCHEDULES = int(os.environ.get("SIMULATION_LEADERS", "6500"))
+SCHEDULES = int(os.environ.get("SIMULATION_LEADERS", "3250"))
 LEADER = os.environ.get("SIMULATION_LEADER")
 STRIKE = os.environ.get("SIMULATION_STRIKE")
 FAILURE = os.environ.get("SIMULATION_FAILURE")

@@ -32,7 +32,7 @@ from tests.simulation.shrink import play, report, shrink
 from tests.simulation.violation import Violation
 from tests.simulation.world import World
 
-SEEDS = int(os.environ.get("SIMULATION_SEEDS", "2500"))
+SEEDS = int(os.environ.get("SIMULATION_SEEDS", "1250"))
 FIRST = int(os.environ.get("SIMULATION_FIRST", "0"))
 ONLY = os.environ.get("SIMULATION_SEED")
 PLANNED = min(SEEDS // 6, 500)

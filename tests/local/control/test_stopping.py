@@ -47,7 +47,7 @@ def test_nobody_passes_what_was_answered(tmp_path: Path) -> None:
     with workers(tmp_path, nodes=1, local=2, coupled=False) as group:
         group.ready()
         (control,) = group.controls
-        for _ in range(30):
+        for _ in range(10):
             has_come_to(group, max(worker.boundary for worker in control.progress()) + chance.randrange(1000))
             answer = control.hold()
             assert answer is not None

@@ -53,7 +53,7 @@ def wrong(told: dict[str, Any]) -> dict[str, str]:
     [
         ("no-resume", {"resume.step", "steps.announced"}),
         pytest.param("in-place", {"checkpoint.atomic"}, marks=pytest.mark.nightly),
-        ("forgets-place", {"samples.once", "losses.match"}),
+        pytest.param("forgets-place", {"samples.once", "losses.match"}, marks=pytest.mark.nightly),
         pytest.param("slow-save", {"save.grace", "steps.announced"}, marks=pytest.mark.nightly),
         pytest.param("fails-on-stop", {"worker.exit"}, marks=pytest.mark.nightly),
     ],
@@ -71,6 +71,7 @@ def test_a_planted_mistake_is_named(
     assert place == "trains.py"
 
 
+@pytest.mark.nightly
 def test_a_checkpoint_that_has_its_name_before_it_is_complete(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -89,6 +89,7 @@ def test_run_that_times_out_too_often_ends(runs: Path, tmp_path: Path) -> None:
     assert _table(job, 2) is None
 
 
+@pytest.mark.nightly
 def test_next_round_runs_what_checkpoint_returned(runs: Path, tmp_path: Path) -> None:
     enough = tmp_path / "enough"
     executor = LocalElasticExecutor(runs, min_nodes=1, max_nodes=2)
