@@ -56,8 +56,7 @@ class _Collector:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._round = -1
-        self._goal = Goal()
+        self._round, self._goal = -1, Goal()
         self._reports: dict[int, Report] = {}
         self._partners: dict[int, int] | None = None
         """Who holds whose copies, by rank; None before all agents of the round have reported."""
