@@ -28,8 +28,7 @@ def test_a_kill_and_a_drain_are_told_in_twelve_lines(jobs):
     assert re.fullmatch(r"n4 drained: all saved step \d+, 2 of 3 nodes go on \[round 2 in .*]", drained[1]), drained
     job.wait_for("COMPLETED", timeout=90)
 
-    lines = not_of_the_script(job)
-    assert len(lines) <= 12, job.output
+    assert len(not_of_the_script(job)) <= 12, job.output
 
 
 def test_a_failure_is_told_once_to_who_follows_the_job(jobs):
