@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -19,7 +18,6 @@ from tests.cluster.jobs import CHECKOUT, Job, Jobs, on, outermost
 from tests.cluster.testbed import network
 from tests.cluster.testbed.settings import CONTROLLER
 
-MEMBERS = Path(__file__).with_name("etcd_members.py")
 CREDENTIALS = "SLURM_ELASTIC_ETCD_CREDENTIALS"
 _HANG = 60.0
 """Seconds for whatever the members are told."""
