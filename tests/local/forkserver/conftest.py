@@ -16,9 +16,21 @@ def _subreaper_only_here() -> Iterator[None]:
     linux._prctl(linux._PR_SET_CHILD_SUBREAPER, 0)
 
 
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workplace]:
+    """One workplace for all tests of a module that need no fork server of their own: it takes an import of torch.
+
+    These tests come first: cold workers of another workplace end with all orphans of this process, as is right for an
+    agent, which has one fork server.
+    """
+    made = Workplace(tmp_path_factory.mktemp("place"))
+    yield made
+    made.close()
+
+
 @pytest.fixture
 def workplace(tmp_path: Path) -> Iterator[Callable[..., Workplace]]:
-    """Makes workplaces, and ends their fork serveres."""
+    """Makes workplaces, and ends their fork servers."""
     made: list[Workplace] = []
 
     def make(**options: Any) -> Workplace:

@@ -107,8 +107,7 @@ def is_alive(pid: int) -> bool:
 
 
 @pytest.mark.parametrize("environment", [{}, COLD], ids=["warm", "cold"])
-def test_nothing_outlives_a_round(workplace: Make, pids: Pids, environment: dict[str, str]) -> None:
-    place = workplace()
+def test_nothing_outlives_a_round(place: Workplace, pids: Pids, environment: dict[str, str]) -> None:
     place.script.write_text(FAMILY + "sys.exit(3)\n")
     context = place.context(environment={**environment, **pids.environment})
     assert select.select(context.exit_fds(), [], [], HANG)[0]
@@ -122,6 +121,134 @@ def test_nothing_outlives_a_round(workplace: Make, pids: Pids, environment: dict
     assert_gone(*family.values())
     # The one that is to take its place may not have been told of yet.
     eventually(lambda: place.left() == [], lambda: str(place.left()))
+
+
+@pytest.mark.parametrize("environment", [{}, COLD], ids=["warm", "cold"])
+def test_worker_may_end_in_peace(place: Workplace, environment: dict[str, str]) -> None:
+    place.script.write_text(
+        # No threading.Event: a handler that runs just before the wait would wait for a lock of its own thread.
+        "import signal, time\n"
+        "signals = []\n"
+        "signal.signal(signal.SIGTERM, lambda number, _: signals.append(number))\n"
+        "print('ready')\n"
+        "while not signals:\n    time.sleep(0.01)\n"
+        "print('saved')\n"
+    )
+    context = place.context(environment=environment)
+    try:
+        end = time.monotonic() + HANG
+        while Path(context.stdouts[0]).read_text() != "ready\n":
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        assert not context.all_ended()
+        context.close(signal.SIGTERM, int(HANG))
+    finally:
+        context.close(signal.SIGKILL)
+    assert Path(context.stdouts[0]).read_text() == "ready\nsaved\n"
+    assert context.exits() == {0: 0}
+
+
+def test_worker_that_does_not_want_to_end_is_killed(place: Workplace) -> None:
+    place.script.write_text(
+        "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('ready')\ntime.sleep(1000)\n"
+    )
+    context = place.context()
+    try:
+        end = time.monotonic() + HANG
+        while Path(context.stdouts[0]).read_text() != "ready\n":
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        context.signal(signal.SIGTERM)
+        context.close(signal.SIGTERM, 0)
+    finally:
+        context.close(signal.SIGKILL)
+    assert context.exits() == {0: -signal.SIGKILL}
+
+
+def test_orphans_that_end_leave_no_zombies(place: Workplace) -> None:
+    place.script.write_text(
+        "import os, time\n"
+        "for _ in range(20):\n"
+        "    if os.fork() == 0:\n"
+        "        if os.fork() == 0:\n"
+        "            time.sleep(0.05)\n"
+        "        os._exit(0)\n"
+        "    os.wait()\n"
+        "print('ready')\n"
+        "time.sleep(1000)\n"
+    )
+    context = place.context()
+    try:
+        end = time.monotonic() + HANG
+        while Path(context.stdouts[0]).read_text() != "ready\n" or len(place.left()) > 1:
+            assert time.monotonic() < end, place.left()
+            time.sleep(0.05)
+    finally:
+        context.close(signal.SIGKILL)
+
+
+def test_torn_error_file_is_no_error_of_the_agent(place: Workplace) -> None:
+    place.script.write_text(
+        "import os\nopen(os.environ['TORCHELASTIC_ERROR_FILE'], 'w').write('{\"mess')\nos._exit(5)\n"
+    )
+    context = place.context()
+    try:
+        result = context.wait(HANG)
+        assert result is not None
+        assert result.failures[0].exitcode == 5
+    finally:
+        context.close()
+
+
+ENDING = """\
+import sys, helper, torch
+
+class Thing:
+    def __init__(self, name):
+        self.name = name
+
+    def __del__(self):
+        try:
+            import torch
+        except ImportError:
+            print(self.name, "cannot import")
+        else:
+            print(self.name, "finds", torch.__name__)
+
+torch.of_an_inherited_module = Thing("inherited")
+in_a_cycle = Thing("cycle")
+in_a_cycle.itself = in_a_cycle
+del in_a_cycle
+unflushed = open(sys.argv[1], "w")
+unflushed.write("flushed")
+torch.function_of_a_module_of_the_script = helper.function
+"""
+HELPER = """\
+import sys
+
+unflushed = open(sys.argv[1] + ".helper", "w")
+unflushed.write("flushed, too")
+
+def function():
+    return unflushed
+"""
+
+
+def test_a_worker_ends_its_own_modules_and_not_those_of_the_fork_server(workplace: Make, tmp_path: Path) -> None:
+    place = workplace()
+    place.script.write_text(ENDING)
+    place.script.with_name("helper.py").write_text(HELPER)
+    file, helpers = tmp_path / "file", tmp_path / "file.helper"
+
+    assert place.run_plain([str(file)]).stdout == "cycle finds torch\ninherited cannot import\n"
+    file.unlink()
+    helpers.unlink()
+
+    ended = place.run_warm([str(file)])
+
+    assert ended.stdout == "cycle finds torch\n"
+    assert (ended.code, ended.stderr, file.read_text()) == (0, "", "flushed")
+    assert helpers.read_text() == "flushed, too"
 
 
 @pytest.mark.parametrize("start", ["warm", "cold"])
@@ -215,138 +342,6 @@ def test_signals_of_slurm_do_not_end_the_fork_server(workplace: Make) -> None:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT):
             os.kill(place.fork_server.pid, number)
         assert place.run_warm().stdout == "True\n"
-
-
-@pytest.mark.parametrize("environment", [{}, COLD], ids=["warm", "cold"])
-def test_worker_may_end_in_peace(workplace: Make, environment: dict[str, str]) -> None:
-    place = workplace()
-    place.script.write_text(
-        # No threading.Event: a handler that runs just before the wait would wait for a lock of its own thread.
-        "import signal, time\n"
-        "signals = []\n"
-        "signal.signal(signal.SIGTERM, lambda number, _: signals.append(number))\n"
-        "print('ready')\n"
-        "while not signals:\n    time.sleep(0.01)\n"
-        "print('saved')\n"
-    )
-    context = place.context(environment=environment)
-    try:
-        end = time.monotonic() + HANG
-        while Path(context.stdouts[0]).read_text() != "ready\n":
-            assert time.monotonic() < end
-            time.sleep(0.01)
-        assert not context.all_ended()
-        context.close(signal.SIGTERM, int(HANG))
-    finally:
-        context.close(signal.SIGKILL)
-    assert Path(context.stdouts[0]).read_text() == "ready\nsaved\n"
-    assert context.exits() == {0: 0}
-
-
-def test_worker_that_does_not_want_to_end_is_killed(workplace: Make) -> None:
-    place = workplace()
-    place.script.write_text(
-        "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('ready')\ntime.sleep(1000)\n"
-    )
-    context = place.context()
-    try:
-        end = time.monotonic() + HANG
-        while Path(context.stdouts[0]).read_text() != "ready\n":
-            assert time.monotonic() < end
-            time.sleep(0.01)
-        context.signal(signal.SIGTERM)
-        context.close(signal.SIGTERM, 0)
-    finally:
-        context.close(signal.SIGKILL)
-    assert context.exits() == {0: -signal.SIGKILL}
-
-
-def test_orphans_that_end_leave_no_zombies(workplace: Make) -> None:
-    place = workplace()
-    place.script.write_text(
-        "import os, time\n"
-        "for _ in range(20):\n"
-        "    if os.fork() == 0:\n"
-        "        if os.fork() == 0:\n"
-        "            time.sleep(0.05)\n"
-        "        os._exit(0)\n"
-        "    os.wait()\n"
-        "print('ready')\n"
-        "time.sleep(1000)\n"
-    )
-    context = place.context()
-    try:
-        end = time.monotonic() + HANG
-        while Path(context.stdouts[0]).read_text() != "ready\n" or len(place.left()) > 1:
-            assert time.monotonic() < end, place.left()
-            time.sleep(0.05)
-    finally:
-        context.close(signal.SIGKILL)
-
-
-def test_torn_error_file_is_no_error_of_the_agent(workplace: Make) -> None:
-    place = workplace()
-    place.script.write_text(
-        "import os\nopen(os.environ['TORCHELASTIC_ERROR_FILE'], 'w').write('{\"mess')\nos._exit(5)\n"
-    )
-    context = place.context()
-    try:
-        result = context.wait(HANG)
-        assert result is not None
-        assert result.failures[0].exitcode == 5
-    finally:
-        context.close()
-
-
-ENDING = """\
-import sys, helper, torch
-
-class Thing:
-    def __init__(self, name):
-        self.name = name
-
-    def __del__(self):
-        try:
-            import torch
-        except ImportError:
-            print(self.name, "cannot import")
-        else:
-            print(self.name, "finds", torch.__name__)
-
-torch.of_an_inherited_module = Thing("inherited")
-in_a_cycle = Thing("cycle")
-in_a_cycle.itself = in_a_cycle
-del in_a_cycle
-unflushed = open(sys.argv[1], "w")
-unflushed.write("flushed")
-torch.function_of_a_module_of_the_script = helper.function
-"""
-HELPER = """\
-import sys
-
-unflushed = open(sys.argv[1] + ".helper", "w")
-unflushed.write("flushed, too")
-
-def function():
-    return unflushed
-"""
-
-
-def test_a_worker_ends_its_own_modules_and_not_those_of_the_fork_server(workplace: Make, tmp_path: Path) -> None:
-    place = workplace()
-    place.script.write_text(ENDING)
-    place.script.with_name("helper.py").write_text(HELPER)
-    file, helpers = tmp_path / "file", tmp_path / "file.helper"
-
-    assert place.run_plain([str(file)]).stdout == "cycle finds torch\ninherited cannot import\n"
-    file.unlink()
-    helpers.unlink()
-
-    ended = place.run_warm([str(file)])
-
-    assert ended.stdout == "cycle finds torch\n"
-    assert (ended.code, ended.stderr, file.read_text()) == (0, "", "flushed")
-    assert helpers.read_text() == "flushed, too"
 
 
 REGISTERING = """\

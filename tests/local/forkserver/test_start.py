@@ -25,6 +25,75 @@ Make = Callable[..., Workplace]
 FORKED = "import sys\nprint('torch' in sys.modules)\n"
 
 
+@pytest.mark.parametrize(
+    ("variable", "reason"),
+    [("OMP_NUM_THREADS", "OMP_NUM_THREADS is '3' for the worker"), ("PYTHONOPTIMIZE", "PYTHONOPTIMIZE is '3'")],
+)
+def test_variable_read_at_import(
+    place: Workplace, caplog: pytest.LogCaptureFixture, variable: str, reason: str
+) -> None:
+    place.script.write_text(FORKED)
+    assert place.run_warm(environment={variable: "3"}).stdout == "False\n"
+    assert caplog.messages[0].startswith(f"workers start cold: {reason}")
+    assert place.run_warm().stdout == "True\n"
+
+
+def test_working_directory_of_a_cold_start(
+    place: Workplace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    place.script.write_text("import os\nprint(os.getcwd())\n")
+    monkeypatch.chdir(tmp_path)
+    assert place.run_warm().stdout == f"{tmp_path}\n"
+    assert "the working directory is" in caplog.text
+
+
+def test_agent_signal_mask_and_handlers_do_not_matter(place: Workplace) -> None:
+    place.script.write_text(
+        "import signal\nprint(signal.pthread_sigmask(0, []), int(signal.getsignal(signal.SIGUSR1)))\n"
+    )
+    previous = signal.signal(signal.SIGUSR1, lambda *_: None)
+    try:
+        assert place.run_warm().stdout == "set() 0\n"
+    finally:
+        signal.signal(signal.SIGUSR1, previous)
+
+
+def test_worker_is_bound_to_the_cpus_that_torch_chooses_for_it(
+    place: Workplace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place.script.write_text("import os\nprint(os.environ['RANK'], os.sched_getaffinity(0))\n")
+    cpus = [min(os.sched_getaffinity(0)), max(os.sched_getaffinity(0))]
+
+    def prefixes(workers: int, _options: object) -> tuple[tuple[str, ...], ...]:
+        return tuple(("numactl", f"--physcpubind={cpus[rank]}") for rank in range(workers))
+
+    # As on a machine with GPUs, where it depends on which one is nearest.
+    monkeypatch.setattr(torch_context, "numa_prefixes", prefixes)
+    context = place.context(workers=2)
+    try:
+        assert context.wait(HANG) is not None
+        seen = [Path(context.stdouts[rank]).read_text() for rank in (0, 1)]
+    finally:
+        context.close()
+    assert seen == [f"{rank} {{{cpu}}}\n" for rank, cpu in enumerate(cpus)]
+
+
+def test_variables_that_a_script_sets_for_torch_have_their_effect(
+    place: Workplace, caplog: pytest.LogCaptureFixture
+) -> None:
+    place.script.write_text(
+        "import os, sys\n"
+        "os.environ[sys.argv[1]] = 'INFO'\n"
+        "there = 'torch' in sys.modules\n"
+        "import torch.distributed\n"
+        "print(there, torch.distributed.get_debug_level().name)\n"
+    )
+    assert place.run_warm(["NAME"]).stdout.startswith("True ")
+    assert caplog.text == ""
+    assert place.run_warm(["TORCH_DISTRIBUTED_DEBUG"]).stdout == "False INFO\n"
+    assert "line 2, sets TORCH_DISTRIBUTED_DEBUG, which is read at import; set it in the batch script" in caplog.text
+
+
 def test_cold_start_on_demand(workplace: Make, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("WARNING")
     place = workplace(warm=False)
@@ -64,28 +133,6 @@ def test_program_that_is_not_there(workplace: Make) -> None:
     place = workplace(warm=False, entrypoint="/no/such/program")
     with pytest.raises(OSError, match="No such file"):
         place.context()
-
-
-@pytest.mark.parametrize(
-    ("variable", "reason"),
-    [("OMP_NUM_THREADS", "OMP_NUM_THREADS is '3' for the worker"), ("PYTHONOPTIMIZE", "PYTHONOPTIMIZE is '3'")],
-)
-def test_variable_read_at_import(workplace: Make, caplog: pytest.LogCaptureFixture, variable: str, reason: str) -> None:
-    place = workplace()
-    place.script.write_text(FORKED)
-    assert place.run_warm(environment={variable: "3"}).stdout == "False\n"
-    assert caplog.messages[0].startswith(f"workers start cold: {reason}")
-    assert place.run_warm().stdout == "True\n"
-
-
-def test_working_directory_of_a_cold_start(
-    workplace: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    place = workplace()
-    place.script.write_text("import os\nprint(os.getcwd())\n")
-    monkeypatch.chdir(tmp_path)
-    assert place.run_warm().stdout == f"{tmp_path}\n"
-    assert "the working directory is" in caplog.text
 
 
 def test_broken_preload_is_named(workplace: Make) -> None:
@@ -173,39 +220,6 @@ def test_worker_inherits_nothing_of_the_agent(workplace: Make) -> None:
             assert "socket" not in seen
 
 
-def test_agent_signal_mask_and_handlers_do_not_matter(workplace: Make) -> None:
-    place = workplace()
-    place.script.write_text(
-        "import signal\nprint(signal.pthread_sigmask(0, []), int(signal.getsignal(signal.SIGUSR1)))\n"
-    )
-    previous = signal.signal(signal.SIGUSR1, lambda *_: None)
-    try:
-        assert place.run_warm().stdout == "set() 0\n"
-    finally:
-        signal.signal(signal.SIGUSR1, previous)
-
-
-def test_worker_is_bound_to_the_cpus_that_torch_chooses_for_it(
-    workplace: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    place = workplace()
-    place.script.write_text("import os\nprint(os.environ['RANK'], os.sched_getaffinity(0))\n")
-    cpus = [min(os.sched_getaffinity(0)), max(os.sched_getaffinity(0))]
-
-    def prefixes(workers: int, _options: object) -> tuple[tuple[str, ...], ...]:
-        return tuple(("numactl", f"--physcpubind={cpus[rank]}") for rank in range(workers))
-
-    # As on a machine with GPUs, where it depends on which one is nearest.
-    monkeypatch.setattr(torch_context, "numa_prefixes", prefixes)
-    context = place.context(workers=2)
-    try:
-        assert context.wait(HANG) is not None
-        seen = [Path(context.stdouts[rank]).read_text() for rank in (0, 1)]
-    finally:
-        context.close()
-    assert seen == [f"{rank} {{{cpu}}}\n" for rank, cpu in enumerate(cpus)]
-
-
 def multiplied(*numbers: int) -> list[int]:
     import torch
 
@@ -268,20 +282,3 @@ def test_worker_finds_its_control_page(
     control = RoundControl(tmp_path / "pages", 0, 1)
     assert place.run_warm(environment=control.environment(0)).stdout == "True\nNone\n"
     assert [(worker.boundary, worker.step) for worker in control.progress()] == [(1, 3)]
-
-
-def test_variables_that_a_script_sets_for_torch_have_their_effect(
-    workplace: Make, caplog: pytest.LogCaptureFixture
-) -> None:
-    place = workplace()
-    place.script.write_text(
-        "import os, sys\n"
-        "os.environ[sys.argv[1]] = 'INFO'\n"
-        "there = 'torch' in sys.modules\n"
-        "import torch.distributed\n"
-        "print(there, torch.distributed.get_debug_level().name)\n"
-    )
-    assert place.run_warm(["NAME"]).stdout.startswith("True ")
-    assert caplog.text == ""
-    assert place.run_warm(["TORCH_DISTRIBUTED_DEBUG"]).stdout == "False INFO\n"
-    assert "line 2, sets TORCH_DISTRIBUTED_DEBUG, which is read at import; set it in the batch script" in caplog.text
