@@ -214,7 +214,7 @@ def test_killed_leaders_are_followed_until_one_agent_is_left(allocate: Allocate)
     eventually(lambda: not nodes.processes(), lambda: str(nodes.processes()))
 
 
-def test_a_leader_that_is_is_leaving_hands_over(allocate: Allocate) -> None:
+def test_a_leader_that_is_leaving_hands_over(allocate: Allocate) -> None:
     nodes = allocate(3)
     agents = nodes.start_all()
     nodes.seen(0)

@@ -112,7 +112,7 @@ def test_a_state_from_which_workers_fail_is_left_for_older_ones_and_then_for_dis
     assert "failed before the next snapshot; it starts from no snapshot" in agent.err
 
 
-def test_a_job_that_is_is_leaving_starts_again_from_what_its_agent_wrote_to_disk(allocate: Allocate) -> None:
+def test_a_job_that_is_leaving_starts_again_from_what_its_agent_wrote_to_disk(allocate: Allocate) -> None:
     nodes = allocate(1, job_id="19")
     nodes.touch("pace", "0.01")
     agent = nodes.start(1, script=(STEPPING, "snapshots", "disk"))
