@@ -19,8 +19,8 @@ from benchmarks.agents import Crowd
 from benchmarks.leading import RUN, SECRET, LeaderProcess
 from benchmarks.tables import Bar, Results, Table, median, seconds
 from benchmarks.usage import cpu_seconds
+from slurm_elastic.agent.health.pages import live_report
 from slurm_elastic.agent.health.state import AgentState, Readings, RoundInfo, Stage, WorkerInfo
-from slurm_elastic.agent.live_report import live_report
 from slurm_elastic.control import WorkerProgress
 from slurm_elastic.observe.live import live_run
 from slurm_elastic.rendezvous.leader_client import LeaderEndpoint, ask_status

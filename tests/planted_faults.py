@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from slurm_elastic.failures import named, strikes
+from slurm_elastic.failures.causes import named
+from slurm_elastic.failures.history import strikes
 
 EACH_ROUND = "local/agent/test_failures.py::test_the_cause_of_each_planted_fault_is_named"
 """The test that plants one fault after the other, into rank 1 in one round each."""

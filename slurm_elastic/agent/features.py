@@ -10,14 +10,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from slurm_elastic.agent.forkserver.client import ForkServer
-from slurm_elastic.agent.health.pages import Reporter
-from slurm_elastic.agent.health.state import Leave, Readings, RoundInfo, Stage, WorkerInfo, enter
+from slurm_elastic.agent.health.state import Leave, Readings, Reporter, RoundInfo, Stage, WorkerInfo, enter
 from slurm_elastic.agent.lifecycle.actions import AnnounceLeave
 from slurm_elastic.agent.lifecycle.states import Joining, Lingering, Rejoin, Reported, State, Stopping, WorkersResult
+from slurm_elastic.agent.node.claims import NodeDirectory
 from slurm_elastic.agent.watchdog import Hang, Watchdog, Watched
-from slurm_elastic.agent.workers.scratch_dir import NodeDirectory
 from slurm_elastic.control import Agreement, StopReason, WorkerProgress
-from slurm_elastic.failures import BY_WATCHDOG
+from slurm_elastic.failures.causes import BY_WATCHDOG
 from slurm_elastic.rendezvous.connect import RendezvousConfig
 from slurm_elastic.rendezvous.membership import WorkerFailure
 from slurm_elastic.rendezvous.run_events import Entry

@@ -19,7 +19,7 @@ from slurm_elastic.agent.features import Feature, RunningRound
 from slurm_elastic.agent.node.site_command import run_site_command
 from slurm_elastic.agent.option_values import NotifySettings
 from slurm_elastic.control import WorkerProgress
-from slurm_elastic.failures import Loop
+from slurm_elastic.failures.history import Loop
 from slurm_elastic.rendezvous.run_events import Entry
 from slurm_elastic.rundir import RunDir, RunDirError
 

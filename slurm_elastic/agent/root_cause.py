@@ -12,9 +12,11 @@ from typing import Any
 
 from slurm_elastic import typed_json
 from slurm_elastic.errors import ExitCode
-from slurm_elastic.failures import (
+from slurm_elastic.failures.causes import (
     BY_KERNEL,
     BY_WATCHDOG,
+    NATIVE_FRAME,
+    TRACEBACK,
     attribute,
     ending,
     error_line,
@@ -31,9 +33,6 @@ logger = logging.getLogger("slurm_elastic")
 _LINES = 20
 _WIDTH = 300
 _TAIL_BYTES = 65536
-_TRACEBACK = "Traceback (most recent call last):"
-_NATIVE_FRAME = re.compile(r"^(?:frame #\d+: |Exception raised from .* \(most recent call first\):$)")
-"""The C++ stack that follows the message of an error of torch (c10/util/Exception.cpp, 2.13)."""
 _ABORTED = "terminate called without an active exception"
 """The words of libstdc++ when a C++ thread still runs while its object is destroyed (vterminate.cc). A script that ends
 by an exception leaves threads of gloo: with torch 2.13 some of such workers end by SIGABRT, also without this agent."""
@@ -111,7 +110,7 @@ def aborted_at_exit(text: str, exit_code: int, error_file: str) -> bool:
         exit_code: Of the worker, negative for a signal.
         error_file: See `words`.
     """
-    has_message = text.startswith(_TRACEBACK) and _ABORTED in text
+    has_message = text.startswith(TRACEBACK) and _ABORTED in text
     return exit_code == -signal.SIGABRT and (has_message or bool(recorded_traceback(error_file)))
 
 
@@ -131,15 +130,15 @@ def _exit_text(failure: WorkerFailure) -> str:
 def _shown_lines(text: str) -> list[str]:
     # A progress bar rewrites its line after a carriage return: only the last state was visible.
     lines = [_CONTROL.sub("", line.rstrip().rpartition("\r")[2]) for line in text.split("\n")]
-    kept = [line[:_WIDTH] for line in lines if line.strip() and not _NATIVE_FRAME.match(line)]
-    if kept and kept[0] == _TRACEBACK:
+    kept = [line[:_WIDTH] for line in lines if line.strip() and not NATIVE_FRAME.match(line)]
+    if kept and kept[0] == TRACEBACK:
         kept = [line for line in kept if line != _ABORTED]
     if len(kept) > _LINES:
         kept = _without_libraries(kept)
     if len(kept) <= _LINES:
         return kept
     # A traceback begins with what it is and ends with what went wrong.
-    first = kept[:1] if kept[0] == _TRACEBACK else []
+    first = kept[:1] if kept[0] == TRACEBACK else []
     return [*first, "...", *kept[len(first) + 1 - _LINES :]] if first else kept[-_LINES:]
 
 

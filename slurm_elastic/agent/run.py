@@ -14,8 +14,7 @@ import msgspec
 from slurm_elastic.agent.agent import Agent
 from slurm_elastic.agent.attribution import AttributionFeature
 from slurm_elastic.agent.console_log import NOTICE, notice
-from slurm_elastic.agent.event_log import EventLog
-from slurm_elastic.agent.fact_lines import FactLines
+from slurm_elastic.agent.event_log import EventLog, FactLines
 from slurm_elastic.agent.features import (
     Feature,
     HealthFeature,
@@ -26,13 +25,13 @@ from slurm_elastic.agent.features import (
 )
 from slurm_elastic.agent.forkserver.client import ForkServer
 from slurm_elastic.agent.forkserver.protocol import StartInterruptedError
-from slurm_elastic.agent.health.service import Health, health_port, withdraw_lost
+from slurm_elastic.agent.health.pages import NodePages
+from slurm_elastic.agent.health.service import health_port, withdraw_lost
 from slurm_elastic.agent.health.state import Readings
 from slurm_elastic.agent.job.job_end import AgentEnd, represents_job
 from slurm_elastic.agent.job.job_end_effects import is_known_done
 from slurm_elastic.agent.job.preemption import SignalDiagnosis
 from slurm_elastic.agent.lifecycle.states import AgentOutcome
-from slurm_elastic.agent.live_report import live_report, process_letters
 from slurm_elastic.agent.notification import NotifyFeature
 from slurm_elastic.agent.option_values import GROWS_VARIABLE
 from slurm_elastic.agent.process_end import at_process_end
@@ -163,11 +162,11 @@ class _Run:
         settings: The settings.
         rendezvous: The same for the rendezvous.
         fork_server: See `launch`.
-        health: The health port.
+        health: The pages of the health port.
     """
 
     def __init__(
-        self, settings: AgentSettings, rendezvous: RendezvousConfig, fork_server: ForkServer | None, health: Health
+        self, settings: AgentSettings, rendezvous: RendezvousConfig, fork_server: ForkServer | None, health: NodePages
     ) -> None:
         config = settings.launch_config
         self._settings, self._rendezvous, self._fork_server, self._health = settings, rendezvous, fork_server, health
@@ -175,7 +174,7 @@ class _Run:
         self._events = EventLog(settings.run_dir, settings.node, config.event_log_handler, self._facts)
         self._notify: NotifyFeature | None = None
         self._coordination = connect(rendezvous, self._record, can_hold=True)
-        health.pages.sources = (self._status,)
+        health.sources = (self._status,)
         self._notify = notify_feature(settings, rendezvous, self._coordination)
         self._progress = progress_log(settings, rendezvous.domain)
 
@@ -201,8 +200,8 @@ class _Run:
         there = [feature for feature in features if feature is not None]
         diagnosis = signal_diagnosis(settings, lambda: agent.last_checkpoint(), lambda: agent.newest_save())
         agent = self._agent(there, diagnosis)
-        self._health.pages.sources = (self._status, *(feature.status for feature in there))
-        coordination.report = self._report
+        self._health.sources = (self._status, *(feature.status for feature in there))
+        coordination.report = self._health.live_report
         if self._facts is not None:
             self._facts.reached = agent.reached
         try:
@@ -332,11 +331,6 @@ class _Run:
         leads = coordination.leads
         leader = self._settings.node if leads else coordination.leader_address()
         return replace(readings, leader=leader, leads=leads, rejected=coordination.rejected())
-
-    def _report(self) -> str:
-        state = self._health.reporter.state
-        pids = [worker.pid for worker in state.round_info.workers] if state.round_info is not None else []
-        return live_report(state, self._health.pages.readings(), process_letters(pids))
 
 
 def _is_leaving() -> bool:

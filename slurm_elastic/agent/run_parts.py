@@ -12,17 +12,16 @@ from torch.distributed.elastic.agent.server.api import WorkerSpec
 
 from slurm_elastic.agent.event_log import utc_now
 from slurm_elastic.agent.health.state import AgentState
-from slurm_elastic.agent.job.job_end import notice_record
 from slurm_elastic.agent.job.job_end_effects import JobAtEnd
 from slurm_elastic.agent.job.preemption import SignalDiagnosis, asks_slurm
-from slurm_elastic.agent.job.run_history import read_history
+from slurm_elastic.agent.job.requeue import read_history
 from slurm_elastic.agent.node.failure_domain import failure_domain
 from slurm_elastic.agent.notification import Delivery, NotifyFeature
 from slurm_elastic.agent.option_values import require_known
 from slurm_elastic.agent.progress_log import ProgressLog
 from slurm_elastic.agent.settings import AgentSettings
 from slurm_elastic.agent.signals import record_signals
-from slurm_elastic.failures import Loop, find_loops
+from slurm_elastic.failures.history import Loop, find_loops
 from slurm_elastic.rendezvous.connect import RendezvousConfig
 from slurm_elastic.rendezvous.options import RendezvousOptions
 from slurm_elastic.rendezvous.records.api import Records
@@ -198,8 +197,15 @@ def signal_diagnosis(
     records = JobRecords(settings.run_dir, job.job_id)
 
     def write(signals: Sequence[signal.Signals], finding: Diagnosis) -> None:
+        record = {
+            "signals": [number.name for number in signals],
+            "cause": finding.cause.name,
+            "text": str(finding),
+            "seconds": finding.seconds,
+            "progress": checkpoint(),
+            "time": utc_now(),
+        }
         try:
-            record = {**notice_record(signals, finding, checkpoint()), "time": utc_now()}
             records.publish_notice(job.restart_count, record)
         except RunDirError as error:
             logger.warning("the notice is not written down: %s", error)

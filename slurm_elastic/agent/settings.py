@@ -14,7 +14,7 @@ from typing import Any
 
 from torch.distributed.launcher.api import LaunchConfig
 
-from slurm_elastic.agent.health.config import HealthSettings, health_settings
+from slurm_elastic.agent.health.server import HealthSettings, health_settings
 from slurm_elastic.agent.option_table import OPTIONS
 from slurm_elastic.agent.option_values import (
     LOCAL_RESTARTS,
@@ -30,10 +30,10 @@ from slurm_elastic.agent.option_values import (
     positive_seconds,
     replace_settings,
     requeue_policy,
+    require_entry_point,
 )
 from slurm_elastic.agent.watchdog import STACKS_AFTER, HangTimeout, hang_timeout, is_enabled
 from slurm_elastic.agent.workers.logs import RoundLogsSpecs, local_ranks, streams
-from slurm_elastic.agent.workers.script_check import require_entry_point
 from slurm_elastic.agent.workers.torchrun_options import (
     endpoint,
     ignored_options,

@@ -279,7 +279,7 @@ class RoundControl(Agreement):
     If the pages cannot be made, a warning goes to the log, and the round goes on as if no script used the trainer API.
 
     Args:
-        directory: Scratch directory of this agent, see `agent.workers.scratch_dir`; made if it does not exist.
+        directory: Scratch directory of this agent, see `agent.node.claims`; made if it does not exist.
         round: Number of the round.
         local_world_size: Number of workers on this node.
     """

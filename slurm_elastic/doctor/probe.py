@@ -103,7 +103,7 @@ def _collectives(
         )
         return
     # This imports torch.
-    from slurm_elastic.agent.workers.environment import data_network
+    from slurm_elastic.slurm.address import data_network
 
     os.environ.update(data_network(facts.collective_interface, facts.collective_interface, os.environ))
     backends = ("gloo", "nccl") if all(peer.has_gpus for peer in peers.values()) else ("gloo",)

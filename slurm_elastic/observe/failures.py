@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from slurm_elastic.agent.root_cause import last_output
-from slurm_elastic.failures import attribute, explanation, named
+from slurm_elastic.failures.causes import attribute, explanation, named
 from slurm_elastic.observe.records import Event, RunRecords
 from slurm_elastic.rundir import RunContents
 

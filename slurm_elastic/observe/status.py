@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from slurm_elastic.agent.event_log import json_number
 from slurm_elastic.clock_times import parse_time
-from slurm_elastic.failures import Loop, find_loops
+from slurm_elastic.failures.history import Loop, find_loops
 from slurm_elastic.observe.pace import rank_scores, slow_ranks
 from slurm_elastic.observe.records import Event, Round, RunRecords, Worker
 from slurm_elastic.rendezvous.identity import AgentIdentity

@@ -6,7 +6,7 @@ import enum
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from slurm_elastic.failures import Loop
+from slurm_elastic.failures.history import Loop
 from slurm_elastic.observe.pace import RankScore, SlowRankView
 from slurm_elastic.observe.records import Event
 

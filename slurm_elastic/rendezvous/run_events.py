@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from slurm_elastic.failures import explanation
+from slurm_elastic.failures.causes import explanation
 from slurm_elastic.rendezvous.membership import (
     Claim,
     Decision,

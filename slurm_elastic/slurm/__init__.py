@@ -16,10 +16,18 @@ from slurm_elastic.slurm.cause import Cause, Diagnosis, SignalDefaults, classify
 from slurm_elastic.slurm.controller import NEWEST_RELEASE, OLDEST_RELEASE, SILENCE, Controller
 from slurm_elastic.slurm.hostlist import compress, expand, natural_key
 from slurm_elastic.slurm.job import ArrayElement, Context, HetComponent, SlurmJob
-from slurm_elastic.slurm.own_variables import Reader, agent_settings, drop_foreign, foreign_variables
-from slurm_elastic.slurm.requeue_policy import History, Requeue, RequeueDecision, requeue_decision
-from slurm_elastic.slurm.scontrol_output import ControllerClock, JobView, NodesInQueue, NodeState, NodeView, QueuedJob
-from slurm_elastic.slurm.site_output import ClusterConfig, PartitionView, QosView
+from slurm_elastic.slurm.output import (
+    ClusterConfig,
+    ControllerClock,
+    JobView,
+    NodesInQueue,
+    NodeState,
+    NodeView,
+    PartitionView,
+    QosView,
+    QueuedJob,
+)
+from slurm_elastic.slurm.variables import Reader, agent_settings, drop_foreign, foreign_variables
 
 __all__ = [
     "NEWEST_RELEASE",
@@ -35,7 +43,6 @@ __all__ = [
     "ControllerClock",
     "Diagnosis",
     "HetComponent",
-    "History",
     "JobView",
     "SignalDefaults",
     "NodeState",
@@ -45,8 +52,6 @@ __all__ = [
     "QosView",
     "QueuedJob",
     "Reader",
-    "Requeue",
-    "RequeueDecision",
     "SlurmJob",
     "agent_settings",
     "choose_address",
@@ -65,6 +70,5 @@ __all__ = [
     "ports_exhausted",
     "presume",
     "save_time",
-    "requeue_decision",
     "resolve",
 ]

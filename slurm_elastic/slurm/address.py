@@ -110,6 +110,18 @@ def gloo_interface(preference: AddressPreference, facts: AddressFacts) -> str:
     return outward.get(address, "")
 
 
+def data_network(interface: str, for_gloo: str, environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that name the interface for collectives; without them gloo takes that of the host's name.
+
+    Variables that the environment has already are left out. NCCL never asks for the host's name.
+    """
+    named = {"GLOO_SOCKET_IFNAME": for_gloo} if for_gloo else {}
+    if interface:
+        # NCCL takes a plain name for a prefix: eth1 would match eth10, too.
+        named["NCCL_SOCKET_IFNAME"] = f"={interface}"
+    return {name: value for name, value in named.items() if name not in environ}
+
+
 def gather_facts(
     preference: AddressPreference, node: str, *, toward: str | None = None, controller: Controller | None = None
 ) -> AddressFacts:

@@ -11,7 +11,7 @@ import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from slurm_elastic.slurm.scontrol_output import ControllerClock, JobView
+from slurm_elastic.slurm.output import ControllerClock, JobView
 
 _WARNINGS = frozenset({signal.SIGUSR1, signal.SIGUSR2})
 _EARLY = 60

@@ -17,34 +17,32 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from slurm_elastic.slurm.hostlist import compress
-from slurm_elastic.slurm.scontrol_output import (
+from slurm_elastic.slurm.output import (
     NODES_FORMAT,
+    QOS_FORMAT,
     QUEUE_FORMAT,
+    ClusterConfig,
     ControllerClock,
     JobView,
     NodesInQueue,
     NodeState,
     NodeView,
+    PartitionView,
+    QosView,
     QueuedJob,
     parse_clock,
+    parse_config,
     parse_duration,
     parse_jobs,
+    parse_limits,
     parse_nodes,
     parse_nodes_in_queue,
     parse_partition_grace,
+    parse_partitions,
+    parse_qos,
     parse_queue,
     parse_release,
     parse_requested,
-)
-from slurm_elastic.slurm.site_output import (
-    QOS_FORMAT,
-    ClusterConfig,
-    PartitionView,
-    QosView,
-    parse_config,
-    parse_limits,
-    parse_partitions,
-    parse_qos,
 )
 
 _log = logging.getLogger(__name__)

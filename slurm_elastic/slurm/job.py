@@ -12,9 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from slurm_elastic.errors import UsageError
-from slurm_elastic.slurm._env_values import (
+from slurm_elastic.slurm.variables import (
+    Reader,
     count_gpus,
     expand_counts,
+    foreign_variables,
     job_and_step_nodes,
     node_list,
     number,
@@ -23,7 +25,6 @@ from slurm_elastic.slurm._env_values import (
     port_list,
     present,
 )
-from slurm_elastic.slurm.own_variables import Reader, foreign_variables
 
 _FIRST_SPECIAL_STEP = 0xFFFFFFF0
 """Step ids from here on are not srun's: batch 0xfffffffb, extern ...fc, interactive ...fa (slurm.h). Slurm 26.05 sets

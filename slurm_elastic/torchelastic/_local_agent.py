@@ -10,8 +10,7 @@ from torch.distributed.elastic.agent.server.api import RunResult, WorkerSpec
 from torch.distributed.elastic.agent.server.health_check_server import HealthCheckServer
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, LogsSpecs
 
-from slurm_elastic.agent.health.config import health_settings
-from slurm_elastic.agent.health.server import create_healthcheck_server
+from slurm_elastic.agent.health.server import create_healthcheck_server, health_settings
 
 
 class LocalElasticAgent(torchs.LocalElasticAgent):

@@ -329,7 +329,7 @@ def _run(argv: list[str], environ: dict[str, str], directory: str, files: str, c
     for name, value in constants.items():
         module, _, constant = name.rpartition(".")
         setattr(importlib.import_module(module), constant, value)
-    from slurm_elastic.agent.workers.nonblocking_output import NonblockingStream
+    from slurm_elastic.agent.workers.output import NonblockingStream
     from slurm_elastic.cli import main
 
     code = main(argv)

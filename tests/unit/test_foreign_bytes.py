@@ -24,7 +24,7 @@ import pytest
 from slurm_elastic import typed_json
 from slurm_elastic.agent.forkserver._import_list import parse_list
 from slurm_elastic.agent.health import http as _http
-from slurm_elastic.agent.job.run_history import read_history
+from slurm_elastic.agent.job.requeue import read_history
 from slurm_elastic.agent.root_cause import recorded_traceback
 from slurm_elastic.agent.step_timing import paces_of
 from slurm_elastic.agent.watchdog._timers import LineReader
@@ -52,7 +52,7 @@ from slurm_elastic.rendezvous.transport.messages import (
 )
 from slurm_elastic.rendezvous.transport.session import PROTOCOL, Role, Session, SessionError
 from slurm_elastic.rundir import RecordError, RunContents, RunDir, RunFile, signature
-from slurm_elastic.slurm import SlurmJob, compress, expand, natural_key, scontrol_output, site_output
+from slurm_elastic.slurm import SlurmJob, compress, expand, natural_key, output
 from slurm_elastic.snapshot.disk.checkpoints import Checkpoints
 from slurm_elastic.snapshot.disk.lineage import CheckpointId, read_start
 from slurm_elastic.snapshot.disk.stored import CheckpointError
@@ -282,10 +282,9 @@ def reports(content: bytes) -> None:
 
 
 def slurm_text(content: bytes) -> None:
-    for module in (scontrol_output, site_output):
-        for name in vars(module):
-            if name.startswith("parse_"):
-                getattr(module, name)(text(content))
+    for name in vars(output):
+        if name.startswith("parse_"):
+            getattr(output, name)(text(content))
 
 
 def host_list(content: bytes) -> None:

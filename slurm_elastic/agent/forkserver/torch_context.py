@@ -32,7 +32,7 @@ from slurm_elastic.agent.forkserver.client import ForkServer
 from slurm_elastic.agent.forkserver.protocol import Order, State, wait_on
 from slurm_elastic.agent.forkserver.worker_command import FUNCTION
 from slurm_elastic.agent.node.devices import asked_apart
-from slurm_elastic.agent.workers.log_tail import FollowedFile, LastWords, LogTimes, Tail
+from slurm_elastic.agent.workers.output import FollowedFile, LastWords, LogTimes, Tail
 from slurm_elastic.ownership import write_own
 
 logger = logging.getLogger(__name__)

@@ -140,18 +140,11 @@ class Slow:
     make: Callable[[], Response]
 
 
-@dataclass(frozen=True, slots=True)
-class Refused:
-    """The reason why no token is valid."""
-
-    why: str
-
-
 def find(
     request: Request,
     alive: Callable[[], tuple[bool, str]],
     pages: Pages,
-    token: str | Refused,
+    token: str | None,
     *,
     protected: bool,
 ) -> Response | Slow:
@@ -161,7 +154,7 @@ def find(
         request: The request.
         alive: Returns whether the agent is alive, and a line about it.
         pages: The pages.
-        token: Token that clients have to send.
+        token: Token that clients have to send; None if none is valid.
         protected: True if all pages but `OPEN_PAGES` require the token; the stacks always require it.
     """
     if not protected and not _is_local(request.host):
@@ -202,8 +195,8 @@ def liveness(positive: bool, text: str) -> Response:
     return Response(HTTPStatus.OK if positive else HTTPStatus.SERVICE_UNAVAILABLE, f"{text}\n".encode())
 
 
-def _refusal(authorization: str, token: str | Refused) -> Response | None:
-    if isinstance(token, Refused):
+def _refusal(authorization: str, token: str | None) -> Response | None:
+    if token is None:
         # Why is in the agent's log: it names files.
         return Response(HTTPStatus.FORBIDDEN, b"there is no token; the agent's log says why\n")
     scheme, _, shown = authorization.partition(" ")

@@ -1,23 +1,27 @@
-"""The pages of an agent: the state that its main loop reports, readings of the moment, and both as JSON."""
+"""What an agent tells of itself: the pages of its health port, and its report for a client that asks what the run does.
+
+Both are made of the state that its main loop reports, and of readings of the moment.
+"""
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from slurm_elastic._version import __version__
 from slurm_elastic.agent.event_log import json_number
-from slurm_elastic.agent.health.state import AgentState, Readings, RoundInfo, Stage, lost_seconds
-from slurm_elastic.agent.watchdog import collect_stacks
+from slurm_elastic.agent.health.state import AgentState, Readings, Reporter, RoundInfo, Stage, lost_seconds
+from slurm_elastic.agent.watchdog import collect_stacks, process_state
+from slurm_elastic.control import WorkerProgress
+from slurm_elastic.rendezvous.requests import REPORT_LIMIT
 from slurm_elastic.slow_ranks import Pace, scores
 
 _STACKS_TIMEOUT = 5.0
@@ -31,11 +35,12 @@ class NodePages:
         reporter: The agent's reporter.
 
     Attributes:
+        reporter: The agent's reporter.
         sources: The functions that add what they know to readings; called in this order, from any thread.
     """
 
     def __init__(self, reporter: Reporter) -> None:
-        self._reporter = reporter
+        self.reporter = reporter
         self.sources: Sequence[Callable[[Readings], Readings]] = ()
         self._closing = False
 
@@ -44,11 +49,11 @@ class NodePages:
 
         The main loop and the watchdog both have to be active.
         """
-        return int(time.time() - max(self._reporter.silence(), self.readings().watchdog_age or 0.0))
+        return int(time.time() - max(self.reporter.silence(), self.readings().watchdog_age or 0.0))
 
     def ready(self) -> tuple[bool, str]:
         """Return whether workers train on this node, and the state as text."""
-        state = self._reporter.state
+        state = self.reporter.state
         text = state.stage.value
         if state.round_info is not None and state.stage in _TRAINS:
             text += f" in round {state.round_info.round}"
@@ -67,13 +72,20 @@ class NodePages:
 
     def stacks(self) -> bytes:
         """Return the stacks of all threads of the workers and of the agent."""
-        round_info = self._reporter.state.round_info
+        round_info = self.reporter.state.round_info
         workers = {worker.pid: worker.rank for worker in round_info.workers} if round_info is not None else {}
         stacks = collect_stacks(sorted(workers), _STACKS_TIMEOUT, lambda: self._closing)
         parts = [
             f"rank {workers[pid]}\n{text}" for pid, text in sorted(stacks.items(), key=lambda stack: workers[stack[0]])
         ]
         return "\n".join([*parts, _own_stacks()]).encode(errors="replace")
+
+    def live_report(self) -> str:
+        """Return the report for a client that asks what the run does now."""
+        state, readings = self.reporter.state, self.readings()
+        pids = [worker.pid for worker in state.round_info.workers] if state.round_info is not None else []
+        letters = {pid: process.state for pid in pids if (process := process_state(pid)) is not None}
+        return live_report(state, readings, letters)
 
     def close(self) -> None:
         """Stop collecting stacks."""
@@ -88,7 +100,7 @@ class NodePages:
         return readings
 
     def _contents(self) -> tuple[AgentState, Readings]:
-        state, readings = self._reporter.state, self.readings()
+        state, readings = self.reporter.state, self.readings()
         # The steps of a round that is over are part of the state.
         return state, replace(readings, progress=()) if state.counted else readings
 
@@ -188,76 +200,92 @@ def _rounded(seconds: float | None) -> float | None:
     return None if seconds is None else round(seconds, 3)
 
 
-_FRESH = 1.0
-"""Seconds for which an activity of the main loop counts as recent."""
+_SCHEMA = 1
+_TEXT_LIMIT = 200
+"""Characters of the text of a leave."""
 
 
-class Reporter:
-    """The agent's present state, and a probe of its main loop.
-
-    The main loop sleeps until an event comes, so its silence means nothing. For a request of liveness the reporter
-    wakes it by `fd`, if its last activity is old; the time without an answer is its silence.
+def live_report(state: AgentState, readings: Readings, letters: Mapping[int, str]) -> str:
+    """Return the report as JSON of at most `REPORT_LIMIT` characters; docs/events.md has the schema.
 
     Args:
-        state: The first state.
-
-    Attributes:
-        fd: Readable when the main loop has to answer; for a selector.
+        state: The present state of the agent.
+        readings: What its features know.
+        letters: State of each worker's process by process id, as proc_pid_stat(5) names it.
     """
+    report: dict[str, Any] = {
+        "schema": _SCHEMA,
+        "version": __version__,
+        "state": state.stage.value,
+        "seconds": _rounded(readings.now - state.since),
+    }
+    round_info = state.round_info
+    if round_info is not None:
+        report["round"] = round_info.round
+    leave = state.leave
+    if leave is not None:
+        seconds = None if leave.by is None else _rounded(max(0.0, leave.by - readings.now))
+        report["leave"] = {"reason": leave.reason, "text": leave.detail[:_TEXT_LIMIT], "seconds": seconds}
+    if state.hangs:
+        report["hangs"] = state.hangs
+    if readings.snapshot_bytes:
+        report["snapshot_bytes"] = readings.snapshot_bytes
+    if readings.safe_step is not None:
+        report["safe_step"] = readings.safe_step
+    by_local_rank = {worker.local_rank: worker for worker in readings.progress}
+    workers = [
+        {"rank": worker.rank, "pid": worker.pid, **_live_worker(by_local_rank.get(worker.local_rank))}
+        | ({"process": letters[worker.pid]} if worker.pid in letters else {})
+        | _live_pace(readings.paces.get(worker.local_rank))
+        for worker in (round_info.workers if round_info is not None else ())
+    ]
+    return _fitted(report, workers)
 
-    def __init__(self, state: AgentState) -> None:
-        self.fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self._lock = threading.Lock()
-        self._state = state
-        self._answered_at = time.monotonic()
-        self._asked_at: float | None = None
-        self._quiet = False
 
-    @property
-    def state(self) -> AgentState:
-        """The present state; a value that does not change."""
-        return self._state
+def _fitted(report: dict[str, Any], workers: list[dict[str, Any]]) -> str:
+    kept = len(workers)
+    while True:
+        report["workers"] = workers[:kept]
+        if kept < len(workers):
+            report["workers_left_out"] = len(workers) - kept
+        text = json.dumps(report, separators=(",", ":"))
+        if len(text) <= REPORT_LIMIT or not kept:
+            return text
+        # Each has about the same length.
+        kept = min(kept - 1, kept * REPORT_LIMIT // len(text))
 
-    # Called by the main loop.
 
-    def answer(self) -> None:
-        """Note that the main loop is active; cheap unless it was probed."""
-        if self._asked_at is not None:
-            with self._lock, contextlib.suppress(BlockingIOError):
-                os.eventfd_read(self.fd)
-                self._asked_at = None
-        self._answered_at = time.monotonic()
+def _live_worker(progress: WorkerProgress | None) -> dict[str, Any]:
+    if progress is None or not progress.attached:
+        return {"state": "unknown"}
+    first, last = progress.seconds_since_first, progress.seconds_since_boundary
+    state = "stopped" if progress.stopped else "stepping" if progress.boundary else "starting"
+    fields: dict[str, Any] = {"state": state, "steps": progress.boundary}
+    if progress.step is not None:
+        fields["step"] = progress.step
+    if progress.checkpoint is not None:
+        fields["checkpoint"] = progress.checkpoint
+    if progress.loss_step is not None:
+        fields |= {"loss": json_number(progress.loss), "loss_step": progress.loss_step}
+    if last is not None:
+        fields["step_seconds"] = _rounded(last)
+    if first is not None and last is not None and first > last:
+        fields["steps_per_second"] = _rounded((progress.boundary - 1) / (first - last))
+    return fields
 
-    def change(self, change: Callable[[AgentState], AgentState]) -> None:
-        """Replace the state by what a function makes of it. Any thread may call this."""
-        with self._lock:
-            self._state = change(self._state)
 
-    def hung(self, killed: bool) -> None:
-        """Count a worker that the watchdog found hanging. Any thread may call this."""
-        self.change(lambda state: replace(state, hangs=state.hangs + 1, kills=state.kills + int(killed)))
+def _live_pace(pace: Pace | None) -> dict[str, Any]:
+    if pace is None:
+        return {}
+    return {
+        "pace_seconds": _short(pace.step),
+        "busy_seconds": _short(pace.busy),
+        "loading_seconds": _short(pace.loading),
+        "waiting_seconds": _short(pace.waiting),
+        "best_busy_seconds": _short(pace.best),
+        "paces": pace.number,
+    }
 
-    def over(self) -> None:
-        """Note that the main loop has ended as intended; from now on it counts as alive."""
-        with self._lock:
-            self._quiet = True
-            self._asked_at = None
 
-    def close(self) -> None:
-        """Close the descriptor, after the last request."""
-        self.over()
-        with self._lock:
-            os.close(self.fd)
-
-    # Called by the server.
-
-    def silence(self) -> float:
-        """Probe the main loop if its last activity is old, and return for how many seconds it has not answered."""
-        with self._lock:
-            now = time.monotonic()
-            if self._quiet:
-                return 0.0
-            if self._asked_at is None and now - self._answered_at > _FRESH:
-                self._asked_at = now
-                os.eventfd_write(self.fd, 1)
-            return 0.0 if self._asked_at is None else now - self._asked_at
+def _short(seconds: float) -> float:
+    return float(f"{seconds:.4g}")

@@ -8,13 +8,11 @@ import json
 import logging
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
-from slurm_elastic.agent.health.config import HealthSettings, listen
-from slurm_elastic.agent.health.http import Refused
-from slurm_elastic.agent.health.pages import NodePages, Reporter
-from slurm_elastic.agent.health.server import HealthServer
-from slurm_elastic.agent.health.state import AgentState
+from slurm_elastic.agent.health.pages import NodePages
+from slurm_elastic.agent.health.server import HealthServer, HealthSettings, listen
+from slurm_elastic.agent.health.state import AgentState, Reporter
 from slurm_elastic.errors import SlurmElasticError
 from slurm_elastic.rundir import RunDir
 
@@ -25,22 +23,9 @@ _TIMEOUT = 60
 _CLOSE_TIMEOUT = 2.0
 
 
-class Health:
-    """The agent's interface to its health port.
-
-    Attributes:
-        reporter: Gets the changes of the agent's state.
-        pages: Gets the functions that read facts for requests.
-    """
-
-    def __init__(self, reporter: Reporter) -> None:
-        self.reporter = reporter
-        self.pages = NodePages(reporter)
-
-
 @contextlib.contextmanager
-def health_port(settings: HealthSettings | None, run_dir: RunDir, state: AgentState) -> Iterator[Health]:
-    """Keep the port open during a with block.
+def health_port(settings: HealthSettings | None, run_dir: RunDir, state: AgentState) -> Iterator[NodePages]:
+    """Keep the port open during a with block, and yield its pages, also where there is no port.
 
     A thread publishes the address in the run directory, in the format of Prometheus' file_sd_configs, reads the token's
     file, and removes the address at the end, because a shared file system may be slow.
@@ -53,25 +38,24 @@ def health_port(settings: HealthSettings | None, run_dir: RunDir, state: AgentSt
     Raises:
         UsageError: See `listen`.
     """
-    health = Health(Reporter(state))
+    pages = NodePages(Reporter(state))
     try:
         if settings is None:
-            yield health
+            yield pages
             return
-        listener = listen(settings)
-        server = HealthServer(
-            health.pages.last_progress, listener, _TIMEOUT, health.pages, protected=settings.protected
-        )
+        server = HealthServer(pages.last_progress, listen(settings), _TIMEOUT, pages, protected=settings.protected)
         server.start()
-        publication = _Publication(settings, run_dir, state, server)
+        over = threading.Event()
+        thread = _start_thread(lambda: _publish(settings, run_dir, state, server, over))
         try:
-            yield health
+            yield pages
         finally:
-            health.pages.close()
-            publication.withdraw()
+            pages.close()
+            over.set()
+            thread.join(_CLOSE_TIMEOUT)
             server.stop()
     finally:
-        health.reporter.close()
+        pages.reporter.close()
 
 
 def withdraw_lost(run_dir: RunDir, agent: str) -> None:
@@ -91,38 +75,32 @@ def withdraw_lost(run_dir: RunDir, agent: str) -> None:
         except SlurmElasticError as error:
             logger.warning("where the health port of %s was is still published: %s", node, error)
 
-    threading.Thread(target=withdraw, name="slurm-elastic-health-file", daemon=True).start()
+    _start_thread(withdraw)
 
 
-class _Publication:
-    def __init__(self, settings: HealthSettings, run_dir: RunDir, state: AgentState, server: HealthServer) -> None:
-        self._settings, self._run_dir, self._state, self._server = settings, run_dir, state, server
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._publish, name="slurm-elastic-health-file", daemon=True)
-        self._thread.start()
+def _start_thread(target: Callable[[], None]) -> threading.Thread:
+    thread = threading.Thread(target=target, name="slurm-elastic-health-file", daemon=True)
+    thread.start()
+    return thread
 
-    def withdraw(self) -> None:
-        self._over.set()
-        self._thread.join(_CLOSE_TIMEOUT)
 
-    def _publish(self) -> None:
-        node, job = self._state.node, self._state.job
-        host = _host(self._settings.bind, node)
-        group = {"targets": [f"{host}:{self._server.port}"], "labels": {"slurm_job": job}}
-        try:
-            token = self._settings.token
-            self._server.token = token if token is not None else self._run_dir.health_token()
-        except SlurmElasticError as error:
-            self._server.token = Refused(str(error))
-            logger.warning("the health pages that take a token are closed: %s", error)
-        try:
-            self._run_dir.publish_health(node, job, json.dumps([group]).encode() + b"\n")
-            self._over.wait()
-            self._run_dir.withdraw_health(node, job)
-        except SlurmElasticError as error:
-            logger.warning(
-                "the address of the health port (%s:%d) is not in the run directory: %s", host, self._server.port, error
-            )
+def _publish(
+    settings: HealthSettings, run_dir: RunDir, state: AgentState, server: HealthServer, over: threading.Event
+) -> None:
+    node, job, host = state.node, state.job, _host(settings.bind, state.node)
+    group = {"targets": [f"{host}:{server.port}"], "labels": {"slurm_job": job}}
+    try:
+        server.token = settings.token if settings.token is not None else run_dir.health_token()
+    except SlurmElasticError as error:
+        logger.warning("the health pages that take a token are closed: %s", error)
+    try:
+        run_dir.publish_health(node, job, json.dumps([group]).encode() + b"\n")
+        over.wait()
+        run_dir.withdraw_health(node, job)
+    except SlurmElasticError as error:
+        logger.warning(
+            "the address of the health port (%s:%d) is not in the run directory: %s", host, server.port, error
+        )
 
 
 def _host(bind: str, node: str) -> str:

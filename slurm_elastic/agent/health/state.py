@@ -1,10 +1,14 @@
-"""The state of an agent, as one immutable value that the agent replaces at every change. No clock, no I/O."""
+"""The state of an agent, as one immutable value that `Reporter` replaces at every change."""
 
 from __future__ import annotations
 
 import bisect
+import contextlib
 import enum
-from collections.abc import Mapping, Sequence
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -199,3 +203,78 @@ def _change_over(state: AgentState, now: float) -> AgentState:
     bucket = bisect.bisect_left(CHANGE_BUCKETS, now - began)
     changes = (*state.changes[:bucket], state.changes[bucket] + 1, *state.changes[bucket + 1 :])
     return replace(state, changes=changes, change_seconds=state.change_seconds + now - began)
+
+
+_FRESH = 1.0
+"""Seconds for which an activity of the main loop counts as recent."""
+
+
+class Reporter:
+    """The agent's present state, and a probe of its main loop.
+
+    The main loop sleeps until an event comes, so its silence means nothing. For a request of liveness the reporter
+    wakes it by `fd`, if its last activity is old; the time without an answer is its silence.
+
+    Args:
+        state: The first state.
+
+    Attributes:
+        fd: Readable when the main loop has to answer; for a selector.
+    """
+
+    def __init__(self, state: AgentState) -> None:
+        self.fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._lock = threading.Lock()
+        self._state = state
+        self._answered_at = time.monotonic()
+        self._asked_at: float | None = None
+        self._quiet = False
+
+    @property
+    def state(self) -> AgentState:
+        """The present state; a value that does not change."""
+        return self._state
+
+    # Called by the main loop.
+
+    def answer(self) -> None:
+        """Note that the main loop is active; cheap unless it was probed."""
+        if self._asked_at is not None:
+            with self._lock, contextlib.suppress(BlockingIOError):
+                os.eventfd_read(self.fd)
+                self._asked_at = None
+        self._answered_at = time.monotonic()
+
+    def change(self, change: Callable[[AgentState], AgentState]) -> None:
+        """Replace the state by what a function makes of it. Any thread may call this."""
+        with self._lock:
+            self._state = change(self._state)
+
+    def hung(self, killed: bool) -> None:
+        """Count a worker that the watchdog found hanging. Any thread may call this."""
+        self.change(lambda state: replace(state, hangs=state.hangs + 1, kills=state.kills + int(killed)))
+
+    def over(self) -> None:
+        """Note that the main loop has ended as intended; from now on it counts as alive."""
+        with self._lock:
+            self._quiet = True
+            self._asked_at = None
+
+    def close(self) -> None:
+        """Close the descriptor, after the last request."""
+        self.over()
+        with self._lock:
+            os.close(self.fd)
+
+    # Called by the server.
+
+    def silence(self) -> float:
+        """Probe the main loop if its last activity is old, and return for how many seconds it has not answered."""
+        with self._lock:
+            now = time.monotonic()
+            if self._quiet:
+                return 0.0
+            if self._asked_at is None and now - self._answered_at > _FRESH:
+                self._asked_at = now
+                os.eventfd_write(self.fd, 1)
+            return 0.0 if self._asked_at is None else now - self._asked_at

@@ -1,7 +1,7 @@
 """Decides who requeues and who ends a job whose part in the run is over. Pure functions.
 
-:mod:`slurm_elastic.agent.job.job_end_effects` asks Slurm and the run directory, and executes. A batch script that
-ends with ``slurm-elastic verdict`` decides about the requeue by the same functions.
+`job_end_effects` and `requeue` ask Slurm and the run directory, and execute. A batch script that ends with
+``slurm-elastic verdict`` decides about the requeue by the same function.
 
 A job whose batch script was lost with the first node runs on, even when its last task has ended. So its last agent ends
 the job.
@@ -10,44 +10,23 @@ the job.
 from __future__ import annotations
 
 import enum
-import signal
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from slurm_elastic.errors import ExitCode
 from slurm_elastic.rendezvous.identity import job_of, node_of
-from slurm_elastic.slurm import (
-    Cause,
-    Context,
-    ControllerClock,
-    Diagnosis,
-    History,
-    JobView,
-    Requeue,
-    RequeueDecision,
-    SignalDefaults,
-    SlurmJob,
-    classify,
-    expand,
-    requeue_decision,
-)
+from slurm_elastic.slurm import Cause, JobView, SlurmJob, expand
 
 if TYPE_CHECKING:
     from slurm_elastic.rendezvous.election.policy import Successor
     from slurm_elastic.rendezvous.transport.messages import Assignment
 
-
+_MOST_IDLE = 5
+"""Maximum number of starts in a row without progress."""
 _HELD = "JobHoldMaxRequeue"
 """Slurm requeues a job whose nodes failed, but the fifth time it holds it (MaxBatchRequeue in slurm.conf(5);
 job_mgr.c before 23.02). Only an operator of Slurm can release it, while its owner can cancel it."""
-
-_FIRST_MARK = "round None"
-_FINAL = (ExitCode.FINISHED, ExitCode.FAILED, ExitCode.USAGE, ExitCode.FENCED)
-_TRUSTED_NOTICES = (Cause.REQUEUE_WANTED, Cause.DRAINED, Cause.PREEMPTED, Cause.TIME_LIMIT_NEAR)
-
-
-# What an agent does for its job when it ends.
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +37,6 @@ class AgentEnd:
         exit_code: The exit code of the agent.
         gave_up: True if it ended alone, see AgentOutcome.
         diagnoses: True if this is the agent of its job that has asked Slurm why the job has to end.
-        in_job: True if it runs in a Slurm job.
         leads: True if it led the run to the end.
         shares_run: True if agents of other jobs may belong to the run.
         represents_job: The result of the function of that name.
@@ -67,7 +45,6 @@ class AgentEnd:
     exit_code: ExitCode
     gave_up: bool = False
     diagnoses: bool = False
-    in_job: bool = True
     leads: bool = False
     shares_run: bool = False
     represents_job: bool = False
@@ -91,8 +68,6 @@ class JobEndAction(enum.Enum):
 
 def decide_job_end(end: AgentEnd) -> tuple[JobEndAction, ...]:
     """Return what an agent that has ended still does for its job, in this order."""
-    if not end.in_job:
-        return ()
     if end.exit_code is ExitCode.LEFT and end.diagnoses:
         return (JobEndAction.REQUEUE_JOB,)
     if end.gave_up:
@@ -124,11 +99,6 @@ def represents_job(job: SlurmJob, agent: str, assignment: Assignment | None) -> 
         return False
     members = set(expand(assignment.members))
     return next((node for node in job.job_nodes if node in members), "") == job.node
-
-
-def can_lose_batch_script(job: SlurmJob, environ: Mapping[str, str]) -> bool:
-    """Return True if this agent may outlive its job's batch script: it runs by srun, and not on the script's node."""
-    return job.context is Context.STEP and job.node != job.job_nodes[0] and "SLURM_SRUN_COMM_HOST" in environ
 
 
 def other_agents(
@@ -173,118 +143,72 @@ def is_without_script(view: JobView) -> bool:
 # Whether the job is requeued.
 
 
-@dataclass(frozen=True, slots=True)
-class RequeueFacts:
-    """A job whose part in the run is over, and whose run is not finished.
+class Requeue(enum.Enum):
+    """The requeue of a job."""
 
-    Attributes:
-        status: The highest exit code of its agents.
-        restart_count: The restart count of this incarnation.
-        notice: The notice that its agents have recorded; empty if they were not told to leave.
-        failed: True if the run has failed for good.
-        others_go_on: True if other agents of the job may still train, so that the job is requeued only if Slurm ends it
-            anyway, or a person has requested it.
-        view: Slurm's view of the job; None if Slurm does not answer.
-        clock: The controller's time; None if it was not asked.
-        last_round: The number of the newest round on record; None before the first.
-        earlier: The records of earlier requeues of the job.
-    """
-
-    status: int
-    restart_count: int
-    notice: Mapping[str, Any]
-    failed: bool = False
-    others_go_on: bool = False
-    view: JobView | None = None
-    clock: ControllerClock | None = None
-    last_round: int | None = None
-    earlier: Sequence[Mapping[str, Any]] = ()
-
-    @property
-    def needs_slurm(self) -> bool:
-        """False if the job is not requeued, whatever Slurm reports about it."""
-        return not (self.failed or self.status in _FINAL or (self.others_go_on and not self.notice))
+    REQUEST = "request"
+    """slurm_elastic requeues the job."""
+    SLURM = "slurm"
+    """Slurm has requeued the job, or will."""
+    NONE = "none"
 
 
 @dataclass(frozen=True, slots=True)
-class RequeuePlan:
+class RequeueDecision:
     """The decision about a job.
 
     Attributes:
-        decision: Who requeues it, and the reason.
-        record: The record that the process which requeues it claims.
+        requeue: Whether the job is requeued.
+        why: Line for the log; empty for none.
+        counted: True if the requeue counts for the maximum of requeues after time limits.
     """
 
-    decision: RequeueDecision
-    record: Mapping[str, Any]
+    requeue: Requeue
+    why: str
+    counted: bool = False
 
 
-def plan_requeue(facts: RequeueFacts, meaning: SignalDefaults, max_requeues: int) -> RequeuePlan:
-    """Decide who requeues the job.
+def requeue_decision(
+    cause: Cause, view: JobView | None, restart_count: int, *, warned: bool, counted: int, idle: int, most: int
+) -> RequeueDecision:
+    """Decide about a job whose agents have left, and whose run has neither finished nor failed.
+
+    Sources: scontrol(1) on ``requeue``; preempt.html; job_mgr.c of slurmctld, 22.05 to 26.05. Slurm requeues a
+    preempted job when its grace is over. If the job exits before that, releases before 24.05 treat it as ended; later
+    releases requeue it, but hold it after MaxBatchRequeue such exits. ``scontrol requeue`` works at any time, does not
+    count, and frees the nodes at once.
 
     Args:
-        facts: The facts about the job.
-        meaning: The meaning of signals for which Slurm gives no reason.
-        max_requeues: How often a job is requeued because of its time limit, at most.
+        cause: Cause of the signals, by the newest view; UNKNOWN also without signals.
+        view: Slurm's view of the job; None if Slurm does not answer.
+        restart_count: SLURM_RESTART_COUNT of this start.
+        warned: True if the agents got a warning, SIGUSR1 or SIGUSR2.
+        counted: Number of requeues after time limits so far.
+        idle: Number of starts in a row, up to this one, without progress.
+        most: Maximum of requeues after time limits; requeues after preemptions do not count.
     """
-    signals = _signals(facts.notice)
-    finding = classify(signals, 0.0, facts.view, facts.restart_count, clock=facts.clock, meaning=meaning)
-    mark = _mark(facts.notice, facts.last_round)
-    decision = requeue_decision(
-        facts.status,
-        _cause(facts.notice, finding),
-        facts.view,
-        facts.restart_count,
-        warned=bool({signal.SIGUSR1, signal.SIGUSR2} & set(signals)),
-        failed=facts.failed,
-        history=History(
-            counted=sum(record.get("counted") is True for record in facts.earlier),
-            idle=_idle([_FIRST_MARK, *(record.get("mark") for record in facts.earlier), mark]),
-        ),
-        most=max_requeues,
-    )
-    if facts.others_go_on and finding.cause is Cause.SIGNALLED and decision.counted:
-        decision = RequeueDecision(Requeue.NONE, "")
-    return RequeuePlan(decision, {"why": decision.why, "counted": decision.counted, "mark": mark})
+    if view is not None and (view.restarts > restart_count or view.state == "PENDING"):
+        return RequeueDecision(Requeue.SLURM, f"Slurm has requeued the job{_until(view)}")
+    if view is None:
+        return RequeueDecision(Requeue.NONE, "not requeued: Slurm does not answer; submit it again to go on")
+    if cause is Cause.CANCELLED:
+        return RequeueDecision(Requeue.NONE, "not requeued: the job was cancelled")
+    by_hand = cause is Cause.SIGNALLED and warned
+    counts = by_hand or cause in (Cause.TIME_LIMIT_NEAR, Cause.TIME_LIMIT_REACHED)
+    if not counts and cause not in (Cause.PREEMPTED, Cause.REQUEUED, Cause.REQUEUE_WANTED, Cause.NODE_FAILED):
+        reason = "the job got no signal" if cause is Cause.UNKNOWN else f"the job was {cause.value} by hand"
+        return RequeueDecision(Requeue.NONE, f"not requeued: {reason}; submit it again to go on")
+    why_not = ""
+    if not view.requeue:
+        why_not = "the job does not allow it; submit it with --requeue"
+    elif idle >= _MOST_IDLE:
+        why_not = f"{idle} starts in a row made no progress; find out why, and submit it again"
+    elif counts and counted >= most:
+        why_not = f"{counted} requeues after time limits, and --max-requeues is {most}"
+    if why_not:
+        return RequeueDecision(Requeue.NONE, f"not requeued ({cause.value}): {why_not}")
+    return RequeueDecision(Requeue.REQUEST, f"requeued: {cause.value}{_until(view)}", counts)
 
 
-def notice_record(signals: Sequence[signal.Signals], finding: Diagnosis, progress: int | None) -> dict[str, Any]:
-    """Return the content of a job's notice: its signals, their diagnosis, and the step of the last checkpoint."""
-    return {
-        "signals": [number.name for number in signals],
-        "cause": finding.cause.name,
-        "text": str(finding),
-        "seconds": finding.seconds,
-        "progress": progress,
-    }
-
-
-def _cause(notice: Mapping[str, Any], finding: Diagnosis) -> Cause:
-    """Return the cause in the agents' notice, if that is from Slurm or a person, and Slurm names no other one now.
-
-    A slurmctld that was killed in the meantime does not know any more that it has preempted the job.
-    """
-    noted = {cause.name: cause for cause in _TRUSTED_NOTICES}.get(notice.get("cause", ""))
-    return noted if noted is not None and finding.cause in (Cause.SIGNALLED, Cause.UNKNOWN) else finding.cause
-
-
-def _signals(notice: Mapping[str, Any]) -> tuple[signal.Signals, ...]:
-    names = notice.get("signals")
-    members = signal.Signals.__members__
-    return tuple(members[name] for name in names if name in members) if isinstance(names, list) else ()
-
-
-def _mark(notice: Mapping[str, Any], last_round: int | None) -> str:
-    """Return the progress of the run: the last checkpoint if the trainer reports it, else the newest round."""
-    progress = notice.get("progress")
-    return f"checkpoint {progress}" if progress is not None else f"round {last_round}"
-
-
-def _idle(marks: list[object]) -> int:
-    """Count the incarnations at the end of the list in which the run made no progress."""
-    idle = 0
-    for earlier, later in zip(reversed(marks[:-1]), reversed(marks), strict=False):
-        if earlier != later:
-            break
-        idle += 1
-    return idle
+def _until(view: JobView) -> str:
+    return "; it is held, and starts after scontrol release" if view.held else ""

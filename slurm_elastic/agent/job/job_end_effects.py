@@ -6,7 +6,6 @@ An agent may end because its file system has failed, so every question has a tim
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import logging
 import os
 import queue
@@ -14,13 +13,13 @@ import select
 import socket
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from slurm_elastic.agent.console_log import notice
 from slurm_elastic.agent.job.job_end import (
     AgentEnd,
     JobEndAction,
-    can_lose_batch_script,
     decide_job_end,
     held_elements,
     is_without_script,
@@ -33,7 +32,7 @@ from slurm_elastic.rendezvous.election.policy import Successor
 from slurm_elastic.rendezvous.leader.fenced_records import last_round
 from slurm_elastic.rendezvous.records.api import Records, RecordsError
 from slurm_elastic.rundir import RecordError, RunContents, RunDir, RunDirError, incarnation_of, run_start, runs_of_job
-from slurm_elastic.slurm import Controller, NodeState, SlurmJob
+from slurm_elastic.slurm import Context, Controller, NodeState, SlurmJob
 
 logger = logging.getLogger("slurm_elastic")
 
@@ -50,10 +49,8 @@ _RECORDS_WAIT = 30.0
 _SLURMCTLD_WAIT = 30.0
 """Seconds that an agent waits at its end for a slurmctld that does not answer."""
 
-Say = Callable[[str], None]
 
-
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class JobAtEnd:
     """One agent's job, when the agent has ended.
 
@@ -79,9 +76,9 @@ class JobAtEnd:
     policy: RequeuePolicy
     told: Sequence[Successor]
     signal_fd: int
-    environ: Mapping[str, str] = dataclasses.field(default_factory=lambda: os.environ)
-    controller: Controller = dataclasses.field(default_factory=Controller)
-    say: Say = notice
+    environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
+    controller: Controller = field(default_factory=Controller)
+    say: Callable[[str], None] = notice
 
     def carry_out(self, end: AgentEnd) -> None:
         """Execute what an agent still does for its job when it has ended."""
@@ -130,7 +127,7 @@ class JobAtEnd:
         """End the job if its batch script is gone and no other agent of it runs.
 
         Args:
-            members, successors: see :func:`~slurm_elastic.agent.job.job_end.other_agents`.
+            members, successors: see `other_agents`.
         """
         others = other_agents(self.job, self.agent, members, successors)
         if self._batch_script_lost(_POLLS, self.signal_fd) and self._all_ended(others):
@@ -227,9 +224,10 @@ class JobAtEnd:
             polls: The number of polls, one every five seconds, while nothing is known; then the result is False.
             signal_fd: A descriptor that ends the wait when it is readable; None for none.
         """
-        if not can_lose_batch_script(self.job, self.environ):
+        job, first = self.job, self.job.job_nodes[0]
+        if job.context is not Context.STEP or job.node == first or "SLURM_SRUN_COMM_HOST" not in self.environ:
+            # This agent ends with the script's node, or was not started by srun.
             return False
-        first = self.job.job_nodes[0]
         for _ in range(polls):
             alive = _srun_listens(self.environ)
             if alive is None:

@@ -20,8 +20,7 @@ from slurm_elastic import typed_json
 from slurm_elastic.agent.console_log import notice
 from slurm_elastic.agent.event_log import utc_now
 from slurm_elastic.agent.features import Feature
-from slurm_elastic.agent.job.requeue import struck_nodes
-from slurm_elastic.agent.job.run_history import read_events
+from slurm_elastic.agent.job.requeue import read_events, struck_nodes
 from slurm_elastic.agent.lifecycle.actions import AnnounceLeave
 from slurm_elastic.agent.option_values import ReplaceSettings
 from slurm_elastic.clock_times import parse_time

@@ -1,26 +1,31 @@
 """Requeues a job whose part in the run is over, once per incarnation; no other module does.
 
-:mod:`slurm_elastic.agent.job.job_end` decides; this module asks Slurm and the run directory, and executes.
+`job_end` decides; this module asks Slurm and the run directory, and executes.
 """
 
 from __future__ import annotations
 
-import dataclasses
+import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
-from slurm_elastic.agent.job.job_end import RequeueFacts, plan_requeue
-from slurm_elastic.agent.job.run_history import read_events, read_history
+from slurm_elastic import typed_json
+from slurm_elastic.agent.job.job_end import Requeue, requeue_decision
 from slurm_elastic.agent.option_values import RequeuePolicy
+from slurm_elastic.clock_times import parse_time
 from slurm_elastic.errors import ExitCode
-from slurm_elastic.failures import bad_domains, bad_nodes, exclusion, node_domains, nodes_to_exclude, strikes
-from slurm_elastic.rundir import JobRecords, RunDir
-from slurm_elastic.slurm import Cause, Controller, JobView, Requeue, SlurmJob, classify
+from slurm_elastic.failures.history import bad_domains, bad_nodes, exclusion, node_domains, nodes_to_exclude, strikes
+from slurm_elastic.rundir import JobRecords, RunContents, RunDir, RunFile
+from slurm_elastic.slurm import Cause, Controller, Diagnosis, JobView, SlurmJob, classify
 
 _EXIT_CODE = f"; exit code {ExitCode.LEFT.value}, in srun's words, is that of agents that have left"
 _WAIT = 600.0
 """Seconds to wait for a slurmctld that does not answer. Meanwhile it gives the nodes to no other job either."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.25, 5.0
+_FIRST_MARK = "round None"
+_FINAL = (ExitCode.FINISHED, ExitCode.FAILED, ExitCode.USAGE, ExitCode.FENCED)
+_TRUSTED_NOTICES = (Cause.REQUEUE_WANTED, Cause.DRAINED, Cause.PREEMPTED, Cause.TIME_LIMIT_NEAR)
 
 
 def requeue_job(
@@ -48,7 +53,8 @@ def requeue_job(
         policy: The user's requeue policy.
         failed: True if the run has failed for good.
         say: Prints one line for people.
-        others_go_on: See :class:`~slurm_elastic.agent.job.job_end.RequeueFacts`.
+        others_go_on: True if other agents of the job may still train, so that it is requeued only if Slurm ends it
+            anyway, or a person has requested it.
         wait: Seconds to wait for a slurmctld that does not answer.
 
     Returns:
@@ -57,46 +63,77 @@ def requeue_job(
     Raises:
         RunDirError: The run directory cannot be read or written.
     """
-    restart_count = job.restart_count
-    records = JobRecords(run_dir, job.job_id)
-    facts = RequeueFacts(status, restart_count, records.notice(restart_count) or {}, failed, others_go_on)
-    if not facts.needs_slurm:
+    restart_count, records = job.restart_count, JobRecords(run_dir, job.job_id)
+    notice = records.notice(restart_count) or {}
+    if failed or status in _FINAL or (others_go_on and not notice):
         return False
     deadline = time.monotonic() + wait
     view = _ask(controller, job.name, deadline)
     # Flags such as SIGNALING hide RUNNING (job_state_string of Slurm).
     runs = view is not None and view.state != "PENDING" and not view.has_ended
-    plan = plan_requeue(
-        dataclasses.replace(
-            facts,
-            view=view,
-            clock=controller.clock() if runs else None,
-            last_round=run_dir.last_round(),
-            earlier=records.requeues(),
-        ),
-        policy.meaning,
-        policy.max_requeues,
+    clock, signals = controller.clock() if runs else None, _signals(notice)
+    finding = classify(signals, 0.0, view, restart_count, clock=clock, meaning=policy.meaning)
+    earlier, mark = records.requeues(), _mark(notice, run_dir.last_round())
+    decision = requeue_decision(
+        _cause(notice, finding),
+        view,
+        restart_count,
+        warned=bool({signal.SIGUSR1, signal.SIGUSR2} & set(signals)),
+        counted=sum(record.get("counted") is True for record in earlier),
+        idle=_idle([_FIRST_MARK, *(record.get("mark") for record in earlier), mark]),
+        most=policy.max_requeues,
     )
-    decision = plan.decision
-    if decision.requeue is Requeue.REQUEST:
-        ours = _excluded_before(records)
-        bad = _room(
-            struck_nodes(run_dir, policy.max_excluded, lambda line: say(f"job {job.name}: {line}")),
-            *(controller, job, view, ours),
-        )
-        if not records.claim_requeue(restart_count, {**plan.record, "excluded": list(bad)}):
-            return True
-        # Printed before the requeue, which ends this process, too.
-        say(f"job {job.name}: {decision.why}{_EXIT_CODE if facts.status == ExitCode.LEFT else ''}")
-        why_not = _requeue(controller, job, deadline, if_running=runs)
-        if why_not:
-            say(f"job {job.name}: not requeued: {why_not}; submit it again to go on")
-            return False
-        _exclude(controller, job, view, ours, bad, say)
+    if others_go_on and finding.cause is Cause.SIGNALLED and decision.counted:
+        return False
+    if decision.requeue is not Requeue.REQUEST:
+        if decision.why:
+            say(f"job {job.name}: {decision.why}")
+        return decision.requeue is Requeue.SLURM
+    ours = _excluded_before(earlier)
+    struck = struck_nodes(run_dir, policy.max_excluded, lambda line: say(f"job {job.name}: {line}"))
+    bad = _room(struck, controller, job, view, ours)
+    record = {"why": decision.why, "counted": decision.counted, "mark": mark, "excluded": list(bad)}
+    if not records.claim_requeue(restart_count, record):
         return True
-    if decision.why:
-        say(f"job {job.name}: {decision.why}")
-    return decision.requeue is Requeue.SLURM
+    # Printed before the requeue, which ends this process, too.
+    say(f"job {job.name}: {decision.why}{_EXIT_CODE if status == ExitCode.LEFT else ''}")
+    why_not = _requeue(controller, job, deadline, if_running=runs)
+    if why_not:
+        say(f"job {job.name}: not requeued: {why_not}; submit it again to go on")
+        return False
+    _exclude(controller, job, view, ours, bad, say)
+    return True
+
+
+def _cause(notice: Mapping[str, Any], finding: Diagnosis) -> Cause:
+    """Return the cause in the agents' notice, if that is from Slurm or a person, and Slurm names no other one now.
+
+    A slurmctld that was killed in the meantime does not know any more that it has preempted the job.
+    """
+    noted = {cause.name: cause for cause in _TRUSTED_NOTICES}.get(notice.get("cause", ""))
+    return noted if noted is not None and finding.cause in (Cause.SIGNALLED, Cause.UNKNOWN) else finding.cause
+
+
+def _signals(notice: Mapping[str, Any]) -> tuple[signal.Signals, ...]:
+    names = notice.get("signals")
+    members = signal.Signals.__members__
+    return tuple(members[name] for name in names if name in members) if isinstance(names, list) else ()
+
+
+def _mark(notice: Mapping[str, Any], last_round: int | None) -> str:
+    """Return the progress of the run: the last checkpoint if the trainer reports it, else the newest round."""
+    progress = notice.get("progress")
+    return f"checkpoint {progress}" if progress is not None else f"round {last_round}"
+
+
+def _idle(marks: list[object]) -> int:
+    """Count the incarnations at the end of the list in which the run made no progress."""
+    idle = 0
+    for earlier, later in zip(reversed(marks[:-1]), reversed(marks), strict=False):
+        if earlier != later:
+            break
+        idle += 1
+    return idle
 
 
 def struck_nodes(run_dir: RunDir, most: int, say: Callable[[str], None] = lambda _: None) -> tuple[str, ...]:
@@ -127,9 +164,9 @@ def _room(
     return bad[: max(0, partition.nodes - len(users) - len(job.job_nodes))]
 
 
-def _excluded_before(records: JobRecords) -> frozenset[str]:
+def _excluded_before(earlier: Sequence[Mapping[str, Any]]) -> frozenset[str]:
     """Return the nodes that earlier requeues have added to those that the job excludes."""
-    lists = [record.get("excluded") for record in records.requeues()]
+    lists = [record.get("excluded") for record in earlier]
     return frozenset(node for names in lists if isinstance(names, list) for node in names if isinstance(node, str))
 
 
@@ -186,3 +223,32 @@ def _ask(controller: Controller, name: str, deadline: float) -> JobView | None:
             return view
         time.sleep(pause)
         pause = min(2 * pause, _LONGEST_PAUSE)
+
+
+def read_events(run_dir: RunDir) -> list[tuple[float, dict[str, Any]]]:
+    """Return the events of all starts of the run, each with its time in seconds since 1970."""
+    return _read(RunContents(run_dir).events())
+
+
+def read_history(run_dir: RunDir) -> list[tuple[float, dict[str, Any]]]:
+    """Return the events and the progress of all starts of the run, each with its time in seconds since 1970."""
+    contents = RunContents(run_dir)
+    return _read([*contents.events(), *contents.progress()])
+
+
+def _read(files: list[RunFile]) -> list[tuple[float, dict[str, Any]]]:
+    return [
+        (when, event)
+        for file in files
+        for line in file.content.splitlines()
+        if (event := _event(line)) is not None and (when := parse_time(event.get("time"))) is not None
+    ]
+
+
+def _event(line: bytes) -> dict[str, Any] | None:
+    try:
+        event = typed_json.loads(line)
+    except ValueError:
+        # The agent was killed while it wrote this line.
+        return None
+    return event if isinstance(event, dict) else None

@@ -10,10 +10,9 @@ torch's server is not used: it removes any file at its path, leaks a thread at e
 and readline(), accepts any process id, and kills its own agent together with the worker.
 """
 
-from slurm_elastic.agent.watchdog._end_watch import STACKS_AFTER
 from slurm_elastic.agent.watchdog._hang_handler import Hang
 from slurm_elastic.agent.watchdog._stacks import Watched, collect_stacks, process_state
-from slurm_elastic.agent.watchdog._step_timeout import HangTimeout, hang_timeout
+from slurm_elastic.agent.watchdog._stalls import STACKS_AFTER, HangTimeout, hang_timeout
 from slurm_elastic.agent.watchdog._timers import Pipe, is_enabled, make_pipe
 from slurm_elastic.agent.watchdog._watchdog import Watchdog
 

@@ -21,7 +21,7 @@ from typing import Annotated
 import msgspec
 
 from slurm_elastic import typed_json
-from slurm_elastic.agent.workers.scratch_dir import SHARED_MEMORY, NodeDirectory
+from slurm_elastic.agent.node.claims import SHARED_MEMORY, NodeDirectory
 
 _LONGEST_SCOPE = 512
 _BEGINNING = b'{"version"'
@@ -213,7 +213,7 @@ def make_pipe(environ: Mapping[str, str], memory: Path = SHARED_MEMORY) -> Pipe 
 
     Its path is TORCHELASTIC_TIMER_FILE if that is set and no file exists there. Otherwise, for instance if two agents
     of a node were given the same path, it is in a new directory with mode 0700; see
-    :class:`~slurm_elastic.agent.workers.scratch_dir.NodeDirectory`.
+    :class:`~slurm_elastic.agent.node.claims.NodeDirectory`.
 
     Args:
         environ: The environment of the agent.

@@ -104,7 +104,7 @@ def _run(arguments: Sequence[str], fork_server: ForkServer | None, obstacle: str
     record_signals()
     from slurm_elastic.agent.console_log import LogFile, configure_logging
     from slurm_elastic.agent.option_table import scan
-    from slurm_elastic.agent.workers.nonblocking_output import make_output_nonblocking
+    from slurm_elastic.agent.workers.output import make_output_nonblocking
 
     make_output_nonblocking()
     brief = scan(arguments, os.environ).value("console") != "full"
@@ -133,7 +133,7 @@ def _run(arguments: Sequence[str], fork_server: ForkServer | None, obstacle: str
             from slurm_elastic.agent.workers.torch_hooks import require_torch
 
             can_fork = require_torch()
-            from slurm_elastic.agent.node.single_instance import claim
+            from slurm_elastic.agent.node.claims import claim
             from slurm_elastic.agent.run import join, launch
             from slurm_elastic.agent.settings import resolve
             from slurm_elastic.cli.agent_parser import agent_parser

@@ -68,7 +68,7 @@ class Coordinator(Command):
         notices = record_signals()
         from slurm_elastic.agent.console_log import configure_logging
         from slurm_elastic.agent.coordinator import coordinate
-        from slurm_elastic.agent.workers.nonblocking_output import make_output_nonblocking
+        from slurm_elastic.agent.workers.output import make_output_nonblocking
         from slurm_elastic.slurm import Reader, drop_foreign
 
         # Not by the submission alone, which would take PET_* below for leftovers in the environment of a worker.

@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Collection, Sequence
 
-from slurm_elastic.agent.fact_lines import FactLines, Reached
+from slurm_elastic.agent.event_log import FactLines, Reached
 from slurm_elastic.cli._command import Command, Parser
 from slurm_elastic.cli._leave_request import find_run, request_leave
 from slurm_elastic.cli._run_view import add_run, ago

@@ -13,13 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from slurm_elastic._version import __version__
-from slurm_elastic.agent.job.requeue import requeue_job
-from slurm_elastic.agent.job.run_history import read_history
+from slurm_elastic.agent.job.requeue import read_history, requeue_job
 from slurm_elastic.agent.option_table import Scan, scan
 from slurm_elastic.agent.option_values import RequeuePolicy, base_directory, named_run, requeue_policy
 from slurm_elastic.cli._command import Command, Parser
 from slurm_elastic.errors import ExitCode, SlurmElasticError, UsageError
-from slurm_elastic.failures import find_loops
+from slurm_elastic.failures.history import find_loops
 from slurm_elastic.rundir import JobRecords, RunContents, RunDir, incarnation_of, run_start, runs_of_job
 from slurm_elastic.slurm import Controller, Reader, SlurmJob, drop_foreign
 from slurm_elastic.submission.sbatch import keep_start

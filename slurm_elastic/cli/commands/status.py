@@ -24,7 +24,7 @@ from slurm_elastic.cli._run_view import (
     table,
 )
 from slurm_elastic.errors import UsageError
-from slurm_elastic.failures import explanation
+from slurm_elastic.failures.causes import explanation
 from slurm_elastic.observe.pace import SlowRankView
 from slurm_elastic.observe.status import status_json
 from slurm_elastic.observe.views import AgentView, RunStatus, StatusExit

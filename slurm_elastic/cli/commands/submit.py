@@ -162,7 +162,7 @@ def _require_agent_options(parser: argparse.ArgumentParser, line: CommandLine) -
         dashed = name.partition("=")[0].lstrip("-").replace("_", "-")
         if name.startswith("--") and dashed in _DECIDED and not (dashed == "nnodes" and "nodes" in line.own):
             raise UsageError(f"{name} cannot be given here: {_DECIDED[dashed]}")
-    from slurm_elastic.agent.workers.script_check import require_entry_point
+    from slurm_elastic.agent.option_values import require_entry_point
 
     if "chdir" not in line.sbatch:
         require_entry_point(options, os.uname().nodename)

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from slurm_elastic.agent.job.run_history import read_history
-from slurm_elastic.failures import explanation, find_loops, named, strikes
+from slurm_elastic.agent.job.requeue import read_history
+from slurm_elastic.failures.causes import explanation, named
+from slurm_elastic.failures.history import find_loops, strikes
 from slurm_elastic.rundir import RunDir
 from tests import planted_faults
 from tests.local.agent.scripts.faults import FAULTS

@@ -94,7 +94,7 @@ def test_a_node_that_joins_a_living_run_has_imported_before_what_its_workers_nee
         "import os, time\nwhile not os.path.exists('go'):\n    time.sleep(0.01)\n"
     )
     # However long that takes.
-    constants = {"slurm_elastic.agent.run._GET_READY": 300.0}
+    constants = {"slurm_elastic.agent.run._IMPORT_TIMEOUT": 300.0}
     second = others.start(1, "--start=warm", "--preload=waiting", *living, constants=constants)
     # The leader knows of it before it is ready, so that others which come about now can wait for it.
     place = nodes.directory / "elastic-runs" / "living" / "health" / "127.0.0.1.8.json"

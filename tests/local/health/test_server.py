@@ -15,8 +15,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from torch.distributed.elastic.agent.server.health_check_server import HealthCheckServer
 
-from slurm_elastic.agent.health.config import HealthSettings, listen
-from slurm_elastic.agent.health.server import HealthServer, Limits
+from slurm_elastic.agent.health.server import HealthServer, HealthSettings, Limits, listen
 from tests.local.waiting import HANG, descriptors, eventually
 
 TOKEN = "0123456789abcdef"

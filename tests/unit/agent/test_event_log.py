@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_elastic.agent.event_log import EventLog
-from slurm_elastic.agent.fact_lines import FactLines
+from slurm_elastic.agent.event_log import EventLog, FactLines
 from slurm_elastic.rendezvous.run_events import Entry
 from slurm_elastic.rundir import RunDir
 from tests.local.waiting import eventually

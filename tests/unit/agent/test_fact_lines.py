@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from slurm_elastic.agent.fact_lines import FactLines, Reached
+from slurm_elastic.agent.event_log import FactLines, Reached
 from slurm_elastic.rendezvous.membership import (
     AgentInfo,
     Decision,

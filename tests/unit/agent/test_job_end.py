@@ -230,7 +230,6 @@ def test_who_gives_up_leaves_a_job_with_its_srun_alone(signalled: int) -> None:
         (AgentEnd(ExitCode.FINISHED, leads=True), (JobEndAction.END_ABANDONED_JOB,)),
         (AgentEnd(ExitCode.FAILED, leads=True), (JobEndAction.END_ABANDONED_JOB,)),
         (AgentEnd(ExitCode.FINISHED), ()),
-        (AgentEnd(ExitCode.FINISHED, leads=True, in_job=False), ()),
     ],
 )
 def test_what_an_agent_does_for_its_job(end: AgentEnd, actions: tuple[JobEndAction, ...]) -> None:

@@ -4,8 +4,8 @@ import json
 import math
 from dataclasses import replace
 
+from slurm_elastic.agent.health.pages import live_report
 from slurm_elastic.agent.health.state import AgentState, Leave, Readings, RoundInfo, Stage, WorkerInfo
-from slurm_elastic.agent.live_report import live_report
 from slurm_elastic.control import WorkerProgress
 from slurm_elastic.observe.live import LiveAgent, LiveLeave, LiveWorker, live_run
 from slurm_elastic.rendezvous.requests import StatusAnswer, is_report

@@ -13,9 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from slurm_elastic.agent.workers import nonblocking_output
-from slurm_elastic.agent.workers.log_tail import FollowedFile, Tail
-from slurm_elastic.agent.workers.nonblocking_output import NonblockingStream, make_output_nonblocking
+from slurm_elastic.agent.workers import output
+from slurm_elastic.agent.workers.output import FollowedFile, NonblockingStream, Tail, make_output_nonblocking
 
 HANG = 60.0
 
@@ -99,7 +98,7 @@ def test_pipes_and_files_are_replaced_and_terminals_are_not(
     pipe: Pipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     registered: list[object] = []
-    monkeypatch.setattr(nonblocking_output.atexit, "register", registered.append)
+    monkeypatch.setattr(output.atexit, "register", registered.append)
     ours, theirs = os.openpty()
     with (
         io.TextIOWrapper(io.FileIO(os.dup(pipe.writing), "w")) as old,

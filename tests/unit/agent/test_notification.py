@@ -12,7 +12,7 @@ from slurm_elastic.agent.features import RunningRound
 from slurm_elastic.agent.notification import Delivery, Look, Notification, NotifyFeature, Watch, step
 from slurm_elastic.agent.option_values import NotifySettings, notify_settings
 from slurm_elastic.errors import UsageError
-from slurm_elastic.failures import Loop
+from slurm_elastic.failures.history import Loop
 from slurm_elastic.rendezvous.run_events import Entry
 from slurm_elastic.rundir import RunDir, RunDirError
 from tests.local.waiting import eventually, process_state

@@ -103,14 +103,22 @@ class Script:
         self.run_dir = run_dir
         self.said: list[str] = []
 
-    def ends(self, of: SlurmJob | None = None, status: int = 75, wait: float = 0.0, max_requeues: int = 3) -> bool:
+    def ends(
+        self,
+        of: SlurmJob | None = None,
+        status: int = 75,
+        wait: float = 0.0,
+        max_requeues: int = 3,
+        *,
+        failed: bool = False,
+    ) -> bool:
         return requeue_job(
             self.run_dir,
             of or job(),
             status,
             controller=Controller(),
             policy=RequeuePolicy(max_requeues, SignalDefaults()),
-            failed=False,
+            failed=failed,
             say=self.said.append,
             wait=wait,
         )
@@ -125,17 +133,21 @@ def script(run_dir: RunDir) -> Script:
     return Script(run_dir)
 
 
-def test_preempted_in_grace(slurm: Slurm, script: Script) -> None:
+@pytest.mark.parametrize("status", [75, 137, 143])
+def test_preempted_in_grace(slurm: Slurm, script: Script, status: int) -> None:
+    # 137: an agent that was killed before it had gone.
     slurm.shows("job_preempted_in_grace.txt")
-    assert script.ends()
+    assert script.ends(status=status)
     assert slurm.requeues() == ["requeue incomplete 1"]
-    assert script.said == [f"job 1: requeued: preempted{EXIT_CODE}"]
+    assert script.said == [f"job 1: requeued: preempted{EXIT_CODE if status == 75 else ''}"]
 
 
-@pytest.mark.parametrize("status", [1, 2, 76])
-def test_slurm_is_not_asked_about_a_failure(slurm: Slurm, script: Script, status: int) -> None:
+@pytest.mark.parametrize("status", [0, 1, 2, 76, 75])
+@pytest.mark.parametrize("cause", ["", "TIME_LIMIT_NEAR", "REQUEUE_WANTED"])
+def test_never_after_success_failure_or_mistake(slurm: Slurm, script: Script, status: int, cause: str) -> None:
     slurm.shows("job_preempted_in_grace.txt")
-    assert not script.ends(status=status)
+    script.notice(cause=cause)
+    assert not script.ends(status=status, failed=status == 75)
     assert not (slurm.directory / "calls").exists()
     assert script.said == []
 

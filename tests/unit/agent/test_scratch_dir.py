@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_elastic.agent.workers.scratch_dir import NodeDirectory
+from slurm_elastic.agent.node.claims import NodeDirectory
 
 
 def test_directory_of_a_dead_agent_is_removed(tmp_path: Path) -> None:
@@ -17,7 +17,7 @@ def test_directory_of_a_dead_agent_is_removed(tmp_path: Path) -> None:
             sys.executable,
             "-c",
             "import pathlib, sys\n"
-            "from slurm_elastic.agent.workers.scratch_dir import NodeDirectory\n"
+            "from slurm_elastic.agent.node.claims import NodeDirectory\n"
             "print(NodeDirectory('test', pathlib.Path(sys.argv[1])).path, flush=True)\n"
             "sys.stdin.read()\n",
             str(tmp_path),

@@ -12,7 +12,7 @@ import pytest
 from torch.distributed.elastic.multiprocessing import Std
 from torch.distributed.launcher.api import LaunchConfig
 
-from slurm_elastic.agent.health.config import HealthSettings
+from slurm_elastic.agent.health.server import HealthSettings
 from slurm_elastic.agent.option_values import NO_MAXIMUM, RequeuePolicy
 from slurm_elastic.agent.settings import AgentSettings
 from slurm_elastic.agent.workers.logs import RoundLogsSpecs

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from slurm_elastic.agent.node.single_instance import claim
+from slurm_elastic.agent.node.claims import claim
 from slurm_elastic.errors import UsageError
 from slurm_elastic.slurm import SlurmJob
 
@@ -21,7 +21,7 @@ SECRET = bytes(32)
 
 HOLDER = """
 import sys
-from slurm_elastic.agent.node.single_instance import claim
+from slurm_elastic.agent.node.claims import claim
 from slurm_elastic.slurm import SlurmJob
 
 with claim(bytes(32), "n1", SlurmJob.from_environment({environ!r})):

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from slurm_elastic.agent.features import RunningRound
+from slurm_elastic.agent.health.pages import live_report
 from slurm_elastic.agent.health.state import AgentState, Readings, RoundInfo, Stage, WorkerInfo
-from slurm_elastic.agent.live_report import live_report
 from slurm_elastic.agent.step_timing import StepTimingFeature, paces_of, slow_event
 from slurm_elastic.control import TimeUse, WorkerProgress
 from slurm_elastic.errors import SlurmElasticError

@@ -8,7 +8,7 @@ import tracemalloc
 from pathlib import Path
 
 from slurm_elastic.agent.console_log import configure_logging
-from slurm_elastic.agent.workers.log_tail import FollowedFile, LastWords, LogTimes, Tail
+from slurm_elastic.agent.workers.output import FollowedFile, LastWords, LogTimes, Tail
 
 
 def everything(text: str) -> bool:

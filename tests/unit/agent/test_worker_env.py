@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from slurm_elastic.agent.workers.environment import worker_environment
+from slurm_elastic.agent.workers.processes import worker_environment
 from slurm_elastic.rendezvous.membership import Place, Reason
 from slurm_elastic.rendezvous.transport.messages import Assignment
 

@@ -39,7 +39,7 @@ def _place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", f"{tools}:{os.environ['PATH']}")
     monkeypatch.chdir(tmp_path)
     # This process keeps its own signals, output and log.
-    monkeypatch.setattr("slurm_elastic.agent.workers.nonblocking_output.make_output_nonblocking", lambda: None)
+    monkeypatch.setattr("slurm_elastic.agent.workers.output.make_output_nonblocking", lambda: None)
     monkeypatch.setattr("slurm_elastic.agent.signals.record_signals", Notices)
     monkeypatch.setattr("slurm_elastic.agent.console_log.configure_logging", lambda node: None)
 

@@ -26,7 +26,7 @@ from slurm_elastic.doctor.probe_job import batch_script, node_count, removed_aft
 from slurm_elastic.errors import UsageError
 from slurm_elastic.rundir import RunDir
 from slurm_elastic.slurm import AddressPreference, Controller
-from slurm_elastic.slurm.site_output import parse_partitions
+from slurm_elastic.slurm.output import parse_partitions
 from slurm_elastic.submission.batch_script import TEMPLATES
 
 OUTPUTS = Path(__file__).parents[1] / "slurm" / "outputs"

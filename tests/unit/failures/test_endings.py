@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_elastic.failures import ending, error_line
+from slurm_elastic.failures.causes import ending, error_line
 
 HEADER = "Traceback (most recent call last):"
 _TEXT = Path(__file__).with_name("endings.txt").read_text()

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from slurm_elastic.failures import find_loops
-from slurm_elastic.failures.loops import flapping_nodes, leader_changes, without_checkpoint
+from slurm_elastic.failures.history import find_loops, flapping_nodes, leader_changes, without_checkpoint
 
 HOUR = 3600.0
 Record = tuple[float, dict[str, Any]]

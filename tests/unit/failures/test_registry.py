@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_elastic.failures import (
+from slurm_elastic.failures.causes import (
     BY_KERNEL,
     BY_WATCHDOG,
     Attribution,

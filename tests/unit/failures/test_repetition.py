@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from slurm_elastic.failures import BEFORE_FIRST_STEP, attribute, fingerprint, position
+from slurm_elastic.failures.causes import BEFORE_FIRST_STEP, attribute, fingerprint, position
 
 RAISED = 'Traceback (most recent call last):\n  File "train.py", line {line}, in step\n    step()\n{words}'
 

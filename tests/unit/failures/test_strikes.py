@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from slurm_elastic.failures import (
+from slurm_elastic.failures.history import (
     EXPIRY,
     Strike,
     bad_domains,

@@ -21,7 +21,7 @@ from slurm_elastic.slurm import (
     presume,
     save_time,
 )
-from slurm_elastic.slurm.scontrol_output import parse_clock, parse_jobs
+from slurm_elastic.slurm.output import parse_clock, parse_jobs
 
 OUTPUTS = Path(__file__).parent / "outputs"
 KILL_WAIT = 7

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from slurm_elastic.slurm import Controller, NodeState
-from slurm_elastic.slurm.scontrol_output import parse_jobs
+from slurm_elastic.slurm.output import parse_jobs
 
 OUTPUTS = Path(__file__).parent / "outputs"
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_elastic.slurm.scontrol_output import (
+from slurm_elastic.slurm.output import (
     JobView,
     NodeState,
     parse_duration,

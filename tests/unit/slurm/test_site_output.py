@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_elastic.slurm.scontrol_output import parse_duration
-from slurm_elastic.slurm.site_output import QosView, parse_config, parse_limits, parse_partitions, parse_qos
+from slurm_elastic.slurm.output import QosView, parse_config, parse_duration, parse_limits, parse_partitions, parse_qos
 
 OUTPUTS = Path(__file__).parent / "outputs"
 

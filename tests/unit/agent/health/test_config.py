@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_elastic.agent.health.config import HealthSettings, health_settings, listen
+from slurm_elastic.agent.health.server import HealthSettings, health_settings, listen
 from slurm_elastic.errors import UsageError
 
 TOKEN = "0123456789abcdef"

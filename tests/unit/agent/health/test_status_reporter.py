@@ -4,9 +4,8 @@ import select
 
 import pytest
 
-from slurm_elastic.agent.health import pages as module
-from slurm_elastic.agent.health.pages import Reporter
-from slurm_elastic.agent.health.state import AgentState
+from slurm_elastic.agent.health import state as module
+from slurm_elastic.agent.health.state import AgentState, Reporter
 
 
 class Clock:

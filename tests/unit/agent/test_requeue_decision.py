@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from slurm_elastic.slurm import Cause, History, JobView, Requeue, RequeueDecision, requeue_decision
-from slurm_elastic.slurm.scontrol_output import parse_jobs
+from slurm_elastic.agent.job.job_end import Requeue, RequeueDecision, requeue_decision
+from slurm_elastic.slurm import Cause, JobView
+from slurm_elastic.slurm.output import parse_jobs
 
-OUTPUTS = Path(__file__).parent / "outputs"
-LEFT = 75
+OUTPUTS = Path(__file__).parents[1] / "slurm" / "outputs"
 
 
 def job(name: str, **changes: object) -> JobView:
@@ -21,25 +21,29 @@ RUNNING = job("job_running.txt")
 
 
 def decide(
-    cause: Cause, view: JobView | None = RUNNING, *, status: int = LEFT, warned: bool = False, **facts: object
+    cause: Cause,
+    view: JobView | None = RUNNING,
+    *,
+    warned: bool = False,
+    counted: int = 0,
+    idle: int = 0,
+    most: int = 10,
 ) -> RequeueDecision:
-    defaults: dict[str, object] = {"failed": False, "history": History(), "most": 10}
-    return requeue_decision(status, cause, view, 0, warned=warned, **{**defaults, **facts})  # type: ignore[arg-type]
+    return requeue_decision(cause, view, 0, warned=warned, counted=counted, idle=idle, most=most)
 
 
-@pytest.mark.parametrize("status", [LEFT, 137, 143])
-def test_a_preempted_job_is_requeued_and_not_counted(status: int) -> None:
-    # In its grace or, with PreemptMode=CANCEL, at its end. 137: an agent that was killed before it had gone.
+def test_a_preempted_job_is_requeued_and_not_counted() -> None:
+    # In its grace or, with PreemptMode=CANCEL, at its end.
     for name in ("job_preempted_in_grace.txt", "job_preempted_to_its_end.txt"):
-        decision = decide(Cause.PREEMPTED, job(name), status=status, history=History(counted=99), most=0)
+        decision = decide(Cause.PREEMPTED, job(name), counted=99, most=0)
         assert decision == RequeueDecision(Requeue.REQUEST, "requeued: preempted", counted=False)
 
 
 @pytest.mark.parametrize("cause", [Cause.TIME_LIMIT_NEAR, Cause.TIME_LIMIT_REACHED])
 def test_a_time_limit_is_counted(cause: Cause) -> None:
     assert decide(cause) == RequeueDecision(Requeue.REQUEST, f"requeued: {cause.value}", counted=True)
-    assert decide(cause, history=History(counted=2), most=3).requeue is Requeue.REQUEST
-    decision = decide(cause, history=History(counted=3), most=3)
+    assert decide(cause, counted=2, most=3).requeue is Requeue.REQUEST
+    decision = decide(cause, counted=3, most=3)
     assert decision.requeue is Requeue.NONE
     assert decision.why.endswith("3 requeues after time limits, and --max-requeues is 3")
 
@@ -48,8 +52,6 @@ def test_what_slurm_requeued_is_left_to_it() -> None:
     for state in ("COMPLETING", "PENDING", "RUNNING"):
         view = dataclasses.replace(RUNNING, state=state, restarts=1)
         assert decide(Cause.REQUEUED, view).requeue is Requeue.SLURM
-        # Whatever became of the agents.
-        assert decide(Cause.REQUEUED, view, status=1, failed=True).requeue is Requeue.SLURM
 
 
 def test_it_is_said_that_a_held_job_does_not_start_by_itself() -> None:
@@ -65,13 +67,6 @@ def test_never_after_scancel() -> None:
     decision = decide(Cause.CANCELLED, job("job_cancelled.txt"))
     assert decision == RequeueDecision(Requeue.NONE, "not requeued: the job was cancelled")
     assert decide(Cause.CANCELLED, job("job_cancelled.txt"), warned=True).requeue is Requeue.NONE
-
-
-@pytest.mark.parametrize("cause", [Cause.PREEMPTED, Cause.TIME_LIMIT_NEAR, Cause.REQUEUE_WANTED])
-@pytest.mark.parametrize("status", [0, 1, 2, 76])
-def test_never_after_success_failure_or_mistake(cause: Cause, status: int) -> None:
-    assert decide(cause, status=status) == RequeueDecision(Requeue.NONE, "")
-    assert decide(cause, failed=True) == RequeueDecision(Requeue.NONE, "")
 
 
 def test_by_hand() -> None:
@@ -99,7 +94,7 @@ def test_slurm_does_not_answer() -> None:
 
 
 def test_an_end_to_starts_that_come_to_nothing() -> None:
-    assert decide(Cause.PREEMPTED, history=History(idle=4)).requeue is Requeue.REQUEST
-    decision = decide(Cause.PREEMPTED, history=History(idle=5))
+    assert decide(Cause.PREEMPTED, idle=4).requeue is Requeue.REQUEST
+    decision = decide(Cause.PREEMPTED, idle=5)
     assert decision.requeue is Requeue.NONE
     assert "5 starts in a row made no progress" in decision.why

@@ -1,19 +1,124 @@
-"""The cause of a failure: the end of a worker in its output, the root of several, and a failure that comes again. Pure.
+"""The causes of failures: their registry, the end of a worker in its output, and a failure that comes again. Pure.
 
+A row of the registry is found by the text of a failure (its traceback, or the end of its stderr) and its exit code.
 Python and libraries print other tracebacks, too: of finalizers and exit functions, which Python ignores; of threads; of
-errors that were logged and handled; and those of this package's own machinery. None of them has ended the worker while
-another one is there.
+errors that were logged and handled; and of this package's own machinery. None of them has ended the worker
+while another one is there.
 """
 
 from __future__ import annotations
 
+import configparser
+import enum
+import functools
 import re
+import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
-from slurm_elastic.failures.registry import BY_KERNEL, BY_WATCHDOG, Cause, Domain, Outlook, registry
+BY_WATCHDOG = "by the watchdog: "
+"""The beginning of the message of a worker that the watchdog killed."""
+BY_KERNEL = "by the kernel: "
+"""The beginning of the message of a worker that the kernel killed for lack of memory."""
 
-_HEADER = "Traceback (most recent call last):"
+
+class Domain(enum.Enum):
+    """The part of a run that has failed."""
+
+    USER_CODE = "user_code"
+    DATA = "data"
+    NODE = "node"
+    NETWORK = "network"
+    STORAGE = "storage"
+    SLURM = "slurm"
+    UNKNOWN = "unknown"
+
+    @property
+    def words(self) -> str:
+        """The domain as a person reads it."""
+        return {Domain.SLURM: "Slurm"}.get(self, self.value.replace("_", " "))
+
+
+class Outlook(enum.Enum):
+    """The effect that another start can have."""
+
+    AGAIN = "again"
+    """The same can succeed when it starts again."""
+    NOT_AGAIN = "not_again"
+    """It fails again until a person changes something."""
+    ELSEWHERE = "elsewhere"
+    """It can succeed on another node."""
+    UNKNOWN = "unknown"
+
+    @property
+    def words(self) -> str:
+        """The outlook as a person reads it; empty if it is unknown."""
+        return {
+            Outlook.AGAIN: "a restart can help",
+            Outlook.NOT_AGAIN: "a restart will not help",
+            Outlook.ELSEWHERE: "another node can help",
+            Outlook.UNKNOWN: "",
+        }[self]
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """A row: a cause, and how to know it.
+
+    Attributes:
+        name: The name of the cause in records; never changed, as programs read it.
+        title: The cause in a few words; empty for a row that says no more than the message of the failure.
+        domain: The part of the run that has failed.
+        outlook: What another start can bring.
+        text: Found in the text of the failure; `^` stands for the beginning of a line. None if `signals` alone tell.
+        signals: Numbers of signals by one of which the worker ended; empty for every end.
+        consequence: True if another worker, or the agent, made this one fail.
+        advice: What a person can do; empty for nothing in general.
+    """
+
+    name: str
+    title: str
+    domain: Domain
+    outlook: Outlook
+    text: re.Pattern[str] | None = None
+    signals: tuple[int, ...] = ()
+    consequence: bool = False
+    advice: str = ""
+
+
+_NAMED = r"^(?:[\w.]*\.)?(?:{})(?::|$)"
+"""The last line of a traceback; {} are names of exceptions, with or without their modules."""
+
+
+@functools.cache
+def registry() -> tuple[Cause, ...]:
+    """Return all causes, in the order in which they are tried."""
+    parser = configparser.ConfigParser(interpolation=None, delimiters=("=",), comment_prefixes=("#",))
+    parser.read_string(Path(__file__).with_name("causes.ini").read_text())
+    return tuple(_cause(parser[name]) for name in parser.sections())
+
+
+def _cause(row: configparser.SectionProxy) -> Cause:
+    texts = [_NAMED.format(_joined(row["raised"]))] if "raised" in row else []
+    texts += [_joined(row["text"])] if "text" in row else []
+    return Cause(
+        row.name,
+        row.get("title", ""),
+        Domain(row["domain"]),
+        Outlook(row["outlook"]),
+        re.compile("|".join(texts), re.MULTILINE) if texts else None,
+        tuple(signal.Signals[f"SIG{name}"].value for name in row.get("signals", "").split()),
+        row.getboolean("consequence", False),
+        " ".join(row.get("advice", "").splitlines()),
+    )
+
+
+def _joined(value: str) -> str:
+    return value.replace("\n", "")
+
+
+TRACEBACK = "Traceback (most recent call last):"
 _PREFIX = re.compile(r"^\[rank\d+\]:(?:\[[^\]\n]*\])? ?", re.MULTILINE)
 """torch's prefix of the lines of a traceback (distributed_c10d.py, _distributed_excepthook, 2.13)."""
 _GROUP = re.compile(r"^[ |+-]*\| ?")
@@ -25,7 +130,8 @@ _CHAINED = re.compile(
     r"^(?:During handling of the above|The above exception was|Original Traceback|-- Process \d+ term)"
 )
 _OURS = re.compile(r'^ *File "[^"\n]*/slurm_elastic/(?:agent/forkserver|control)/')
-_NATIVE_FRAME = re.compile(r"^(?:frame #\d+: |Exception raised from .* \(most recent call first\):$)")
+NATIVE_FRAME = re.compile(r"^(?:frame #\d+: |Exception raised from .* \(most recent call first\):$)")
+"""The C++ stack that follows the message of an error of torch (c10/util/Exception.cpp, 2.13)."""
 _SURVIVED = 20
 """Lines after a traceback that show that the worker went on; an exception's own words are fewer."""
 _FATAL = re.compile(r"^(?:Fatal Python error: .*|\s*what\(\): .*|terminate called without .*)$")
@@ -84,14 +190,14 @@ def _parse(text: str) -> tuple[Sequence[str], _Block | None, Sequence[_Block]]:
     lines = [_PREFIX.sub("", line) for line in raw]
     blocks: list[_Block] = []
     for number, line in enumerate(lines):
-        if line.rstrip().endswith(_HEADER):
+        if line.rstrip().endswith(TRACEBACK):
             blocks.append(_block(raw, lines, number, blocks))
     newest = max(blocks, key=lambda block: (block.kind, block.first), default=None)
     if newest is None or newest.kind == _DEAD:
         return lines, None, blocks
     later = {number for block in blocks if block.first > newest.last for number in range(block.first, block.last + 1)}
     rest = [line for number, line in enumerate(lines) if number > newest.last and number not in later]
-    after = sum(bool(line.strip()) and not _NATIVE_FRAME.match(line) and not _AFTER.match(line) for line in rest)
+    after = sum(bool(line.strip()) and not NATIVE_FRAME.match(line) and not _AFTER.match(line) for line in rest)
     return lines, None if after > _SURVIVED and newest.kind < _RANK else newest, blocks
 
 
@@ -121,7 +227,6 @@ def _block(raw: Sequence[str], lines: Sequence[str], header: int, before: Sequen
     return _Block(first, last, kind)
 
 
-_TRACEBACK = "Traceback (most recent call last):"
 _END = 40
 """Lines at the end of a log without a traceback in which a cause is looked for: earlier ones were survived."""
 _IN_USE = re.compile(r"(?:this process|Process \d+) has [\d.]+ \w+ memory in use", re.IGNORECASE)
@@ -154,7 +259,7 @@ def attribute(text: str, exit_code: int | None = None) -> Attribution:
         # SIGKILL comes from outside: what the worker wrote before says nothing about it.
         text = ""
     text = ending(text)
-    if not text.startswith(_TRACEBACK):
+    if not text.startswith(TRACEBACK):
         text = "\n".join(text.rstrip().split("\n")[-_END:])
     for row in registry():
         by_text = row.text is not None and row.text.search(text) is not None
