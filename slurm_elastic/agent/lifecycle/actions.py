@@ -13,13 +13,19 @@ if TYPE_CHECKING:
     from slurm_elastic.agent.lifecycle.states import AgentOutcome, WorkersResult
 
 
+class Action:
+    """An action, which may have a result: the shell reports that as an event."""
+
+    __slots__ = ()
+
+
 @dataclass(frozen=True, slots=True)
-class Join:
+class Join(Action):
     """Reserve a port for the next worker store, and ask the leader for an assignment."""
 
 
 @dataclass(frozen=True, slots=True)
-class StartWorkers:
+class StartWorkers(Action):
     """Serve the worker store, if it is served here, and start the workers of a round.
 
     Results: WorkersStarted, StartInterrupted, StartFailed.
@@ -29,19 +35,19 @@ class StartWorkers:
 
 
 @dataclass(frozen=True, slots=True)
-class SignalWorkers:
+class SignalWorkers(Action):
     """Send ``--worker-signal`` to the workers."""
 
 
 @dataclass(frozen=True, slots=True)
-class Hold:
+class Hold(Action):
     """Let the workers wait before their next step. Result: Held."""
 
     round: int
 
 
 @dataclass(frozen=True, slots=True)
-class StopAtStep:
+class StopAtStep(Action):
     """Tell the workers at which step to stop. Results: StepAccepted, StepRefused.
 
     Attributes:
@@ -58,12 +64,12 @@ class StopAtStep:
 
 
 @dataclass(frozen=True, slots=True)
-class Fence:
+class Fence(Action):
     """Forbid the workers to publish checkpoints: the run may go on without this agent."""
 
 
 @dataclass(frozen=True, slots=True)
-class ExpectExits:
+class ExpectExits(Action):
     """The workers are about to be stopped: their end is no failure from now on.
 
     Attributes:
@@ -74,24 +80,24 @@ class ExpectExits:
 
 
 @dataclass(frozen=True, slots=True)
-class TerminateWorkers:
+class TerminateWorkers(Action):
     """Send SIGTERM to the workers that still run, or with `interrupt` SIGINT."""
 
     interrupt: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class CloseRound:
+class CloseRound(Action):
     """Kill whatever is left of the round's workers, and their output. Result: RoundClosed."""
 
 
 @dataclass(frozen=True, slots=True)
-class StopServingStore:
+class StopServingStore(Action):
     """End the worker store of the last round, if it is served here."""
 
 
 @dataclass(frozen=True, slots=True)
-class AnnounceLeave:
+class AnnounceLeave(Action):
     """Tell the leader that this agent will leave, `seconds` from now. `reason` says why, `detail` as text."""
 
     reason: LeaveReason
@@ -100,7 +106,7 @@ class AnnounceLeave:
 
 
 @dataclass(frozen=True, slots=True)
-class AnswerHold:
+class AnswerHold(Action):
     """Tell the leader at which step the workers of a round can stop; None if they take no part."""
 
     round: int
@@ -108,7 +114,7 @@ class AnswerHold:
 
 
 @dataclass(frozen=True, slots=True)
-class ReportLeft:
+class ReportLeft(Action):
     """Tell the leader that this agent leaves and has no workers. `stopped`: they have stopped at the agreed step."""
 
     reason: LeaveReason
@@ -116,24 +122,24 @@ class ReportLeft:
 
 
 @dataclass(frozen=True, slots=True)
-class ReportFinished:
+class ReportFinished(Action):
     """Tell the leader that all workers here ended with exit code 0."""
 
 
 @dataclass(frozen=True, slots=True)
-class DescribeFailure:
+class DescribeFailure(Action):
     """Find out which worker failed first, with its traceback or last output. Result: FailureDescribed."""
 
 
 @dataclass(frozen=True, slots=True)
-class ReportFailure:
+class ReportFailure(Action):
     """Tell the leader about the failure of a worker that the agent was not stopping."""
 
     failure: WorkerFailure
 
 
 @dataclass(frozen=True, slots=True)
-class RequestLeave:
+class RequestLeave(Action):
     """Ask the leader to pass on to the other agents of this job that they have to leave."""
 
     reason: LeaveReason
@@ -142,46 +148,22 @@ class RequestLeave:
 
 
 @dataclass(frozen=True, slots=True)
-class NoteLeaveRequest:
+class NoteLeaveRequest(Action):
     """Note that the leader has asked this agent to leave, so that it does not ask Slurm why."""
 
     request: LeaveRequested
 
 
 @dataclass(frozen=True, slots=True)
-class Log:
+class Log(Action):
     """Write one line to the log."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
-class End:
+class End(Action):
     """End the agent. `result` is what its workers' end counts as; None if they have no result."""
 
     outcome: AgentOutcome
     result: WorkersResult | None = None
-
-
-Action = (
-    Join
-    | StartWorkers
-    | SignalWorkers
-    | Hold
-    | StopAtStep
-    | Fence
-    | ExpectExits
-    | TerminateWorkers
-    | CloseRound
-    | StopServingStore
-    | AnnounceLeave
-    | AnswerHold
-    | ReportLeft
-    | ReportFinished
-    | DescribeFailure
-    | ReportFailure
-    | RequestLeave
-    | NoteLeaveRequest
-    | Log
-    | End
-)

@@ -7,18 +7,22 @@ from dataclasses import dataclass
 from slurm_elastic.rendezvous import leader_events
 from slurm_elastic.rendezvous.membership import LeaveReason, WorkerFailure
 
-# The leader's messages are events as they are.
+
+class OwnEvent:
+    """An event that the shell tells; the leader's messages are events as they are."""
+
+    __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Started:
+class Started(OwnEvent):
     """The agent begins. `signalled`: a signal that asks it to leave has come already."""
 
     signalled: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Signalled:
+class Signalled(OwnEvent):
     """A signal asks the agent to leave.
 
     Attributes:
@@ -37,7 +41,7 @@ class Signalled:
 
 
 @dataclass(frozen=True, slots=True)
-class Diagnosed:
+class Diagnosed(OwnEvent):
     """The agent has found out why it was signalled, or that its job's time limit is near.
 
     Attributes:
@@ -54,24 +58,24 @@ class Diagnosed:
 
 
 @dataclass(frozen=True, slots=True)
-class WorkersStarted:
+class WorkersStarted(OwnEvent):
     """Result of StartWorkers: the workers run."""
 
 
 @dataclass(frozen=True, slots=True)
-class StartInterrupted:
+class StartInterrupted(OwnEvent):
     """Result of StartWorkers: an event was waiting, and no worker was started."""
 
 
 @dataclass(frozen=True, slots=True)
-class StartFailed:
+class StartFailed(OwnEvent):
     """Result of StartWorkers: the program cannot be run here."""
 
     failure: WorkerFailure
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class Held(OwnEvent):
     """Result of Hold. `step` is the earliest step at which the workers can stop; None if they take no part."""
 
     round: int
@@ -79,45 +83,45 @@ class Held:
 
 
 @dataclass(frozen=True, slots=True)
-class StepAccepted:
+class StepAccepted(OwnEvent):
     """Result of StopAtStep: the workers stop at this step."""
 
     step: int
 
 
 @dataclass(frozen=True, slots=True)
-class StepRefused:
+class StepRefused(OwnEvent):
     """Result of StopAtStep: the workers were not held, so they may be past the step."""
 
     round: int
 
 
 @dataclass(frozen=True, slots=True)
-class WorkersSucceeded:
+class WorkersSucceeded(OwnEvent):
     """All workers ended with exit code 0. `agreed`: one of them was told to stop at the agreed step."""
 
     agreed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class WorkersFailed:
+class WorkersFailed(OwnEvent):
     """A worker failed while the agent was not stopping it."""
 
 
 @dataclass(frozen=True, slots=True)
-class FailureDescribed:
+class FailureDescribed(OwnEvent):
     """Result of DescribeFailure."""
 
     failure: WorkerFailure
 
 
 @dataclass(frozen=True, slots=True)
-class WorkersEnded:
+class WorkersEnded(OwnEvent):
     """No worker runs any more."""
 
 
 @dataclass(frozen=True, slots=True)
-class RoundClosed:
+class RoundClosed(OwnEvent):
     """Result of CloseRound.
 
     Attributes:
@@ -130,26 +134,8 @@ class RoundClosed:
 
 
 @dataclass(frozen=True, slots=True)
-class DeadlineReached:
+class DeadlineReached(OwnEvent):
     """The time of `deadline` has come."""
 
 
-Event = (
-    Started
-    | Signalled
-    | Diagnosed
-    | WorkersStarted
-    | StartInterrupted
-    | StartFailed
-    | Held
-    | StepAccepted
-    | StepRefused
-    | WorkersSucceeded
-    | WorkersFailed
-    | FailureDescribed
-    | WorkersEnded
-    | RoundClosed
-    | DeadlineReached
-    | leader_events.LeaderEvent
-    | leader_events.RecordsLost
-)
+Event = OwnEvent | leader_events.LeaderEvent | leader_events.RecordsLost
