@@ -14,7 +14,7 @@ from slurm_elastic.agent.health.state import Leave, Readings, Reporter, RoundInf
 from slurm_elastic.agent.lifecycle.actions import AnnounceLeave
 from slurm_elastic.agent.lifecycle.states import Joining, Lingering, Rejoin, Reported, State, Stopping, WorkersResult
 from slurm_elastic.agent.node.claims import NodeDirectory
-from slurm_elastic.agent.watchdog import Hang, Watchdog, Watched
+from slurm_elastic.agent.watchdog import FILE_VARIABLE, Hang, Watchdog, Watched
 from slurm_elastic.control import Agreement, StopReason, WorkerProgress
 from slurm_elastic.failures.causes import BY_WATCHDOG
 from slurm_elastic.rendezvous.connect import RendezvousConfig
@@ -207,7 +207,7 @@ class WatchdogFeature(Feature):
     def round_formed(self, assignment: Assignment, environments: Mapping[int, dict[str, str]]) -> None:
         """See base class."""
         for environment in environments.values():
-            environment[self._watchdog.variable] = self._watchdog.path
+            environment[FILE_VARIABLE] = self._watchdog.path
         self._watchdog.expect()
 
     def workers_started(self, running: RunningRound) -> None:

@@ -112,9 +112,9 @@ class AgentSettings:
     shared: bool = False
     """True if agents of other jobs, also of later ones, may belong to the run."""
     stop_on_same_failure: bool = True
+    """True if the run ends when a worker fails in the same way at the same step twice in a row."""
     brief: bool = True
     """True if people get one line per fact on the console, and not every line of the agents."""
-    """True if the run ends when a worker fails in the same way at the same step twice in a row."""
     failure_domain: str = "auto"
     """Who knows what fails together with this node; see :func:`.failure_domain.failure_domain`."""
     snapshot_replicas: int = 0
@@ -267,7 +267,7 @@ def _launch(
 
 def _warn_of_components_without_agents(job: SlurmJob) -> None:
     # By default srun starts a step on the first component alone (srun(1), --het-group).
-    without = [component.nodes for component in job.het if not set(component.nodes) & set(job.nodes)]
+    without = [nodes for nodes in job.het if not set(nodes) & set(job.nodes)]
     if without:
         _log.warning(
             "heterogeneous job: no agent on %s; for one run on all components start the agents by "

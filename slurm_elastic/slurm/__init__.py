@@ -1,7 +1,6 @@
 """Slurm: its environment variables, host lists, ports, addresses, and questions to its controller."""
 
 from slurm_elastic.slurm.address import (
-    AddressFacts,
     AddressPreference,
     choose_address,
     data_interface,
@@ -15,39 +14,34 @@ from slurm_elastic.slurm.address import (
 from slurm_elastic.slurm.cause import Cause, Diagnosis, SignalDefaults, classify, least_grace, presume, save_time
 from slurm_elastic.slurm.controller import NEWEST_RELEASE, OLDEST_RELEASE, SILENCE, Controller
 from slurm_elastic.slurm.hostlist import compress, expand, natural_key
-from slurm_elastic.slurm.job import ArrayElement, Context, HetComponent, SlurmJob
+from slurm_elastic.slurm.job import Context, SlurmJob
 from slurm_elastic.slurm.output import (
     ClusterConfig,
     ControllerClock,
     JobView,
     NodesInQueue,
     NodeState,
-    NodeView,
     PartitionView,
     QosView,
     QueuedJob,
 )
-from slurm_elastic.slurm.variables import Reader, agent_settings, drop_foreign, foreign_variables
+from slurm_elastic.slurm.variables import Reader, agent_settings, drop_foreign
 
 __all__ = [
     "NEWEST_RELEASE",
     "OLDEST_RELEASE",
     "SILENCE",
-    "AddressFacts",
     "AddressPreference",
-    "ArrayElement",
     "Cause",
     "ClusterConfig",
     "Context",
     "Controller",
     "ControllerClock",
     "Diagnosis",
-    "HetComponent",
     "JobView",
     "SignalDefaults",
     "NodeState",
     "NodesInQueue",
-    "NodeView",
     "PartitionView",
     "QosView",
     "QueuedJob",
@@ -62,7 +56,6 @@ __all__ = [
     "drop_foreign",
     "ephemeral_low",
     "expand",
-    "foreign_variables",
     "gather_facts",
     "gloo_interface",
     "natural_key",

@@ -50,18 +50,6 @@ class ArrayElement:
     """Index of this element; ``<job_id>_<task_id>`` names it to scontrol."""
     task_count: int | None
     """Number of elements that the array was submitted with; None if unknown."""
-    task_min: int | None
-    task_max: int | None
-    task_step: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class HetComponent:
-    """One component of a heterogeneous job (``*_HET_GROUP_<index>``)."""
-
-    index: int
-    job_id: str | None
-    nodes: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +61,6 @@ class SlurmJob:
 
     job_id: str
     """SLURM_JOB_ID. Elements of an array have one each. Survives a requeue."""
-    cluster_name: str | None
-    """SLURM_CLUSTER_NAME."""
     partition: str | None
     """SLURM_JOB_PARTITION."""
     submit_dir: Path | None
@@ -88,15 +74,13 @@ class SlurmJob:
     node_rank: int
     """Index of `node` in `nodes`. 0 in every array element of one node."""
     array: ArrayElement | None
-    het: tuple[HetComponent, ...]
-    """The components of a heterogeneous job (SLURM_HET_SIZE); empty for any other job."""
+    het: tuple[tuple[str, ...], ...]
+    """The nodes of each component of a heterogeneous job (SLURM_HET_SIZE); empty for any other job."""
     context: Context
     step_id: str | None
     """SLURM_STEP_ID; None outside a step."""
     restart_count: int
     """How often Slurm requeued the job. Slurm leaves SLURM_RESTART_COUNT unset on the first run: 0."""
-    cpus_on_node: int | None
-    """SLURM_CPUS_ON_NODE: CPUs that the job has on this node."""
     gpus_on_node: int
     """SLURM_GPUS_ON_NODE, else what SLURM_STEP_GPUS or CUDA_VISIBLE_DEVICES list; 0 if none is set."""
     reserved_ports: tuple[int, ...]
@@ -172,7 +156,6 @@ class SlurmJob:
         node = own_node(environ, nodes, is_het=bool(het))
         return cls(
             job_id=job_id,
-            cluster_name=present(environ, "SLURM_CLUSTER_NAME"),
             partition=present(environ, "SLURM_JOB_PARTITION"),
             submit_dir=Path(text) if (text := present(environ, "SLURM_SUBMIT_DIR")) else None,
             nodes=nodes,
@@ -184,7 +167,6 @@ class SlurmJob:
             context=context,
             step_id=present(environ, "SLURM_STEP_ID", "SLURM_STEPID") if context is Context.STEP else None,
             restart_count=optional_number(environ, "SLURM_RESTART_COUNT") or 0,
-            cpus_on_node=optional_number(environ, "SLURM_CPUS_ON_NODE"),
             gpus_on_node=count_gpus(environ),
             reserved_ports=port_list(environ, "SLURM_STEP_RESV_PORTS") if context is Context.STEP else (),
             topology_address=_topology_address(environ),
@@ -225,22 +207,12 @@ def _array(environ: Mapping[str, str]) -> ArrayElement | None:
         job_id=str(number("SLURM_ARRAY_JOB_ID", job_id)),
         task_id=task_id,
         task_count=optional_number(environ, "SLURM_ARRAY_TASK_COUNT"),
-        task_min=optional_number(environ, "SLURM_ARRAY_TASK_MIN"),
-        task_max=optional_number(environ, "SLURM_ARRAY_TASK_MAX"),
-        task_step=optional_number(environ, "SLURM_ARRAY_TASK_STEP"),
     )
 
 
-def _het(environ: Mapping[str, str]) -> tuple[HetComponent, ...]:
+def _het(environ: Mapping[str, str]) -> tuple[tuple[str, ...], ...]:
     size = optional_number(environ, "SLURM_HET_SIZE") or 0
-    return tuple(
-        HetComponent(
-            index=index,
-            job_id=present(environ, f"SLURM_JOB_ID_HET_GROUP_{index}"),
-            nodes=node_list(environ, f"SLURM_JOB_NODELIST_HET_GROUP_{index}") or (),
-        )
-        for index in range(size)
-    )
+    return tuple(node_list(environ, f"SLURM_JOB_NODELIST_HET_GROUP_{index}") or () for index in range(size))
 
 
 def _topology_address(environ: Mapping[str, str]) -> str | None:

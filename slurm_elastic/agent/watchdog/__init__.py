@@ -13,14 +13,14 @@ and readline(), accepts any process id, and kills its own agent together with th
 from slurm_elastic.agent.watchdog._hang_handler import Hang
 from slurm_elastic.agent.watchdog._stacks import Watched, collect_stacks, process_state
 from slurm_elastic.agent.watchdog._stalls import STACKS_AFTER, HangTimeout, hang_timeout
-from slurm_elastic.agent.watchdog._timers import Pipe, is_enabled, make_pipe
+from slurm_elastic.agent.watchdog._timers import FILE_VARIABLE, is_enabled, make_pipe
 from slurm_elastic.agent.watchdog._watchdog import Watchdog
 
 __all__ = [
     "STACKS_AFTER",
     "Hang",
     "HangTimeout",
-    "Pipe",
+    "FILE_VARIABLE",
     "Watchdog",
     "Watched",
     "collect_stacks",

@@ -31,21 +31,6 @@ class HangTimeout:
     first: float = 1800.0
 
 
-@dataclass(frozen=True, slots=True)
-class StalledWorker:
-    """A worker that takes no step any more.
-
-    Attributes:
-        local_rank: The worker's local rank.
-        boundary: The number of steps that it has taken in this round.
-        seconds: The seconds since that step.
-    """
-
-    local_rank: int
-    boundary: int
-    seconds: float
-
-
 def hang_timeout(text: str | None, first: str | None = None) -> HangTimeout | None:
     """Parse ``--hang-timeout``: seconds, ``auto``, or ``off``, the default; and ``--first-step-timeout``: seconds.
 
@@ -89,7 +74,7 @@ class StepWatch:
         """Subtract the last `seconds` before `now`: the watchdog was paused, and perhaps the workers, too."""
         self._pauses.append((now, seconds))
 
-    def check(self, progress: Sequence[WorkerProgress], now: float) -> tuple[list[StalledWorker], float]:
+    def check(self, progress: Sequence[WorkerProgress], now: float) -> tuple[list[tuple[WorkerProgress, float]], float]:
         """Find workers that take no step any more.
 
         Args:
@@ -97,7 +82,8 @@ class StepWatch:
             now: The agent's own monotonic time in seconds.
 
         Returns:
-            Those that hang and were not returned before, and after how many seconds to check again at the latest.
+            Those that hang and were not returned before, each with the seconds since its last step, and after how many
+            seconds to check again at the latest.
         """
         self._began = now if self._began is None else self._began
         steady = self._limit()
@@ -112,7 +98,7 @@ class StepWatch:
                 left.append(limit - since)
                 continue
             self._returned.add((worker.local_rank, worker.boundary))
-            stalled.append(StalledWorker(worker.local_rank, worker.boundary, since))
+            stalled.append((worker, since))
         if not stalled:
             # The time of a worker that hangs says nothing about the duration of steps.
             self._learn(progress, now)

@@ -172,7 +172,8 @@ class Timers:
 logger = logging.getLogger("slurm_elastic")
 
 _ENABLE = "TORCHELASTIC_ENABLE_FILE_TIMER"
-_FILE = "TORCHELASTIC_TIMER_FILE"
+FILE_VARIABLE = "TORCHELASTIC_TIMER_FILE"
+"""Tells workers the path of the pipe."""
 _CAPACITY = 1 << 20
 """Bytes, the most that pipe(7) allows to every user. torch's client opens the pipe non-blocking, so a full pipe would
 raise an error in the training script."""
@@ -186,13 +187,11 @@ class Pipe:
         path: The value of TORCHELASTIC_TIMER_FILE in workers.
         fd: A descriptor for reading, which never meets an end of file and never blocks.
         directory: The directory that was made for the pipe; None if the user has chosen the path.
-        variable: The name of the variable that tells workers the path.
     """
 
     path: Path
     fd: int
     directory: NodeDirectory | None
-    variable: str = _FILE
 
     def close(self) -> None:
         """Close the pipe, and remove it with its directory."""
@@ -222,12 +221,14 @@ def make_pipe(environ: Mapping[str, str], memory: Path = SHARED_MEMORY) -> Pipe 
     Returns:
         The pipe; None, with a line in the log, if it cannot be made.
     """
-    path = environ.get(_FILE)
+    path = environ.get(FILE_VARIABLE)
     if path:
         try:
             return _open(Path(path).absolute(), None)
         except OSError as error:
-            logger.warning("no pipe at %s=%s (%s): the watchdog uses one of its own", _FILE, path, error.strerror)
+            logger.warning(
+                "no pipe at %s=%s (%s): the watchdog uses one of its own", FILE_VARIABLE, path, error.strerror
+            )
     try:
         directory = NodeDirectory("watchdog", memory)
     except OSError as error:

@@ -58,7 +58,7 @@ class Watchdog:
         stacks_after: float = STACKS_AFTER,
         dump_timeout: float = DUMP_TIMEOUT,
     ) -> None:
-        self.path, self.variable = str(pipe.path), pipe.variable
+        self.path = str(pipe.path)
         self._pipe = pipe
         self._wakeup_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._lines, self._timers = LineReader(), Timers()
@@ -248,12 +248,12 @@ class Watchdog:
         stalled, interval = self._steps.check(progress, now)
         workers = {worker.local_rank: worker.pid for worker in self._workers.values()}
         timers = []
-        for stall in stalled:
-            pid = workers.get(stall.local_rank)
+        for worker, seconds in stalled:
+            pid = workers.get(worker.local_rank)
             process = process_state(pid) if pid is not None else None
             if pid is not None and process is not None:
                 request = Request(pid, _STEP_SCOPE, time.time(), signal.SIGKILL)
-                timers.append(Timer(request, pid, process.started, now - stall.seconds, now, stall.boundary))
+                timers.append(Timer(request, pid, process.started, now - seconds, now, worker.boundary))
         return timers, interval
 
     def _look_at_ends(self, now: float) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from slurm_elastic.errors import UsageError
-from slurm_elastic.slurm.job import ArrayElement, Context, HetComponent, SlurmJob
+from slurm_elastic.slurm.job import ArrayElement, Context, SlurmJob
 
 OUTPUTS = Path(__file__).parent / "outputs"
 
@@ -40,7 +40,6 @@ def parsed(environ: dict[str, str]) -> SlurmJob:
 def test_a_real_step_of_an_allocation() -> None:
     assert parsed(recorded("allocation_step.env")) == SlurmJob(
         job_id="1",
-        cluster_name="fixture",
         partition="low",
         submit_dir=Path("/home/ada/work"),
         nodes=("f1", "f2"),
@@ -52,7 +51,6 @@ def test_a_real_step_of_an_allocation() -> None:
         context=Context.STEP,
         step_id="0",
         restart_count=0,
-        cpus_on_node=2,
         gpus_on_node=0,
         reserved_ports=(),
         topology_address=None,
@@ -83,14 +81,14 @@ def test_the_processes_of_one_srun_are_a_cohort() -> None:
 
 def test_a_real_array_element() -> None:
     job = parsed(recorded("array_step.env"))
-    assert job.array == ArrayElement(job_id="3", task_id=5, task_count=3, task_min=3, task_max=7, task_step=2)
+    assert job.array == ArrayElement(job_id="3", task_id=5, task_count=3)
     assert (job.run_id, job.job_id) == ("3_5", "7")
     assert (job.nodes, job.node_rank) == (("f2",), 0)
 
 
 def test_a_real_step_across_a_het_job() -> None:
     job = parsed(recorded("het_step.env"))
-    assert job.het == (HetComponent(0, "4", ("f1",)), HetComponent(1, "5", ("f2",)))
+    assert job.het == (("f1",), ("f2",))
     assert (job.job_id, job.nodes, job.node, job.node_rank) == ("4", ("f1", "f2"), "f2", 1)
     assert job.cohort == ("4.0.0", 2)
 
@@ -148,11 +146,10 @@ def test_remaining_values() -> None:
             "SLURM_STEP_RESV_PORTS": "21000-21001,21005",
             "SLURM_TOPOLOGY_ADDR": "s0.s4.n3",
             "SLURM_TOPOLOGY_ADDR_PATTERN": "switch.switch.node",
-            "SLURM_CPUS_ON_NODE": "72",
         }
     )
     assert job.reserved_ports == (21000, 21001, 21005)
-    assert (job.topology_address, job.cpus_on_node) == ("s0.s4.n3", 72)
+    assert job.topology_address == "s0.s4.n3"
 
 
 @pytest.mark.parametrize(

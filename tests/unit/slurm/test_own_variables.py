@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from slurm_elastic.slurm import Context, Reader, SlurmJob, drop_foreign, foreign_variables
+from slurm_elastic.slurm import Context, Reader, SlurmJob, drop_foreign
+from slurm_elastic.slurm.variables import foreign_variables
 
 GOLDEN = json.loads((Path(__file__).parents[2] / "goldens/variables.json").read_text())
 WORKER = {

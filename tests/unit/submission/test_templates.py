@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from slurm_elastic.slurm import Reader, foreign_variables
-from slurm_elastic.slurm.variables import WORKER_VARIABLES
+from slurm_elastic.slurm import Reader
+from slurm_elastic.slurm.variables import WORKER_VARIABLES, foreign_variables
 from slurm_elastic.submission.batch_script import TEMPLATES
 
 DIRECTORY = Path(__file__).parents[3] / "sbatch_templates"

@@ -16,7 +16,7 @@ def test_a_worker_hangs_when_its_last_step_is_too_long_ago() -> None:
     watch = StepWatch(HangTimeout(10.0))
     assert watch.check([worker(5, 4.0), worker(4, 7.0, local_rank=1)], 100.0) == ([], 3.0)
     stuck, _ = watch.check([worker(5, 7.0), worker(4, 10.0, local_rank=1)], 103.0)
-    assert [(one.local_rank, one.boundary, one.seconds) for one in stuck] == [(1, 4, 10.0)]
+    assert [(one.local_rank, one.boundary, seconds) for one, seconds in stuck] == [(1, 4, 10.0)]
 
 
 def test_each_hang_is_told_once() -> None:
@@ -40,8 +40,8 @@ def test_a_worker_that_takes_no_first_step_has_a_time_of_its_own() -> None:
     assert watch.check([worker(0, 0.0), alien], 100.0) == ([], 10.0)
     watch.postpone(1000.0, 1150.0)
     assert watch.check([worker(0, 0.0), alien], 1150.0) == ([], 10.0)
-    (stuck,), _ = watch.check([worker(0, 0.0), alien], 1160.0)
-    assert (stuck.local_rank, stuck.boundary, stuck.seconds) == (0, 0, 60.0)
+    ((stuck, seconds),), _ = watch.check([worker(0, 0.0), alien], 1160.0)
+    assert (stuck.local_rank, stuck.boundary, seconds) == (0, 0, 60.0)
     assert watch.check([worker(0, 0.0), alien], 1170.0) == ([], 10.0)
 
 
@@ -52,7 +52,7 @@ def test_no_worker_is_blamed_for_the_time_in_which_nobody_was_watched() -> None:
     assert watch.check([worker(5, 3604.0), worker(4, 3609.0, local_rank=1)], 3700.0) == ([], 1.0)
     # One goes on, the other does not.
     stuck, _ = watch.check([worker(6, 2.0), worker(4, 3611.0, local_rank=1)], 3702.0)
-    assert [(one.local_rank, one.seconds) for one in stuck] == [(1, 11.0)]
+    assert [(one.local_rank, seconds) for one, seconds in stuck] == [(1, 11.0)]
     # What has taken a step since then has no more time than before.
     assert len(watch.check([worker(6, 10.5)], 3710.5)[0]) == 1
 
