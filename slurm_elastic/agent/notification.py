@@ -16,10 +16,11 @@ from dataclasses import dataclass, field, replace
 
 from slurm_elastic.agent.event_log import stamp
 from slurm_elastic.agent.features import Feature, RunningRound
+from slurm_elastic.agent.job.requeue import read_history
 from slurm_elastic.agent.node.site_command import run_site_command
 from slurm_elastic.agent.option_values import NotifySettings
 from slurm_elastic.control import WorkerProgress
-from slurm_elastic.failures.history import Loop
+from slurm_elastic.failures.history import Loop, find_loops
 from slurm_elastic.rendezvous.run_events import Entry
 from slurm_elastic.rundir import RunDir, RunDirError
 
@@ -139,39 +140,35 @@ def _happened(watch: Watch, entry: Entry, incarnation: str, now: float) -> tuple
     return watch, None
 
 
-class Delivery:
-    """Delivers notifications, each once for the run.
+def deliver(
+    target: str, run_dir: RunDir, node: str, notification: Notification, limit: float = _DELIVERY_LIMIT
+) -> None:
+    """Deliver a notification, unless that was tried before, by this agent or another one.
 
     Args:
-        settings: Where they go.
-        run_dir: Where it is written down that one was delivered.
+        target: A command for /bin/sh, or a URL.
+        run_dir: Where it is written down that it was delivered.
         node: Slurm's name of this node.
+        notification: The notification.
+        limit: Seconds that this takes at most.
     """
-
-    def __init__(self, settings: NotifySettings, run_dir: RunDir, node: str) -> None:
-        self._settings, self._run_dir, self._node = settings, run_dir, node
-
-    def deliver(self, notification: Notification, limit: float = _DELIVERY_LIMIT) -> None:
-        """Deliver one, unless that was tried before, by this agent or another one. Takes at most `limit` seconds."""
-        record = {
-            **stamp(notification.event, self._node),
-            "run": self._run_dir.run_id,
-            "directory": str(self._run_dir.path),
-            "text": notification.text,
-            **notification.fields,
-        }
-        try:
-            if not self._run_dir.claim_notification(notification.key, record):
-                return
-            content = json.dumps(record).encode() + b"\n"
-            if self._settings.target.startswith(("http://", "https://")):
-                _post(self._settings.target, content, limit)
-            else:
-                result = run_site_command(self._settings.target, limit, content=content)
-                if result.problem:
-                    raise OSError(f"the command {result.problem}")
-        except (RunDirError, OSError, ValueError) as error:
-            logger.warning("the notification %r was not delivered: %s", notification.event, error)
+    record = {
+        **stamp(notification.event, node),
+        "run": run_dir.run_id,
+        "directory": str(run_dir.path),
+        "text": notification.text,
+        **notification.fields,
+    }
+    try:
+        if not run_dir.claim_notification(notification.key, record):
+            return
+        content = json.dumps(record).encode() + b"\n"
+        if target.startswith(("http://", "https://")):
+            _post(target, content, limit)
+        elif problem := run_site_command(target, limit, content=content).problem:
+            raise OSError(f"the command {problem}")
+    except (RunDirError, OSError, ValueError) as error:
+        logger.warning("the notification %r was not delivered: %s", notification.event, error)
 
 
 class NotifyFeature(Feature):
@@ -179,24 +176,27 @@ class NotifyFeature(Feature):
 
     Args:
         settings: The user's options.
-        delivery: Of the notifications.
+        run_dir: The run directory.
+        node: Slurm's name of this node.
         incarnation: Of the run.
         leads: Returns True if this agent leads the run; from any thread.
-        loops: Returns the loops of the run, by its run directory.
+        loops: Returns the loops of the run; None for those of which its run directory tells.
         loop_interval: Seconds between two calls of `loops`.
     """
 
     def __init__(
         self,
         settings: NotifySettings,
-        delivery: Delivery,
+        run_dir: RunDir,
+        node: str,
         incarnation: str,
         leads: Callable[[], bool],
-        loops: Callable[[], Sequence[Loop]] = tuple,
+        loops: Callable[[], Sequence[Loop]] | None = None,
         loop_interval: float = _LOOP_INTERVAL,
     ) -> None:
-        self._settings, self._delivery, self._incarnation, self._leads = settings, delivery, incarnation, leads
-        self._loops, self._loop_interval = loops, loop_interval
+        self._settings, self._run_dir, self._node = settings, run_dir, node
+        self._incarnation, self._leads, self._loop_interval = incarnation, leads, loop_interval
+        self._loops = loops or (lambda: find_loops(read_history(run_dir), time.time()))
         self._told: set[str] = set()
         self._events: queue.SimpleQueue[Entry | None] = queue.SimpleQueue()
         self._running: RunningRound | None = None
@@ -236,7 +236,7 @@ class NotifyFeature(Feature):
                 return
             watch, notification = step(watch, event, self._incarnation, self._settings.after, time.monotonic())
             if notification is not None:
-                self._delivery.deliver(notification, self._limit())
+                self._deliver(notification)
             if isinstance(event, Look) and event.leads and time.monotonic() >= loops_at:
                 loops_at = time.monotonic() + self._loop_interval
                 self._tell_loops()
@@ -251,10 +251,11 @@ class NotifyFeature(Feature):
             if loop.key not in self._told:
                 self._told.add(loop.key)
                 fields: dict[str, object] = {"loop": loop.loop, "advice": loop.advice, "nodes": list(loop.nodes)}
-                self._delivery.deliver(Notification("loop", f"loop.{loop.key}", loop.text, fields), self._limit())
+                self._deliver(Notification("loop", f"loop.{loop.key}", loop.text, fields))
 
-    def _limit(self) -> float:
-        return _DELIVERY_LIMIT if self._last_by is None else max(0.1, self._last_by - time.monotonic())
+    def _deliver(self, notification: Notification) -> None:
+        limit = _DELIVERY_LIMIT if self._last_by is None else max(0.1, self._last_by - time.monotonic())
+        deliver(self._settings.target, self._run_dir, self._node, notification, limit)
 
     def _steps(self) -> int | None:
         running = self._running

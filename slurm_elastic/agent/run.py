@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import msgspec
+from torch.distributed.elastic.agent.server.api import WorkerSpec
 
 from slurm_elastic.agent.agent import Agent
 from slurm_elastic.agent.attribution import AttributionFeature
@@ -27,25 +29,17 @@ from slurm_elastic.agent.forkserver.client import ForkServer
 from slurm_elastic.agent.forkserver.protocol import StartInterruptedError
 from slurm_elastic.agent.health.pages import NodePages
 from slurm_elastic.agent.health.service import health_port, withdraw_lost
-from slurm_elastic.agent.health.state import Readings
+from slurm_elastic.agent.health.state import AgentState, Readings
 from slurm_elastic.agent.job.job_end import AgentEnd, represents_job
-from slurm_elastic.agent.job.job_end_effects import is_known_done
-from slurm_elastic.agent.job.preemption import SignalDiagnosis
+from slurm_elastic.agent.job.job_end_effects import JobAtEnd, is_known_done
+from slurm_elastic.agent.job.preemption import SignalDiagnosis, signal_diagnosis
 from slurm_elastic.agent.lifecycle.states import AgentOutcome
+from slurm_elastic.agent.node.failure_domain import failure_domain
 from slurm_elastic.agent.notification import NotifyFeature
-from slurm_elastic.agent.option_values import GROWS_VARIABLE
+from slurm_elastic.agent.option_values import GROWS_VARIABLE, require_known
 from slurm_elastic.agent.process_end import at_process_end
+from slurm_elastic.agent.progress_log import ProgressLog
 from slurm_elastic.agent.root_cause import end_on_record, root_cause
-from slurm_elastic.agent.run_parts import (
-    first_state,
-    job_at_end,
-    notify_feature,
-    progress_log,
-    rendezvous_config,
-    replacer,
-    signal_diagnosis,
-    worker_spec,
-)
 from slurm_elastic.agent.settings import AgentSettings
 from slurm_elastic.agent.signals import record_signals
 from slurm_elastic.agent.step_timing import StepTimingFeature, leader_reports
@@ -58,14 +52,16 @@ from slurm_elastic.rendezvous.options import RendezvousOptions
 from slurm_elastic.rendezvous.records.api import Records, RecordsInterruptedError
 from slurm_elastic.rendezvous.records.open import open_records
 from slurm_elastic.rendezvous.run_events import Entry, describe
+from slurm_elastic.rendezvous.thread import Coordination
 from slurm_elastic.rendezvous.torch_handler import SlurmRendezvousHandler
 from slurm_elastic.rendezvous.worker_store import prepare_stores
 from slurm_elastic.rundir import RunContents, RunDir, incarnation_of, join_named, join_own, remember_directory
 from slurm_elastic.slow_ranks import LOOK
-from slurm_elastic.snapshot.lineage import read_origin
+from slurm_elastic.slurm import Controller, choose_address, data_interface, gather_facts, gloo_interface
+from slurm_elastic.snapshot.lineage import choose, read_origin
 
 if TYPE_CHECKING:
-    from slurm_elastic.agent.job.replacement import Submission
+    from slurm_elastic.agent.job.replacement import Replacer, Submission
 
 logger = logging.getLogger("slurm_elastic")
 
@@ -125,8 +121,8 @@ def launch(
         with contextlib.closing(records):
             if (code := _end_before_the_start(settings, records)) is not None:
                 return code
-            with health_port(settings.health, settings.run_dir, first_state(settings)) as health:
-                run = _Run(settings, rendezvous_config(settings, records, own), fork_server, health)
+            with health_port(settings.health, settings.run_dir, _first_state(settings)) as health:
+                run = _Run(settings, _rendezvous_config(settings, records, own), fork_server, health)
                 return run.take_part(summarize, submission)
     except RecordsInterruptedError:
         notice(f"{settings.node} got {first_signal()} while it waited for etcd")
@@ -151,7 +147,7 @@ def _end_before_the_start(settings: AgentSettings, records: Records) -> ExitCode
     notice(f"run {settings.run_id} is finished already: nothing to do")
     if not settings.shared:
         # The next agent of this step on this node is another run.
-        progress_log(settings).ended(ExitCode.FINISHED)
+        _progress_log(settings).ended(ExitCode.FINISHED)
     return ExitCode.FINISHED
 
 
@@ -175,8 +171,10 @@ class _Run:
         self._notify: NotifyFeature | None = None
         self._coordination = connect(rendezvous, self._record, can_hold=True)
         health.sources = (self._status,)
-        self._notify = notify_feature(settings, rendezvous, self._coordination)
-        self._progress = progress_log(settings, rendezvous.domain)
+        if settings.notify is not None:
+            whose = (settings.notify, settings.run_dir, settings.node, rendezvous.incarnation)
+            self._notify = NotifyFeature(*whose, lambda: self._coordination.leads)
+        self._progress = _progress_log(settings, rendezvous.domain)
 
     def take_part(self, summarize: Callable[[RunDir], str], submission: Callable[[], Submission]) -> ExitCode:
         """Train until the run ends or this agent has to leave, and return the exit code; see `launch`."""
@@ -184,7 +182,7 @@ class _Run:
         # The leader knows of this agent from now on, and collects agents that join at about the same time.
         self._import_before_join()
         watchdog, snapshots = self._watchdog(), self._snapshots()
-        replacing = replacer(settings, self._rendezvous, coordination, submission)
+        replacing = _replacer(settings, self._rendezvous, coordination, submission)
         # Learned imports come after the watchdog, which marks the workers that hung.
         features = [
             WatchdogFeature(watchdog) if watchdog is not None else None,
@@ -198,7 +196,11 @@ class _Run:
             replacing,
         ]
         there = [feature for feature in features if feature is not None]
-        diagnosis = signal_diagnosis(settings, lambda: agent.last_checkpoint(), lambda: agent.newest_save())
+        diagnosis = signal_diagnosis(
+            *(settings.run_dir, settings.job, settings.agent, settings.requeue_policy.meaning),
+            lambda: agent.last_checkpoint(),
+            lambda: agent.newest_save(),
+        )
         agent = self._agent(there, diagnosis)
         self._health.sources = (self._status, *(feature.status for feature in there))
         coordination.report = self._health.live_report
@@ -235,7 +237,16 @@ class _Run:
             with contextlib.suppress(SlurmElasticError):
                 notice(f"finished: {summarize(settings.run_dir)}")
         if settings.job is not None:
-            job_at_end(settings, settings.job, self._rendezvous, coordination).carry_out(
+            JobAtEnd(
+                settings.job,
+                settings.agent,
+                settings.run_dir,
+                self._rendezvous.records,
+                self._rendezvous.incarnation,
+                settings.requeue_policy,
+                coordination.known_members(),
+                record_signals().fd,
+            ).carry_out(
                 AgentEnd(
                     outcome.exit_code,
                     gave_up=outcome.gave_up,
@@ -255,7 +266,7 @@ class _Run:
         assert config.logs_specs is not None
         prefix = config.log_line_prefix_template
         return Agent(
-            worker_spec(settings, SlurmRendezvousHandler(self._rendezvous, self._coordination)),
+            _worker_spec(settings, SlurmRendezvousHandler(self._rendezvous, self._coordination)),
             config.logs_specs,
             self._rendezvous,
             self._coordination,
@@ -341,3 +352,112 @@ def _origin(decision: Decision) -> int | None:
     """Return the step of the snapshot that the workers of a new round start from."""
     copy = read_origin(decision.table.origin).copy if isinstance(decision, Publish) and decision.table.origin else None
     return None if copy is None else copy.id.step
+
+
+# The parts of an agent that follow from its settings alone.
+
+
+def _rendezvous_config(settings: AgentSettings, records: Records, own: str) -> RendezvousConfig:
+    """Return the identity of the agent, its run and its options, for the rendezvous."""
+    config = settings.launch_config
+    options = RendezvousOptions.from_config(config.rdzv_configs)
+    may_lead = settings.job is None or settings.node == settings.leader_node
+    leader_host = settings.endpoint_host or ("127.0.0.1" if settings.job is None else settings.leader_node)
+    address, interface, for_gloo = "127.0.0.1", "", ""
+    if settings.job is not None:
+        if settings.leader_node not in settings.job.nodes:
+            require_known(settings.leader_node, Controller())
+        facts = gather_facts(settings.address, settings.node, toward=leader_host, controller=Controller())
+        address, interface = choose_address(settings.address, facts), data_interface(settings.address, facts)
+        for_gloo = interface or gloo_interface(settings.address, facts)
+    return RendezvousConfig(
+        run_id=settings.run_id,
+        run_dir=settings.run_dir,
+        records=records,
+        restart_count=settings.restart_count,
+        incarnation=own,
+        agent=settings.agent,
+        node=settings.node,
+        position=settings.position,
+        address=address,
+        local_world_size=config.nproc_per_node,
+        role=config.role,
+        expected_nodes=settings.expected_nodes,
+        min_nodes=config.min_nodes,
+        max_nodes=config.max_nodes,
+        max_restarts=config.max_restarts,
+        may_lead=may_lead,
+        leader_host=leader_host,
+        ports=settings.ports,
+        options=options,
+        interface=interface,
+        gloo_interface=for_gloo,
+        cohort=settings.job.cohort if settings.job is not None else ("", 1),
+        choose_origin=choose,
+        domain=failure_domain(settings.failure_domain, settings.job, record_signals().fd),
+    )
+
+
+def _worker_spec(settings: AgentSettings, handler: SlurmRendezvousHandler) -> WorkerSpec:
+    """Return what torch has to know of the workers."""
+    config = settings.launch_config
+    return WorkerSpec(
+        role=config.role,
+        local_world_size=config.nproc_per_node,
+        entrypoint=settings.entrypoint,
+        args=settings.args,
+        rdzv_handler=handler,
+        max_restarts=config.max_restarts,
+        monitor_interval=config.monitor_interval,
+        local_addr=config.local_addr,
+        event_log_handler=config.event_log_handler,
+        numa_options=config.numa_options,
+        duplicate_stdout_filters=config.duplicate_stdout_filters,
+        duplicate_stderr_filters=config.duplicate_stderr_filters,
+        virtual_local_rank=config.virtual_local_rank,
+    )
+
+
+def _first_state(settings: AgentSettings) -> AgentState:
+    """Return the state of an agent that begins."""
+    now = time.monotonic()
+    return AgentState(
+        run=settings.run_id,
+        node=settings.node,
+        job=settings.job.job_id if settings.job else "0",
+        agent=settings.agent,
+        since=now,
+        changing_since=now,
+        max_restarts=settings.launch_config.max_restarts,
+    )
+
+
+def _progress_log(settings: AgentSettings, domain: str = "") -> ProgressLog:
+    """Return the log of the progress of the workers here."""
+    config = settings.launch_config
+    whose = (settings.run_dir, settings.node, settings.agent)
+    return ProgressLog(*whose, config.nproc_per_node, config.max_restarts, domain)
+
+
+def _replacer(
+    settings: AgentSettings,
+    rendezvous: RendezvousConfig,
+    coordination: Coordination,
+    submission: Callable[[], Submission],
+) -> Replacer | None:
+    """Return what has lost nodes replaced, started; None where nothing does."""
+    if settings.replace is None or settings.job is None:
+        return None
+    from slurm_elastic.agent.job.replacement import Replacer, Run
+
+    run = Run(
+        settings.run_dir,
+        len(settings.expected_nodes),
+        rendezvous.min_nodes,
+        rendezvous.max_nodes,
+        settings.requeue_policy.max_excluded,
+    )
+    records = rendezvous.records
+    replacer_ = Replacer(settings.replace, run, coordination.led, records.newest_epoch, submission())
+    replacer_.start()
+    return replacer_

@@ -18,10 +18,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from slurm_elastic import typed_json
-from slurm_elastic.agent.signals import Notices
+from slurm_elastic.agent.event_log import utc_now
+from slurm_elastic.agent.signals import Notices, record_signals
 from slurm_elastic.rendezvous.identity import job_of
 from slurm_elastic.rendezvous.membership import LeaveReason
-from slurm_elastic.rundir import RunDir, RunDirError
+from slurm_elastic.rundir import JobRecords, RunDir, RunDirError
 from slurm_elastic.slurm import (
     Cause,
     Controller,
@@ -389,3 +390,66 @@ class SignalDiagnosis:
     def _write(self, finding: Diagnosis) -> None:
         if self._record is not None and self._asks:
             self._record(self._signals()[0], self._requested or self._known or finding)
+
+
+def signal_diagnosis(
+    run_dir: RunDir,
+    job: SlurmJob | None,
+    agent: str,
+    meaning: SignalDefaults,
+    checkpoint: Callable[[], int | None],
+    newest_save: Callable[[], float | None],
+) -> SignalDiagnosis:
+    """Return what finds out why Slurm signals this process, and keeps that in the run directory.
+
+    Args:
+        run_dir: The run directory.
+        job: The Slurm job this agent runs in; None outside Slurm.
+        agent: The identity of this agent.
+        meaning: The meaning of signals for which Slurm gives no reason.
+        checkpoint: Returns the step of the newest checkpoint that a worker here has reported.
+        newest_save: Returns the seconds that it took.
+    """
+    if job is None:
+        return SignalDiagnosis(record_signals(), None, meaning)
+    records = JobRecords(run_dir, job.job_id)
+
+    def write(signals: Sequence[signal.Signals], finding: Diagnosis) -> None:
+        record = {
+            "signals": [number.name for number in signals],
+            "cause": finding.cause.name,
+            "text": str(finding),
+            "seconds": finding.seconds,
+            "progress": checkpoint(),
+            "time": utc_now(),
+        }
+        try:
+            records.publish_notice(job.restart_count, record)
+        except RunDirError as error:
+            logger.warning("the notice is not written down: %s", error)
+
+    def asks() -> bool:
+        return asks_slurm(run_dir, job, agent)
+
+    def grace(seconds: float | None) -> float | None:
+        try:
+            if seconds is not None:
+                records.publish_grace(job.restart_count, seconds)
+            return records.grace(job.restart_count) if seconds is None else seconds
+        except RunDirError as error:
+            logger.warning("the grace of the job is not on record: %s", error)
+            return seconds
+
+    def warned() -> bool:
+        try:
+            signals = (records.notice(job.restart_count) or {}).get("signals")
+        except RunDirError:
+            return False
+        return isinstance(signals, list) and not {"SIGUSR1", "SIGUSR2"}.isdisjoint(map(str, signals))
+
+    return SignalDiagnosis(
+        *(record_signals(), job, meaning, Controller(), write, asks),
+        grace=grace,
+        newest_save=newest_save,
+        warned_on_record=warned,
+    )

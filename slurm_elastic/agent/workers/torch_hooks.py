@@ -66,85 +66,78 @@ _PROCESSES = f"{_ELASTIC}.multiprocessing.api"
 
 HOOKS: tuple[Hook, ...] = tuple(
     Hook(part, kind, path, names)
-    for part, kind, path, names in (
-        (Part.AGENT, Kind.CALLED, f"{_LOCAL}.__init__", "spec logs_specs"),
-        (Part.AGENT, Kind.CALLED, f"{_LOCAL}.run", "role"),
-        (Part.AGENT, Kind.OVERRIDDEN, f"{_LOCAL}._invoke_run", "role"),
-        (Part.AGENT, Kind.OVERRIDDEN, f"{_LOCAL}._shutdown", "death_sig timeout"),
-        (Part.AGENT, Kind.CALLED, f"{_LOCAL}._monitor_workers", "worker_group"),
-        (Part.AGENT, Kind.CALLED, f"{_LOCAL}._construct_event", "state source worker"),
-        (Part.AGENT, Kind.CALLED, f"{_LOCAL}._log_watchdog_event", "name request"),
-        (Part.AGENT, Kind.CALLED, f"{_LOCAL}.get_event_succeeded", ""),
-        (Part.AGENT, Kind.CALLED, f"{_LOCAL}.get_event_failed", ""),
-        (Part.AGENT, Kind.CALLED, f"{_LOCAL}._set_local_rank_env", "worker_env local_rank spec"),
-        (Part.AGENT, Kind.SET, _LOCAL, "_pcontext"),
-        (Part.AGENT, Kind.SET, f"{_API}:SimpleElasticAgent", "_worker_group _remaining_restarts"),
-        (
-            Part.AGENT,
-            Kind.SET,
-            f"{_API}:WorkerGroup",
-            "spec workers store group_rank group_world_size master_addr state",
-        ),
-        (Part.AGENT, Kind.CALLED, f"{_API}:Worker", "local_rank global_rank role_rank world_size role_world_size"),
-        (Part.AGENT, Kind.CALLED, f"{_API}:RunResult", "state return_values failures"),
-        (
-            Part.AGENT,
-            Kind.CALLED,
-            f"{_API}:WorkerSpec",
-            "role local_world_size entrypoint args rdzv_handler max_restarts monitor_interval local_addr "
-            "event_log_handler numa_options duplicate_stdout_filters duplicate_stderr_filters virtual_local_rank",
-        ),
-        (
-            Part.AGENT,
-            Kind.SET,
-            "torch.distributed.launcher.api:LaunchConfig",
-            "min_nodes max_nodes nproc_per_node logs_specs role rdzv_configs max_restarts monitor_interval "
-            "log_line_prefix_template local_addr event_log_handler numa_options duplicate_stdout_filters "
-            "duplicate_stderr_filters virtual_local_rank",
-        ),
-        (Part.AGENT, Kind.CALLED, f"{_ELASTIC}.events:record", "event destination"),
-        (Part.AGENT, Kind.CALLED, f"{_ELASTIC}.events.handlers:_log_handlers", ""),
-        (Part.AGENT, Kind.CALLED, "torch._C._distributed_c10d:Store", ""),
-        (Part.AGENT, Kind.CALLED, "torch._C._distributed_c10d:TCPStore", ""),
-        (Part.AGENT, Kind.CALLED, "torch.distributed.run:get_args_parser", ""),
-        (Part.AGENT, Kind.CALLED, "torch.distributed.run:config_from_args", "args"),
-        (Part.AGENT, Kind.CALLED, "torch.distributed.run:determine_local_world_size", "nproc_per_node"),
-        (Part.AGENT, Kind.OVERRIDDEN, f"{_PROCESSES}:LogsSpecs.reify", "envs"),
-        (Part.AGENT, Kind.CALLED, f"{_PROCESSES}:LogsSpecs.__init__", "log_dir redirects tee local_ranks_filter"),
-        (
-            Part.AGENT,
-            Kind.CALLED,
-            f"{_PROCESSES}:LogsDest",
-            "stdouts stderrs tee_stdouts tee_stderrs error_files filtered_stdout filtered_stderr",
-        ),
-        (Part.FORK_SERVER, Kind.ABSTRACT, f"{_PROCESSES}:PContext", "_start _poll pids _close"),
-        (
-            Part.FORK_SERVER,
-            Kind.CALLED,
-            f"{_PROCESSES}:PContext.__init__",
-            "name entrypoint args envs logs_specs log_line_prefixes duplicate_stdout_filters duplicate_stderr_filters",
-        ),
-        (Part.FORK_SERVER, Kind.OVERRIDDEN, f"{_PROCESSES}:PContext.start", ""),
-        (Part.FORK_SERVER, Kind.OVERRIDDEN, f"{_PROCESSES}:PContext._close", "death_sig timeout"),
-        (Part.FORK_SERVER, Kind.OVERRIDDEN, f"{_PROCESSES}:PContext.wait", "timeout period"),
-        (Part.FORK_SERVER, Kind.CALLED, f"{_PROCESSES}:PContext.close", "death_sig timeout"),
-        (Part.FORK_SERVER, Kind.SET, f"{_PROCESSES}:PContext", "_tail_logs stdouts stderrs error_files nprocs"),
-        (
-            Part.FORK_SERVER,
-            Kind.SET,
-            f"{_ELASTIC}.multiprocessing.tail_log:TailLog",
-            "_name _dst _log_files _log_line_prefixes _log_line_filter",
-        ),
-        (
-            Part.FORK_SERVER,
-            Kind.CALLED,
-            "torch.numa.binding:_maybe_wrap_command_args_with_numa_binding",
+    for (part, kind), hooks in {
+        (Part.AGENT, Kind.CALLED): {
+            f"{_LOCAL}.__init__": "spec logs_specs",
+            f"{_LOCAL}.run": "role",
+            f"{_LOCAL}._monitor_workers": "worker_group",
+            f"{_LOCAL}._construct_event": "state source worker",
+            f"{_LOCAL}._log_watchdog_event": "name request",
+            f"{_LOCAL}.get_event_succeeded": "",
+            f"{_LOCAL}.get_event_failed": "",
+            f"{_LOCAL}._set_local_rank_env": "worker_env local_rank spec",
+            f"{_API}:Worker": "local_rank global_rank role_rank world_size role_world_size",
+            f"{_API}:RunResult": "state return_values failures",
+            f"{_API}:WorkerSpec": (
+                "role local_world_size entrypoint args rdzv_handler max_restarts monitor_interval local_addr "
+                "event_log_handler numa_options duplicate_stdout_filters duplicate_stderr_filters virtual_local_rank"
+            ),
+            f"{_ELASTIC}.events:record": "event destination",
+            f"{_ELASTIC}.events.handlers:_log_handlers": "",
+            "torch._C._distributed_c10d:Store": "",
+            "torch._C._distributed_c10d:TCPStore": "",
+            "torch.distributed.run:get_args_parser": "",
+            "torch.distributed.run:config_from_args": "args",
+            "torch.distributed.run:determine_local_world_size": "nproc_per_node",
+            f"{_PROCESSES}:LogsSpecs.__init__": "log_dir redirects tee local_ranks_filter",
+            f"{_PROCESSES}:LogsDest": (
+                "stdouts stderrs tee_stdouts tee_stderrs error_files filtered_stdout filtered_stderr"
+            ),
+        },
+        (Part.AGENT, Kind.OVERRIDDEN): {
+            f"{_LOCAL}._invoke_run": "role",
+            f"{_LOCAL}._shutdown": "death_sig timeout",
+            f"{_PROCESSES}:LogsSpecs.reify": "envs",
+        },
+        (Part.AGENT, Kind.SET): {
+            _LOCAL: "_pcontext",
+            f"{_API}:SimpleElasticAgent": "_worker_group _remaining_restarts",
+            f"{_API}:WorkerGroup": "spec workers store group_rank group_world_size master_addr state",
+            "torch.distributed.launcher.api:LaunchConfig": (
+                "min_nodes max_nodes nproc_per_node logs_specs role rdzv_configs max_restarts monitor_interval "
+                "log_line_prefix_template local_addr event_log_handler numa_options duplicate_stdout_filters "
+                "duplicate_stderr_filters virtual_local_rank"
+            ),
+        },
+        (Part.FORK_SERVER, Kind.ABSTRACT): {
+            f"{_PROCESSES}:PContext": "_start _poll pids _close",
+        },
+        (Part.FORK_SERVER, Kind.CALLED): {
+            f"{_PROCESSES}:PContext.__init__": (
+                "name entrypoint args envs logs_specs log_line_prefixes duplicate_stdout_filters "
+                "duplicate_stderr_filters"
+            ),
+            f"{_PROCESSES}:PContext.close": "death_sig timeout",
             # gpu_index until 2.13.
-            "command_args device_index|gpu_index numa_options",
-        ),
-        # control/_flight_recorder.py, in workers. That of NCCL is in builds with CUDA only.
-        (Part.DUMPS, Kind.CALLED, "torch._C._distributed_c10d:_dump_fr_trace_json", ""),
-    )
+            "torch.numa.binding:_maybe_wrap_command_args_with_numa_binding": (
+                "command_args device_index|gpu_index numa_options"
+            ),
+        },
+        (Part.FORK_SERVER, Kind.OVERRIDDEN): {
+            f"{_PROCESSES}:PContext.start": "",
+            f"{_PROCESSES}:PContext._close": "death_sig timeout",
+            f"{_PROCESSES}:PContext.wait": "timeout period",
+        },
+        (Part.FORK_SERVER, Kind.SET): {
+            f"{_PROCESSES}:PContext": "_tail_logs stdouts stderrs error_files nprocs",
+            f"{_ELASTIC}.multiprocessing.tail_log:TailLog": "_name _dst _log_files _log_line_prefixes _log_line_filter",
+        },
+        (Part.DUMPS, Kind.CALLED): {
+            # control/_flight_recorder.py, in workers. That of NCCL is in builds with CUDA only.
+            "torch._C._distributed_c10d:_dump_fr_trace_json": "",
+        },
+    }.items()
+    for path, names in hooks.items()
 )
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from slurm_elastic.agent.features import RunningRound
-from slurm_elastic.agent.notification import Delivery, Look, Notification, NotifyFeature, Watch, step
+from slurm_elastic.agent.notification import Look, Notification, NotifyFeature, Watch, deliver, step
 from slurm_elastic.agent.option_values import NotifySettings, notify_settings
 from slurm_elastic.errors import UsageError
 from slurm_elastic.failures.history import Loop
@@ -80,13 +80,13 @@ def test_the_end(outcome: str, expected: tuple[str, str]) -> None:
     assert told((10, FORMED), (20, Entry("run_ended", "", {"outcome": outcome}))) == [(20, *expected)]
 
 
-def delivery(base: Path, target: str) -> Delivery:
-    return Delivery(NotifySettings(target), RunDir.for_run(base, "7").open(), "n1")
+def delivered(base: Path, target: str, limit: float = 30.0) -> None:
+    deliver(target, RunDir.for_run(base, "7").open(), "n1", FINISHED, limit)
 
 
 def test_a_command_gets_json_once_whichever_agent_leads(tmp_path: Path) -> None:
     for _ in range(2):
-        delivery(tmp_path, f"cat >> {tmp_path}/told").deliver(FINISHED)
+        delivered(tmp_path, f"cat >> {tmp_path}/told")
     record = json.loads((tmp_path / "told").read_text())
     assert record.pop("time").endswith("+00:00")
     assert record == {
@@ -116,7 +116,7 @@ def test_a_url_gets_it_by_post(tmp_path: Path) -> None:
     with http.server.HTTPServer(("127.0.0.1", 0), Handler) as server:
         thread = threading.Thread(target=server.handle_request)
         thread.start()
-        delivery(tmp_path, f"http://127.0.0.1:{server.server_port}/hook").deliver(FINISHED)
+        delivered(tmp_path, f"http://127.0.0.1:{server.server_port}/hook")
         thread.join()
     ((kind, content),) = got
     assert kind == "application/json"
@@ -127,7 +127,7 @@ def test_a_command_that_hangs_is_killed_with_all_that_it_started(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     begin = time.monotonic()
-    delivery(tmp_path, f"sleep 300 & echo $! > {tmp_path}/pid; wait").deliver(FINISHED, 1.0)
+    delivered(tmp_path, f"sleep 300 & echo $! > {tmp_path}/pid; wait", 1.0)
     assert time.monotonic() - begin < 30
     assert "the notification 'finished' was not delivered: the command took too long and was killed" in caplog.text
     # A child of no living process is reaped by init at some moment.
@@ -137,7 +137,7 @@ def test_a_command_that_hangs_is_killed_with_all_that_it_started(
 
 @pytest.mark.parametrize("target", ["exit 3", "/nonexistent", "http://127.0.0.1:9/", "http://[", "https://"])
 def test_what_fails_is_a_line(tmp_path: Path, caplog: pytest.LogCaptureFixture, target: str) -> None:
-    delivery(tmp_path, target).deliver(FINISHED)
+    delivered(tmp_path, target)
     (record,) = caplog.records
     assert "the notification 'finished' was not delivered: " in record.getMessage()
 
@@ -167,9 +167,9 @@ def test_the_leader_tells_of_loops_once(tmp_path: Path, caplog: pytest.LogCaptur
         return [loop]
 
     settings = NotifySettings(f"cat >> {tmp_path}/told", after=0.04)
-    delivery = Delivery(settings, RunDir.for_run(tmp_path, "7").open(), "n1")
+    run_dir = RunDir.for_run(tmp_path, "7").open()
     leads: list[bool] = []
-    feature = NotifyFeature(settings, delivery, "7.0", lambda: bool(leads), loops, loop_interval=0.0)
+    feature = NotifyFeature(settings, run_dir, "n1", "7.0", lambda: bool(leads), loops, loop_interval=0.0)
     feature.workers_started(RunningRound(PLACED, {}, {}, tuple))
     time.sleep(0.1)
     assert not calls
