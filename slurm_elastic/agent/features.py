@@ -14,7 +14,10 @@ from slurm_elastic.agent.health.state import Leave, Readings, Reporter, RoundInf
 from slurm_elastic.agent.lifecycle.actions import AnnounceLeave
 from slurm_elastic.agent.lifecycle.states import Joining, Lingering, Rejoin, Reported, State, Stopping, WorkersResult
 from slurm_elastic.agent.node.claims import NodeDirectory
-from slurm_elastic.agent.watchdog import FILE_VARIABLE, Hang, Watchdog, Watched
+from slurm_elastic.agent.watchdog.hangs import Hang
+from slurm_elastic.agent.watchdog.stacks import Watched
+from slurm_elastic.agent.watchdog.timers import FILE_VARIABLE
+from slurm_elastic.agent.watchdog.watchdog import Watchdog
 from slurm_elastic.control import Agreement, StopReason, WorkerProgress
 from slurm_elastic.failures.causes import BY_WATCHDOG
 from slurm_elastic.rendezvous.connect import RendezvousConfig

@@ -43,7 +43,9 @@ from slurm_elastic.agent.root_cause import end_on_record, root_cause
 from slurm_elastic.agent.settings import AgentSettings
 from slurm_elastic.agent.signals import record_signals
 from slurm_elastic.agent.step_timing import StepTimingFeature, leader_reports
-from slurm_elastic.agent.watchdog import Hang, Watchdog, make_pipe
+from slurm_elastic.agent.watchdog.hangs import Hang
+from slurm_elastic.agent.watchdog.timers import make_pipe
+from slurm_elastic.agent.watchdog.watchdog import Watchdog
 from slurm_elastic.agent.workers.processes import require_numa_binding, worker_starter
 from slurm_elastic.errors import ExitCode, SlurmElasticError, UsageError
 from slurm_elastic.rendezvous.connect import RendezvousConfig, connect

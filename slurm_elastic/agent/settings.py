@@ -32,7 +32,8 @@ from slurm_elastic.agent.option_values import (
     requeue_policy,
     require_entry_point,
 )
-from slurm_elastic.agent.watchdog import STACKS_AFTER, HangTimeout, hang_timeout, is_enabled
+from slurm_elastic.agent.watchdog.stalls import STACKS_AFTER, HangTimeout, hang_timeout
+from slurm_elastic.agent.watchdog.timers import is_enabled
 from slurm_elastic.agent.workers.logs import RoundLogsSpecs, local_ranks, streams
 from slurm_elastic.agent.workers.torchrun_options import (
     endpoint,

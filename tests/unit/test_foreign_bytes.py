@@ -27,7 +27,7 @@ from slurm_elastic.agent.health import http as _http
 from slurm_elastic.agent.job.requeue import read_history
 from slurm_elastic.agent.root_cause import recorded_traceback
 from slurm_elastic.agent.step_timing import paces_of
-from slurm_elastic.agent.watchdog._timers import LineReader
+from slurm_elastic.agent.watchdog.timers import LineReader
 from slurm_elastic.cli._run_view import Terminal
 from slurm_elastic.cli.commands.status import _show
 from slurm_elastic.control._agent_side import Agreement

@@ -19,7 +19,7 @@ from typing import Any
 from slurm_elastic._version import __version__
 from slurm_elastic.agent.event_log import json_number
 from slurm_elastic.agent.health.state import AgentState, Readings, Reporter, RoundInfo, Stage, lost_seconds
-from slurm_elastic.agent.watchdog import collect_stacks, process_state
+from slurm_elastic.agent.watchdog.stacks import collect_stacks, process_state
 from slurm_elastic.control import WorkerProgress
 from slurm_elastic.rendezvous.requests import REPORT_LIMIT
 from slurm_elastic.slow_ranks import Pace, scores

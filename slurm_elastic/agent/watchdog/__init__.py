@@ -9,23 +9,3 @@ a script uses torch's own client::
 torch's server is not used: it removes any file at its path, leaks a thread at every restart, waits for ever in open()
 and readline(), accepts any process id, and kills its own agent together with the worker.
 """
-
-from slurm_elastic.agent.watchdog._hang_handler import Hang
-from slurm_elastic.agent.watchdog._stacks import Watched, collect_stacks, process_state
-from slurm_elastic.agent.watchdog._stalls import STACKS_AFTER, HangTimeout, hang_timeout
-from slurm_elastic.agent.watchdog._timers import FILE_VARIABLE, is_enabled, make_pipe
-from slurm_elastic.agent.watchdog._watchdog import Watchdog
-
-__all__ = [
-    "STACKS_AFTER",
-    "Hang",
-    "HangTimeout",
-    "FILE_VARIABLE",
-    "Watchdog",
-    "Watched",
-    "collect_stacks",
-    "hang_timeout",
-    "is_enabled",
-    "make_pipe",
-    "process_state",
-]

@@ -14,7 +14,7 @@ from torch.distributed.elastic.utils.api import macros
 from torch.numa.binding import NumaOptions
 
 from slurm_elastic.agent.forkserver.client import ForkServer
-from slurm_elastic.agent.watchdog import process_state
+from slurm_elastic.agent.watchdog.stacks import process_state
 from slurm_elastic.errors import UsageError
 from slurm_elastic.rendezvous.connect import RendezvousConfig
 from slurm_elastic.rendezvous.transport.messages import Assignment

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from slurm_elastic.agent.watchdog._stalls import EndWatch, Said
+from slurm_elastic.agent.watchdog.stalls import EndWatch, Said
 
 
 def test_each_thing_is_told_once_in_a_round() -> None:

@@ -2,8 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from slurm_elastic.agent.watchdog import HangTimeout, hang_timeout
-from slurm_elastic.agent.watchdog._stalls import StepWatch
+from slurm_elastic.agent.watchdog.stalls import HangTimeout, StepWatch, hang_timeout
 from slurm_elastic.control import WorkerProgress
 from slurm_elastic.errors import UsageError
 

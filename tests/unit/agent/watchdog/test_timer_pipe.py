@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_elastic.agent.watchdog import is_enabled, make_pipe
+from slurm_elastic.agent.watchdog.timers import is_enabled, make_pipe
 
 
 def test_torch_decides_what_switches_it_off() -> None:

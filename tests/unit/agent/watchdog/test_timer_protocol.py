@@ -6,7 +6,7 @@ import select
 import pytest
 from torch.distributed.elastic.timer.file_based_local_timer import FileTimerRequest
 
-from slurm_elastic.agent.watchdog._timers import LineReader, Request
+from slurm_elastic.agent.watchdog.timers import LineReader, Request
 
 WHOLE = FileTimerRequest(100, "step", 5.5, 9).to_json().encode() + b"\n"
 ASKED = Request(100, "step", 5.5, 9)

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from slurm_elastic.agent.watchdog._timers import Request, Timer, Timers
+from slurm_elastic.agent.watchdog.timers import Request, Timer, Timers
 
 
 def timer(pid: int, scope: str, expires: float) -> Timer:

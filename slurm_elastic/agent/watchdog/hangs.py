@@ -10,8 +10,8 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from slurm_elastic.agent.watchdog._stacks import Watched, collect_stacks, dump_python_stacks, process_state
-from slurm_elastic.agent.watchdog._timers import Timer
+from slurm_elastic.agent.watchdog.stacks import Watched, collect_stacks, dump_python_stacks, process_state
+from slurm_elastic.agent.watchdog.timers import Timer
 from slurm_elastic.control import Agreement
 from slurm_elastic.ownership import write_own
 

@@ -12,10 +12,10 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from slurm_elastic.agent.watchdog._hang_handler import DUMP_TIMEOUT, Hang, HangHandler, write_stacks
-from slurm_elastic.agent.watchdog._stacks import Watched, collect_stacks, nearest_ancestor, process_state
-from slurm_elastic.agent.watchdog._stalls import STACKS_AFTER, EndWatch, HangTimeout, Said, StepWatch
-from slurm_elastic.agent.watchdog._timers import LineReader, Pipe, Request, Timer, Timers
+from slurm_elastic.agent.watchdog.hangs import DUMP_TIMEOUT, Hang, HangHandler, write_stacks
+from slurm_elastic.agent.watchdog.stacks import Watched, collect_stacks, nearest_ancestor, process_state
+from slurm_elastic.agent.watchdog.stalls import STACKS_AFTER, EndWatch, HangTimeout, Said, StepWatch
+from slurm_elastic.agent.watchdog.timers import LineReader, Pipe, Request, Timer, Timers
 from slurm_elastic.control import Agreement, WorkerProgress
 
 if TYPE_CHECKING:
