@@ -24,7 +24,7 @@ from torch.distributed.elastic.rendezvous.api import RendezvousGracefulExitError
 from slurm_elastic.agent.event_log import Reached
 from slurm_elastic.agent.features import Feature, RunningRound
 from slurm_elastic.agent.forkserver.protocol import StartInterruptedError
-from slurm_elastic.agent.job.preemption import SignalDiagnosis, leave_reason, requested_cause
+from slurm_elastic.agent.job.preemption import LEAVE_REASONS, REQUESTED_CAUSES, SignalDiagnosis
 from slurm_elastic.agent.lifecycle import actions, events, machine, states
 from slurm_elastic.agent.node.claims import NodeDirectory
 from slurm_elastic.agent.root_cause import elsewhere, last_output
@@ -207,11 +207,11 @@ class Agent:
             interrupts = first is not None and first.signal is signal.SIGINT
             asked = self._diagnosis.is_asked
             self._handle(
-                events.Signalled(leave_reason(finding.cause), finding.detail, finding.seconds, asked, interrupts)
+                events.Signalled(LEAVE_REASONS[finding.cause], finding.detail, finding.seconds, asked, interrupts)
             )
         while (finding := self._diagnosis.next_finding()) is not None:
             for_job = self._diagnosis.tells_job(finding.cause)
-            self._handle(events.Diagnosed(leave_reason(finding.cause), finding.seconds, str(finding), for_job))
+            self._handle(events.Diagnosed(LEAVE_REASONS[finding.cause], finding.seconds, str(finding), for_job))
 
     def _check_workers(self) -> None:
         match states.worker_watch(self._state):
@@ -319,7 +319,9 @@ class Agent:
             case actions.RequestLeave(reason, seconds, detail):
                 self._coordination.request_leave(job_of(self._rendezvous_config.agent), reason, seconds, detail)
             case actions.NoteLeaveRequest(request):
-                self._diagnosis.note_answer(None if request.seconds is not None else requested_cause(request.reason))
+                # Another agent that has found out the cause says how many seconds are left.
+                cause = REQUESTED_CAUSES.get(request.reason) if request.seconds is None else None
+                self._diagnosis.note_answer(cause)
             case actions.Log(text):
                 logger.info("%s", text)
             case actions.End():

@@ -8,9 +8,8 @@ import os
 import selectors
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from types import TracebackType
 
 import msgspec
 
@@ -110,8 +109,9 @@ def coordinate(settings: CoordinatorSettings, notices: Notices, submit: Callable
                     "run %s has a leader already: this coordinator leads when that leader is lost or leaves", run_id
                 )
             job = submit() if submit is not None else settings.job
-            with QueueWatch(job, Controller(), _QUEUE_INTERVAL) as watch:
-                return _wait_for_end(coordination, records, notices, watch, takes_over, settings.grace)
+            with queue_watch(job, Controller(), _QUEUE_INTERVAL) as job_over:
+                fds = (coordination.fd, notices.fd, job_over, takes_over)
+                return _wait_for_end(coordination, records, notices, fds, job, settings.grace)
         finally:
             coordination.stop()
             events.close()
@@ -161,25 +161,32 @@ def _wait_for_end(
     coordination: Coordination,
     records: Records,
     notices: Notices,
-    watch: QueueWatch,
-    takes_over: int,
+    fds: tuple[int, int, int, int],
+    job: str | None,
     grace: float,
 ) -> ExitCode:
-    """Wait for the leader's messages, for the end of the job, for signals, and for the term of a leader that is gone.
+    """Wait for the leader's messages, for signals, for the end of the job, and for the term of a leader that is gone.
 
     That leader may have ended with the run, before this coordinator was in touch with it.
+
+    Args:
+        coordination, records, notices, grace: See `coordinate`.
+        fds: Readable for each of these, in this order.
+        job: The job.
     """
     leave_by: float | None = None
+    _, _, job_over, takes_over = fds
+    ready: set[int] = set()
     with selectors.DefaultSelector() as selector:
-        for fd in (coordination.fd, notices.fd, watch.fd, takes_over):
+        for fd in fds:
             selector.register(fd, selectors.EVENT_READ)
         while True:
             while (event := coordination.next_event(timeout=0)) is not None:
                 code = _end(event, records)
                 if code is not None:
                     return code
-            if watch.is_over():
-                logger.info("job %s is over", watch.job)
+            if job_over in ready:
+                logger.info("job %s is over", job)
                 return ExitCode.FINISHED if records.is_done() else ExitCode.LEFT
             received = notices.first()
             if received is not None and leave_by is None:
@@ -218,45 +225,28 @@ def _end(event: LeaderEvent | RecordsLost, records: Records) -> ExitCode | None:
             return None
 
 
-class QueueWatch:
-    """Watches one job, in a ``with`` statement.
+@contextlib.contextmanager
+def queue_watch(job: str | None, controller: Controller, interval: float) -> Iterator[int]:
+    """Watch one job in a with block, and yield a descriptor that is readable when the job neither waits nor runs.
 
     Args:
         job: The id of the job, or of the array; None to watch no job.
         controller: Slurm's controller; only the thread uses it.
         interval: Seconds between two questions.
-
-    Attributes:
-        fd: Readable when the job is over; for a selector.
     """
+    stopping, fd = threading.Event(), os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
 
-    def __init__(self, job: str | None, controller: Controller, interval: float) -> None:
-        self.job = job
-        self._controller, self._interval = controller, interval
-        self._job_ended, self._stopping = threading.Event(), threading.Event()
-        self.fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        # A daemon: the process does not wait for its last question to Slurm.
-        self._thread = threading.Thread(target=self._watch, name="slurm-elastic-queue", daemon=True)
-
-    def is_over(self) -> bool:
-        """Return True if the job neither waits nor runs; False also while Slurm gives no answer."""
-        return self._job_ended.is_set()
-
-    def __enter__(self) -> QueueWatch:
-        """Begin to watch."""
-        if self.job is not None:
-            self._thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        """End the watch. The descriptor stays open, as the thread may be about to write to it."""
-        self._stopping.set()
-
-    def _watch(self) -> None:
-        while self.job is not None and not self._stopping.wait(self._interval):
-            if self._controller.is_queued(self.job) is False:
-                self._job_ended.set()
-                os.eventfd_write(self.fd, 1)
+    def watch() -> None:
+        # While Slurm gives no answer, the job is not over.
+        while job is not None and not stopping.wait(interval):
+            if controller.is_queued(job) is False:
+                os.eventfd_write(fd, 1)
                 return
+
+    # A daemon: the process does not wait for its last question to Slurm.
+    threading.Thread(target=watch, name="slurm-elastic-queue", daemon=True).start()
+    try:
+        # The descriptor stays open, as the thread may be about to write to it.
+        yield fd
+    finally:
+        stopping.set()

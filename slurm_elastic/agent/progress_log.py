@@ -13,12 +13,12 @@ import os
 import queue
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from threading import Event, Thread
 
 from slurm_elastic.agent.event_log import json_number, stamp
 from slurm_elastic.agent.features import Feature, RunningRound
 from slurm_elastic.agent.lifecycle.states import Leaving, State, Training
+from slurm_elastic.agent.watchdog.stacks import process_state
 from slurm_elastic.control import TimeUse, WorkerProgress
 from slurm_elastic.errors import ExitCode
 from slurm_elastic.rendezvous.identity import job_of
@@ -245,9 +245,8 @@ def _ago(elapsed: float, seconds: float | None) -> float | None:
 
 def _seconds_since_start() -> float | None:
     """Return the age of this process: Python and torch were imported before the first record."""
-    try:
-        # proc_pid_stat(5): the name, in parentheses, may contain blanks; starttime is in clock ticks since boot.
-        started = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19]) / os.sysconf("SC_CLK_TCK")
-    except (OSError, ValueError, IndexError):
+    process = process_state(os.getpid())
+    if process is None:
         return None
+    started = process.started / os.sysconf("SC_CLK_TCK")
     return round(max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - started), 3)

@@ -44,7 +44,7 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 5.0
 _LOOK = 30.0
 """Seconds after which an agent looks again how long the newest save took, and, warned, whether it has to ask."""
 
-_REASONS = {
+LEAVE_REASONS = {
     Cause.PREEMPTED: LeaveReason.PREEMPTED,
     Cause.TIME_LIMIT_NEAR: LeaveReason.TIME_LIMIT,
     Cause.TIME_LIMIT_REACHED: LeaveReason.TIME_LIMIT,
@@ -56,23 +56,15 @@ _REASONS = {
     Cause.REQUEUE_WANTED: LeaveReason.REQUEUED,
     Cause.UNKNOWN: LeaveReason.NODE_LEFT,
 }
+"""The reason of the leave of an agent that was signalled for a cause."""
 _OWN = frozenset({Cause.SIGNALLED, Cause.DRAINED, Cause.UNKNOWN})
-_REQUESTED = {LeaveReason.DRAINED: Cause.DRAINED, LeaveReason.REQUEUED: Cause.REQUEUE_WANTED}
-
-
-def leave_reason(cause: Cause) -> LeaveReason:
-    """Return the reason of the leave of an agent that was signalled for this cause."""
-    return _REASONS[cause]
+REQUESTED_CAUSES = {LeaveReason.DRAINED: Cause.DRAINED, LeaveReason.REQUEUED: Cause.REQUEUE_WANTED}
+"""The causes of requests to leave, for the reasons that a person can request."""
 
 
 def concerns_job(cause: Cause) -> bool:
     """Return True if all agents of the job have to leave, and not only the one that was signalled."""
     return cause not in _OWN
-
-
-def requested_cause(reason: LeaveReason) -> Cause | None:
-    """Return the cause of a request to leave for this reason; None if a person cannot request this reason."""
-    return _REQUESTED.get(reason)
 
 
 def asks_slurm(run_dir: RunDir, job: SlurmJob, agent: str) -> bool:

@@ -13,7 +13,7 @@ from signal import SIGCONT, SIGINT, SIGTERM, SIGUSR2, Signals
 
 import pytest
 
-from slurm_elastic.agent.job.preemption import SignalDiagnosis, asks_slurm, concerns_job, leave_reason
+from slurm_elastic.agent.job.preemption import LEAVE_REASONS, SignalDiagnosis, asks_slurm, concerns_job
 from slurm_elastic.agent.signals import Notices
 from slurm_elastic.rundir import RunDir
 from slurm_elastic.slurm import Cause, Controller, Diagnosis, SignalDefaults, SlurmJob
@@ -467,7 +467,7 @@ def test_agents_of_other_jobs_and_incarnations_do_not_count(run_dir: RunDir) -> 
 
 def test_every_cause_is_a_reason() -> None:
     for cause in Cause:
-        assert leave_reason(cause)
+        assert LEAVE_REASONS[cause]
 
 
 @pytest.mark.parametrize("cause", [Cause.SIGNALLED, Cause.DRAINED, Cause.UNKNOWN])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import select
 
-from slurm_elastic.agent.coordinator import QueueWatch
+from slurm_elastic.agent.coordinator import queue_watch
 from slurm_elastic.slurm import Controller
 
 HANG = 30.0
@@ -25,15 +25,13 @@ class Queue(Controller):
 
 def test_a_job_is_over_when_slurm_says_so_and_not_when_it_says_nothing() -> None:
     queue = Queue(True, None, False)
-    with QueueWatch("7", queue, 0.001) as watch:
-        assert select.select([watch.fd], [], [], HANG)[0]
-        assert watch.is_over()
+    with queue_watch("7", queue, 0.001) as over:
+        assert select.select([over], [], [], HANG)[0]
     assert queue.asked == ["7", "7", "7"]
 
 
 def test_nothing_is_asked_where_there_is_no_job() -> None:
     queue = Queue(False)
-    with QueueWatch(None, queue, 0.001) as watch:
-        assert not select.select([watch.fd], [], [], 0.05)[0]
-        assert not watch.is_over()
+    with queue_watch(None, queue, 0.001) as over:
+        assert not select.select([over], [], [], 0.05)[0]
     assert queue.asked == []
