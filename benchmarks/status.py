@@ -20,10 +20,12 @@ from benchmarks.leading import RUN, SECRET, LeaderProcess
 from benchmarks.tables import Bar, Results, Table, median, seconds
 from benchmarks.usage import cpu_seconds
 from slurm_elastic.agent.health.pages import live_report
-from slurm_elastic.agent.health.state import AgentState, Readings, RoundInfo, Stage, WorkerInfo
+from slurm_elastic.agent.health.state import AgentState, Readings, RoundInfo, Stage
 from slurm_elastic.control import WorkerProgress
 from slurm_elastic.observe.live import live_run
 from slurm_elastic.rendezvous.leader_client import LeaderEndpoint, ask_status
+from slurm_elastic.rendezvous.membership import Place, Reason
+from slurm_elastic.rendezvous.transport.messages import Assignment
 
 _WORKERS = 8
 _PROMISED = {1024: 2.0}
@@ -96,8 +98,9 @@ async def _ask(size: int, repetitions: int) -> tuple[list[float], int, float]:
 
 def _report(index: int) -> str:
     now = time.monotonic()
-    workers = tuple(WorkerInfo(_WORKERS * index + local, local, 4000 + local) for local in range(_WORKERS))
-    round_info = RoundInfo(0, "start", 1024, "n[0-1023]", index, 8192, workers)
+    place = Place("", f"n{index}", index, _WORKERS, _WORKERS * index, "", 0, 0)
+    assignment = Assignment(1, place, 0, Reason.START, 1024, 8192, "n0", 1, 0, members="n[0-1023]")
+    round_info = RoundInfo(assignment, {local: 4000 + local for local in range(_WORKERS)})
     state = AgentState(
         "benchmark", f"n{index}", "1", f"n{index}/1.0/1", now - 60, stage=Stage.TRAINING, round_info=round_info
     )

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from slurm_elastic.agent.forkserver.client import ForkServer
-from slurm_elastic.agent.health.state import Leave, Readings, Reporter, RoundInfo, Stage, WorkerInfo, enter
+from slurm_elastic.agent.health.state import Leave, Readings, Reporter, RoundInfo, Stage, enter
 from slurm_elastic.agent.lifecycle.actions import AnnounceLeave
 from slurm_elastic.agent.lifecycle.states import Joining, Lingering, Rejoin, Reported, State, Stopping, WorkersResult
 from slurm_elastic.agent.node.claims import NodeDirectory
@@ -143,10 +143,8 @@ class HealthFeature(Feature):
     def workers_started(self, running: RunningRound) -> None:
         """See base class."""
         self._stage, self._progress, now = Stage.TRAINING, running.progress, time.monotonic()
-        info, restarts = _round_info(running), running.assignment.restarts
-        self._reporter.change(
-            lambda state: enter(replace(state, round_info=info, restarts=restarts, counted=False), Stage.TRAINING, now)
-        )
+        info = RoundInfo(running.assignment, running.pids)
+        self._reporter.change(lambda state: enter(replace(state, round_info=info, counted=False), Stage.TRAINING, now))
 
     def round_ended(self, progress: Sequence[WorkerProgress]) -> None:
         """See base class."""
@@ -180,19 +178,6 @@ def _stage(state: State) -> Stage | None:
             return Stage.LEAVING
         case _:
             return None
-
-
-def _round_info(running: RunningRound) -> RoundInfo:
-    assignment, place = running.assignment, running.assignment.place
-    return RoundInfo(
-        round=assignment.round,
-        reason=assignment.reason.value,
-        nodes=assignment.nodes,
-        members=assignment.members,
-        node_rank=place.rank,
-        world_size=assignment.world_size,
-        workers=tuple(WorkerInfo(place.base_rank + local, local, pid) for local, pid in sorted(running.pids.items())),
-    )
 
 
 class WatchdogFeature(Feature):

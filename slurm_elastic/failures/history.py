@@ -1,4 +1,4 @@
-"""What the events of a run tell: strikes against nodes, which the next start does without, and loops. Pure functions.
+"""Judges the events of a run: strikes against nodes, which the next start does without, and loops. Pure functions.
 
 A lost node is no strike: Slurm sets a node that has died DOWN by itself, and an agent can be lost for other reasons. No
 loop ends a run. Times are by the clocks of nodes, so none is compared that is less than a minute apart.

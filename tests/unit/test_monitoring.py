@@ -13,8 +13,10 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from slurm_elastic.agent.health.metrics import metrics_page
-from slurm_elastic.agent.health.state import AgentState, Readings, RoundInfo, Stage, WorkerInfo, enter
+from slurm_elastic.agent.health.state import AgentState, Readings, RoundInfo, Stage, enter
 from slurm_elastic.control import WorkerProgress
+from slurm_elastic.rendezvous.membership import Place, Reason
+from slurm_elastic.rendezvous.transport.messages import Assignment
 from slurm_elastic.slow_ranks import Pace, Score, SlowRank
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -26,7 +28,8 @@ _BY = re.compile(r"\bby \(([a-z_, ]+)\)")
 @pytest.fixture(scope="module")
 def labels() -> dict[str, set[str]]:
     """The labels of every metric there is."""
-    round_info = RoundInfo(0, "start", 1, "n1", 0, 1, (WorkerInfo(0, 0, 1),))
+    place = Place("n1/7.0/1", "n1", 0, 1, 0, "w", 0, 1)
+    round_info = RoundInfo(Assignment(1, place, 0, Reason.START, 1, 1, "n1", 1, 0), {0: 1})
     state = AgentState("7", "n1", "7", "n1/7.0/1", 0.0, round_info=round_info, notices=("SIGTERM",))
     slow = (SlowRank(0, Pace(1.0, 1.0, 0.0, 0.0, 1.0, 1), Score(0.5, 1.0)),)
     progress = WorkerProgress(0, True, 1, 1, None, 1.0, False)

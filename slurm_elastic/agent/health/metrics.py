@@ -69,10 +69,11 @@ class _Collected(Collector):
 
     def _about_rounds(self) -> Iterator[Metric]:
         state, info, now = self._state, self._state.round_info, self._readings.now
+        assignment = info.assignment if info is not None else None
         gauge, counter = self._gauge, self._counter
-        yield gauge("round", "Number of the round; -1 before the first.", info.round if info else -1)
-        yield gauge("members", "Nodes in the round.", info.nodes if info else 0)
-        yield gauge("world_size", "Workers in the round, of all nodes.", info.world_size if info else 0)
+        yield gauge("round", "Number of the round; -1 before the first.", assignment.round if assignment else -1)
+        yield gauge("members", "Nodes in the round.", assignment.nodes if assignment else 0)
+        yield gauge("world_size", "Workers in the round, of all nodes.", assignment.world_size if assignment else 0)
         rounds = {reason: float(count) for reason, count in state.rounds}
         yield counter("rounds", "Rounds that contained this node, by their reason.", rounds, "reason")
         yield self._round_changes()
@@ -103,7 +104,7 @@ class _Collected(Collector):
         yield gauge("workers", "Workers that run on this node.", len(here))
         total = state.steps + sum(worker.boundary for worker in readings.progress)
         yield counter("steps", "Steps taken by the workers of this node together.", total)
-        ranks = {worker.local_rank: str(worker.rank) for worker in here}
+        ranks = {local: str(rank) for rank, local, _ in here}
         progress = {ranks[worker.local_rank]: worker for worker in readings.progress if worker.local_rank in ranks}
         for name, field, text in (
             ("step", "step", "The step that a worker reached last."),

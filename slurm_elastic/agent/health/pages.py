@@ -1,4 +1,4 @@
-"""What an agent tells of itself: the pages of its health port, and its report for a client that asks what the run does.
+"""The agent, as it tells of itself: the pages of its health port, and its report for a client that asks about the run.
 
 Both are made of the state that its main loop reports, and of readings of the moment.
 """
@@ -56,7 +56,7 @@ class NodePages:
         state = self.reporter.state
         text = state.stage.value
         if state.round_info is not None and state.stage in _TRAINS:
-            text += f" in round {state.round_info.round}"
+            text += f" in round {state.round_info.assignment.round}"
         return state.stage in _TRAINS, text
 
     def status(self) -> bytes:
@@ -73,7 +73,7 @@ class NodePages:
     def stacks(self) -> bytes:
         """Return the stacks of all threads of the workers and of the agent."""
         round_info = self.reporter.state.round_info
-        workers = {worker.pid: worker.rank for worker in round_info.workers} if round_info is not None else {}
+        workers = {pid: rank for rank, _, pid in round_info.workers} if round_info is not None else {}
         stacks = collect_stacks(sorted(workers), _STACKS_TIMEOUT, lambda: self._closing)
         parts = [
             f"rank {workers[pid]}\n{text}" for pid, text in sorted(stacks.items(), key=lambda stack: workers[stack[0]])
@@ -83,7 +83,7 @@ class NodePages:
     def live_report(self) -> str:
         """Return the report for a client that asks what the run does now."""
         state, readings = self.reporter.state, self.readings()
-        pids = [worker.pid for worker in state.round_info.workers] if state.round_info is not None else []
+        pids = state.round_info.pids.values() if state.round_info is not None else ()
         letters = {pid: process.state for pid in pids if (process := process_state(pid)) is not None}
         return live_report(state, readings, letters)
 
@@ -152,14 +152,15 @@ def status_page(state: AgentState, readings: Readings) -> bytes:
 
 
 def _round(round_info: RoundInfo) -> dict[str, Any]:
+    assignment = round_info.assignment
     return {
-        "number": round_info.round,
-        "reason": round_info.reason,
-        "members": round_info.nodes,
-        "nodes": round_info.members,
-        "node_rank": round_info.node_rank,
-        "world_size": round_info.world_size,
-        "ranks": [worker.rank for worker in round_info.workers],
+        "number": assignment.round,
+        "reason": assignment.reason.value,
+        "members": assignment.nodes,
+        "nodes": assignment.members,
+        "node_rank": assignment.place.rank,
+        "world_size": assignment.world_size,
+        "ranks": [rank for rank, _, _ in round_info.workers],
     }
 
 
@@ -167,16 +168,16 @@ def _workers(round_info: RoundInfo, readings: Readings) -> list[dict[str, Any]]:
     by_local_rank = {progress.local_rank: progress for progress in readings.progress}
     return [
         {
-            "rank": worker.rank,
-            "local_rank": worker.local_rank,
-            "pid": worker.pid,
+            "rank": rank,
+            "local_rank": local,
+            "pid": pid,
             "step": progress.step if progress else None,
             "step_age_seconds": _rounded(progress.seconds_since_boundary if progress else None),
             "loss": json_number(progress.loss if progress else None),
-            **_pace(readings.paces.get(worker.local_rank)),
+            **_pace(readings.paces.get(local)),
         }
-        for worker in round_info.workers
-        for progress in [by_local_rank.get(worker.local_rank)]
+        for rank, local, pid in round_info.workers
+        for progress in [by_local_rank.get(local)]
     ]
 
 
@@ -221,7 +222,7 @@ def live_report(state: AgentState, readings: Readings, letters: Mapping[int, str
     }
     round_info = state.round_info
     if round_info is not None:
-        report["round"] = round_info.round
+        report["round"] = round_info.assignment.round
     leave = state.leave
     if leave is not None:
         seconds = None if leave.by is None else _rounded(max(0.0, leave.by - readings.now))
@@ -234,10 +235,10 @@ def live_report(state: AgentState, readings: Readings, letters: Mapping[int, str
         report["safe_step"] = readings.safe_step
     by_local_rank = {worker.local_rank: worker for worker in readings.progress}
     workers = [
-        {"rank": worker.rank, "pid": worker.pid, **_live_worker(by_local_rank.get(worker.local_rank))}
-        | ({"process": letters[worker.pid]} if worker.pid in letters else {})
-        | _live_pace(readings.paces.get(worker.local_rank))
-        for worker in (round_info.workers if round_info is not None else ())
+        {"rank": rank, "pid": pid, **_live_worker(by_local_rank.get(local))}
+        | ({"process": letters[pid]} if pid in letters else {})
+        | _live_pace(readings.paces.get(local))
+        for rank, local, pid in (round_info.workers if round_info is not None else ())
     ]
     return _fitted(report, workers)
 

@@ -16,6 +16,7 @@ from slurm_elastic.slow_ranks import Pace, SlowRank
 
 if TYPE_CHECKING:
     from slurm_elastic.control import WorkerProgress
+    from slurm_elastic.rendezvous.transport.messages import Assignment
 
 CHANGE_BUCKETS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 """Upper bounds, in seconds, of the histogram of round changes."""
@@ -46,35 +47,17 @@ _LOST = frozenset({Stage.STARTING, Stage.JOINING, Stage.FAILED, Stage.STOPPING})
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerInfo:
-    """A worker of this node: global rank, local rank, process id."""
-
-    rank: int
-    local_rank: int
-    pid: int
-
-
-@dataclass(frozen=True, slots=True)
 class RoundInfo:
-    """This node's part in a round.
+    """This node's part in a round: its assignment, and the process ids of its workers by local rank."""
 
-    Attributes:
-        round: Number of the round.
-        reason: Why the round was formed.
-        nodes: Number of its nodes.
-        members: Its nodes as a host list.
-        node_rank: Rank of this node.
-        world_size: Number of workers on all nodes.
-        workers: Workers on this node.
-    """
+    assignment: Assignment
+    pids: Mapping[int, int]
 
-    round: int
-    reason: str
-    nodes: int
-    members: str
-    node_rank: int
-    world_size: int
-    workers: tuple[WorkerInfo, ...]
+    @property
+    def workers(self) -> list[tuple[int, int, int]]:
+        """Rank, local rank and process id of each worker here."""
+        base = self.assignment.place.base_rank
+        return [(base + local, local, pid) for local, pid in sorted(self.pids.items())]
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +85,6 @@ class AgentState:
         stage: The stage.
         since: Monotonic time at which the stage began.
         round_info: This node's part in the present round, or in its last one; None before the first.
-        restarts: Restarts charged to the run so far.
         notices: Reasons for which this agent had to leave, the first one first.
         leave: The departure that it has announced last; None before.
         rounds: Number of rounds that contained this node, by reason.
@@ -123,7 +105,6 @@ class AgentState:
     max_restarts: int = 0
     stage: Stage = Stage.STARTING
     round_info: RoundInfo | None = None
-    restarts: int = 0
     notices: tuple[str, ...] = ()
     leave: Leave | None = None
     rounds: tuple[tuple[str, int], ...] = ()
@@ -136,6 +117,11 @@ class AgentState:
     counted: bool = True
     hangs: int = 0
     kills: int = 0
+
+    @property
+    def restarts(self) -> int:
+        """Restarts charged to the run so far."""
+        return 0 if self.round_info is None else self.round_info.assignment.restarts
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +165,7 @@ def enter(state: AgentState, stage: Stage, now: float) -> AgentState:
         training += now - state.since
     changed = replace(state, stage=stage, since=now, training=training, lost=lost)
     if stage is Stage.JOINING and state.round_info is not None:
-        changed = replace(changed, round_info=replace(state.round_info, workers=()))
+        changed = replace(changed, round_info=replace(state.round_info, pids={}))
     if stage is Stage.TRAINING:
         return _change_over(changed, now)
     if stage in _LOST and state.changing_since is None:
@@ -196,7 +182,8 @@ def _change_over(state: AgentState, now: float) -> AgentState:
     round_info, began = state.round_info, state.changing_since
     rounds = dict(state.rounds)
     if round_info is not None:
-        rounds[round_info.reason] = rounds.get(round_info.reason, 0) + 1
+        reason = round_info.assignment.reason.value
+        rounds[reason] = rounds.get(reason, 0) + 1
     state = replace(state, rounds=tuple(rounds.items()), changing_since=None)
     if began is None:
         return state

@@ -1,4 +1,4 @@
-"""What an agent has on its node for itself until its end: the node, and private directories.
+"""Claims of an agent on its node until its end: the node itself, and private directories.
 
 The kernel frees both however the agent ends.
 """

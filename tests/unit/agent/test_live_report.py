@@ -5,17 +5,20 @@ import math
 from dataclasses import replace
 
 from slurm_elastic.agent.health.pages import live_report
-from slurm_elastic.agent.health.state import AgentState, Leave, Readings, RoundInfo, Stage, WorkerInfo
+from slurm_elastic.agent.health.state import AgentState, Leave, Readings, RoundInfo, Stage
 from slurm_elastic.control import WorkerProgress
 from slurm_elastic.observe.live import LiveAgent, LiveLeave, LiveWorker, live_run
+from slurm_elastic.rendezvous.membership import Place, Reason
 from slurm_elastic.rendezvous.requests import StatusAnswer, is_report
+from slurm_elastic.rendezvous.transport.messages import Assignment
 
 START = AgentState("7", "n2", "7", "n2/7.0/1", since=10.0)
 
 
 def info(workers: int) -> RoundInfo:
-    ranks = tuple(WorkerInfo(8 + local, local, 100 + local) for local in range(workers))
-    return RoundInfo(3, "node_lost", 4, "n[1-4]", 1, 4 * workers, ranks)
+    place = Place("n2/7.0/1", "n2", 1, workers, 8, "w", 8, 4 * workers)
+    assignment = Assignment(1, place, 3, Reason.NODE_LOST, 4, 4 * workers, "n1", 1, 0, members="n[1-4]")
+    return RoundInfo(assignment, {local: 100 + local for local in range(workers)})
 
 
 def read(text: str) -> LiveAgent:

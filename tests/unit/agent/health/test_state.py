@@ -15,19 +15,25 @@ from slurm_elastic.agent.health.state import (
     Readings,
     RoundInfo,
     Stage,
-    WorkerInfo,
     enter,
     lost_seconds,
 )
 from slurm_elastic.control import WorkerProgress
+from slurm_elastic.rendezvous.membership import Place, Reason
+from slurm_elastic.rendezvous.transport.messages import Assignment
 from slurm_elastic.slow_ranks import Pace, Score, SlowRank
 
-PLACE = RoundInfo(3, "node_lost", 4, "n[1-4]", 1, 8, (WorkerInfo(2, 0, 100), WorkerInfo(3, 1, 101)))
+PLACED = Assignment(
+    *(1, Place("n2/7.0/1", "n2", 1, 2, 2, "w", 2, 8), 3, Reason.NODE_LOST, 4, 8, "n1", 1),
+    restarts=1,
+    members="n[1-4]",
+)
+PLACE = RoundInfo(PLACED, {0: 100, 1: 101})
 START = AgentState("7", "n2", "7", "n2/7.0/1", since=10.0, changing_since=10.0, max_restarts=3)
 
 
 def train(state: AgentState, now: float) -> AgentState:
-    return enter(replace(state, round_info=PLACE, restarts=1), Stage.TRAINING, now)
+    return enter(replace(state, round_info=PLACE), Stage.TRAINING, now)
 
 
 def test_time_without_workers_is_lost_until_they_run() -> None:
