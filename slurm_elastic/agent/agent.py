@@ -22,7 +22,7 @@ from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from torch.distributed.elastic.rendezvous.api import RendezvousGracefulExitError
 
 from slurm_elastic.agent.event_log import Reached
-from slurm_elastic.agent.features import Feature, RunningRound
+from slurm_elastic.agent.features import EARLY, Feature, RunningRound
 from slurm_elastic.agent.forkserver.protocol import StartInterruptedError
 from slurm_elastic.agent.job.preemption import LEAVE_REASONS, REQUESTED_CAUSES, SignalDiagnosis
 from slurm_elastic.agent.lifecycle import actions, events, machine, states
@@ -56,8 +56,6 @@ _MOST_POSITIONS = 4
 """Workers of a node of which the leader is told how far they are: it has to read the answers of all nodes."""
 _CANNOT_RUN = 127
 """The exit code of a shell for a program that cannot be run, such as one whose interpreter is missing."""
-_EARLY = 120.0
-"""Seconds after which workers that report no steps count as having taken one; many models load for a minute."""
 
 
 class Agent:
@@ -398,7 +396,7 @@ class Agent:
         if self._started_at is not None:
             seconds, progress = time.monotonic() - self._started_at, self.progress()
             reports = any(worker.attached for worker in progress)
-            stepped = any(worker.boundary for worker in progress) if reports else seconds >= _EARLY
+            stepped = any(worker.boundary for worker in progress) if reports else seconds >= EARLY
             self._ran, self._worked = STEPPED if stepped else seconds, stepped or not reports
             self._started_at = None
 

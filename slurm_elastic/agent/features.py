@@ -30,8 +30,9 @@ from slurm_elastic.snapshot.lineage import SLOTS
 
 logger = logging.getLogger("slurm_elastic")
 
-_EARLY = 120.0
-"""Seconds after the start in which a worker that reports no steps is assumed to be before its first one."""
+EARLY = 120.0
+"""Seconds after the start in which workers that report no steps are assumed to be before their first one; many models
+load for a minute."""
 _FAULTS = frozenset({signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE})
 """Signals that the kernel or the C library sends to a process for an error of its own."""
 
@@ -338,7 +339,7 @@ class LearnedImportsFeature(Feature):
     def attribute(self, failure: WorkerFailure, pid: int) -> WorkerFailure:
         """See base class."""
         progress = self._running.progress() if self._running is not None else ()
-        early = self._now() - self._since < _EARLY and not any(worker.boundary for worker in progress)
+        early = self._now() - self._since < EARLY and not any(worker.boundary for worker in progress)
         if not (failure.hung or -failure.exit_code in _FAULTS) or not early or not self._fork_server.has_learned:
             return failure
         how = "hangs" if failure.hung else f"died by {signal.Signals(-failure.exit_code).name}"

@@ -13,8 +13,9 @@ import os
 import re
 import signal
 import subprocess
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import TypeVar
 
 from slurm_elastic.slurm.hostlist import compress
 from slurm_elastic.slurm.output import (
@@ -55,11 +56,7 @@ OLDEST_RELEASE, NEWEST_RELEASE = (22, 5), (26, 5)
 """The releases of Slurm between which the cluster tests run; answers of older ones may be misread."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Answer:
-    status: int
-    output: str
-    complaint: str
+_T = TypeVar("_T")
 
 
 class Controller:
@@ -84,8 +81,8 @@ class Controller:
     def knows_node(self, name: str) -> bool | None:
         """Return True if Slurm has a node of that name; None if Slurm does not answer."""
         # For an unknown node sinfo prints nothing and exits with 0; --all shows nodes of hidden partitions.
-        answer = self._ask("sinfo", "--noheader", "--all", "--format=%N", f"--nodes={name}")
-        return bool(answer.output.strip()) if answer is not None and answer.status == 0 else None
+        command = ("sinfo", "--noheader", "--all", "--format=%N", f"--nodes={name}")
+        return self._parsed(lambda output: bool(output.strip()), *command)
 
     def node_states(self, names: Iterable[str]) -> dict[str, NodeState]:
         """Return the states of nodes, by one question."""
@@ -99,7 +96,7 @@ class Controller:
         The nodes of a heterogeneous job are those of all its components: srun gives their processes one job id.
         """
         answer = self._ask("scontrol", "show", "job", job_id)
-        views = parse_jobs(answer.output) if answer else ()
+        views = parse_jobs(answer.stdout) if answer else ()
         for view in views:
             if job_id in (view.job_id, f"{view.array_job_id}_{view.array_task_id}"):
                 if view.het_job_id is None:
@@ -111,27 +108,23 @@ class Controller:
     def elements(self, array_job_id: str) -> tuple[JobView, ...]:
         """Return Slurm's view of all elements of an array; empty if Slurm does not answer."""
         answer = self._ask("scontrol", "show", "job", array_job_id)
-        return parse_jobs(answer.output) if answer else ()
+        return parse_jobs(answer.stdout) if answer else ()
 
     def own_jobs(self) -> tuple[QueuedJob, ...] | None:
         """Return all jobs of this user that wait or run, by one question; None if Slurm does not answer."""
-        answer = self._ask("squeue", "--noheader", "--me", f"--format={QUEUE_FORMAT}")
-        return parse_queue(answer.output) if answer is not None and answer.status == 0 else None
+        return self._parsed(parse_queue, "squeue", "--noheader", "--me", f"--format={QUEUE_FORMAT}")
 
     def batch_script(self, job_id: str) -> str | None:
         """Return the batch script of a job or array of this user; None if it has none, or Slurm does not answer."""
-        answer = self._ask("scontrol", "write", "batch_script", job_id, "-")
-        return answer.output if answer is not None and answer.status == 0 else None
+        return self._parsed(str, "scontrol", "write", "batch_script", job_id, "-")
 
     def nodes_in_queue(self) -> tuple[NodesInQueue, ...] | None:
         """Return this user's jobs that wait or run, with their nodes; None if Slurm does not answer."""
-        answer = self._ask("squeue", "--noheader", "--me", "--array", f"--format={NODES_FORMAT}")
-        return parse_nodes_in_queue(answer.output) if answer is not None and answer.status == 0 else None
+        return self._parsed(parse_nodes_in_queue, "squeue", "--noheader", "--me", "--array", f"--format={NODES_FORMAT}")
 
     def requested(self, job_id: str) -> dict[str, str] | None:
         """Return what a job has asked for, as options of sbatch; None if Slurm does not answer."""
-        answer = self._ask("scontrol", "show", "job", job_id)
-        return parse_requested(answer.output) if answer is not None and answer.status == 0 else None
+        return self._parsed(parse_requested, "scontrol", "show", "job", job_id)
 
     def is_queued(self, job_id: str) -> bool | None:
         """Return True if a job, or any element of an array, waits or runs; None if Slurm does not answer.
@@ -142,9 +135,9 @@ class Controller:
         answer = self._ask("squeue", "--noheader", "--format=%T", "--jobs", job_id)
         if answer is None:
             return None
-        if answer.status == 0:
-            return bool(answer.output.strip())
-        return False if "Invalid job id" in answer.complaint else None
+        if answer.returncode == 0:
+            return bool(answer.stdout.strip())
+        return False if "Invalid job id" in answer.stderr else None
 
     def clock(self) -> ControllerClock | None:
         """Return the controller's time; None if it does not answer.
@@ -154,31 +147,29 @@ class Controller:
         """
         answer = self._ask("scontrol", "show", "config")
         if answer is not None:
-            self._check_release(answer.output)
-        return parse_clock(answer.output) if answer else None
+            self._check_release(answer.stdout)
+        return parse_clock(answer.stdout) if answer else None
 
     def config(self) -> ClusterConfig | None:
         """Return the configuration of the cluster; None if the controller does not answer."""
         answer = self._ask("scontrol", "show", "config")
-        return parse_config(answer.output) if answer else None
+        return parse_config(answer.stdout) if answer else None
 
     def partitions(self) -> tuple[PartitionView, ...] | None:
         """Return the partitions that this user may see; None if the controller does not answer."""
-        answer = self._ask("scontrol", "--oneliner", "show", "partition")
-        return parse_partitions(answer.output) if answer is not None and answer.status == 0 else None
+        return self._parsed(parse_partitions, "scontrol", "--oneliner", "show", "partition")
 
     def qos(self) -> tuple[QosView, ...] | None:
         """Return every QOS; None without slurmdbd, or if it does not answer."""
-        answer = self._ask("sacctmgr", "--noheader", "--parsable2", "show", "qos", f"format={QOS_FORMAT}")
-        return parse_qos(answer.output) if answer is not None and answer.status == 0 else None
+        return self._parsed(parse_qos, "sacctmgr", "--noheader", "--parsable2", "show", "qos", f"format={QOS_FORMAT}")
 
     def submit_refusal(self) -> str:
         """Return why sbatch takes no job from this user here; empty if it does. No job is submitted."""
         answer = self._ask("sbatch", "--test-only", "--wrap=true")
         if answer is None:
             return "there is no sbatch, or it gets no answer"
-        lines = [line.removeprefix("sbatch: ").removeprefix("error: ") for line in answer.complaint.splitlines()]
-        return "; ".join(filter(None, lines)) or "sbatch fails" if answer.status else ""
+        lines = [line.removeprefix("sbatch: ").removeprefix("error: ") for line in answer.stderr.splitlines()]
+        return "; ".join(filter(None, lines)) or "sbatch fails" if answer.returncode else ""
 
     def submit_limits(self, user: str) -> tuple[str, ...]:
         """Return the limits on the number of this user's jobs; empty for none, or if slurmdbd does not answer."""
@@ -189,8 +180,8 @@ class Controller:
         return tuple(
             f"{name} {limits}"
             for name, answer in named
-            if answer and not answer.status
-            for limits in parse_limits(answer.output)
+            if answer and not answer.returncode
+            for limits in parse_limits(answer.stdout)
         )
 
     def grace(self, view: JobView, preempt_type: str) -> int | None:
@@ -202,9 +193,9 @@ class Controller:
             # slurmctld knows it, but scontrol does not print it ("scontrol show assoc_mgr", 22.05 to 26.05).
             command = ("sacctmgr", "--noheader", "--parsable2", "show", "qos", "format=GraceTime", f"name={view.qos}")
             answer = self._ask(*command) if view.qos else None
-            return parse_duration(answer.output.strip()) if answer else None
+            return parse_duration(answer.stdout.strip()) if answer else None
         answer = self._ask("scontrol", "show", "partition", view.partition) if view.partition else None
-        return parse_partition_grace(answer.output) if answer else None
+        return parse_partition_grace(answer.stdout) if answer else None
 
     def requeue(self, job_id: str, *, if_running: bool = False) -> bool:
         """Requeue a job, which ends this start of it. Returns True if Slurm accepted it.
@@ -217,8 +208,7 @@ class Controller:
                 and does nothing (scontrol(1), ``requeue Incomplete``, seen with 22.05, 24.11 and 26.05). Otherwise it
                 requeues a cancelled job, too, as long as its processes end.
         """
-        answer = self._ask("scontrol", "requeue", *(("incomplete",) if if_running else ()), job_id)
-        return answer is not None and answer.status == 0
+        return self._parsed(bool, "scontrol", "requeue", *(("incomplete",) if if_running else ()), job_id) is not None
 
     def exclude(self, job_id: str, nodes: Sequence[str]) -> bool:
         """Set the nodes on which a pending job does not start. Returns True if Slurm accepted it.
@@ -226,20 +216,19 @@ class Controller:
         Slurm refuses it for a job that runs (job_mgr.c, _update_job: ESLURM_JOB_NOT_PENDING), and takes it from the
         moment of the requeue on.
         """
-        answer = self._ask("scontrol", "update", f"JobId={job_id}", f"ExcNodeList={compress(nodes)}")
-        return answer is not None and answer.status == 0
+        command = ("scontrol", "update", f"JobId={job_id}", f"ExcNodeList={compress(nodes)}")
+        return self._parsed(bool, *command) is not None
 
     def cancel(self, job_id: str, *, if_pending: bool = False) -> bool:
         """Cancel a job or array element, with `if_pending` unless it has started. Returns True if Slurm accepted it."""
-        answer = self._ask("scancel", *(("--state=PENDING",) if if_pending else ()), job_id)
-        return answer is not None and answer.status == 0
+        return self._parsed(bool, "scancel", *(("--state=PENDING",) if if_pending else ()), job_id) is not None
 
     def _nodes(self, names: tuple[str, ...]) -> dict[str, NodeView]:
         # scontrol exits with 1 if one of several nodes is not known to it, and still prints the others.
         answer = self._ask("scontrol", "--oneliner", "show", "node", compress(names)) if names else None
         if answer is not None:
-            self._check_release(answer.output)
-        return parse_nodes(answer.output) if answer else {}
+            self._check_release(answer.stdout)
+        return parse_nodes(answer.stdout) if answer else {}
 
     def _check_release(self, output: str) -> None:
         """Warn once if Slurm is older than the oldest supported release."""
@@ -253,7 +242,12 @@ class Controller:
                 *OLDEST_RELEASE,
             )
 
-    def _ask(self, *command: str) -> _Answer | None:
+    def _parsed(self, parse: Callable[[str], _T | None], *command: str) -> _T | None:
+        """Return what a function makes of the output of a command; None if that fails, or there is no answer."""
+        answer = self._ask(*command)
+        return parse(answer.stdout) if answer is not None and answer.returncode == 0 else None
+
+    def _ask(self, *command: str) -> subprocess.CompletedProcess[str] | None:
         self.is_silent = False
         try:
             process = subprocess.Popen(
@@ -282,7 +276,7 @@ class Controller:
             # Without a configuration, scontrol ends with four lines; the last one says why.
             *_, why = complaint.strip().splitlines() or [""]
             self._log_once(command, f"failed: {why or f'exit code {process.returncode}'}")
-        return _Answer(process.returncode, output, complaint)
+        return subprocess.CompletedProcess(command, process.returncode, output, complaint)
 
     def _log_once(self, command: tuple[str, ...], failure: str) -> None:
         kind = (" ".join(command[:-1]), failure)

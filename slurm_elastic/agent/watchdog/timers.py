@@ -29,9 +29,8 @@ _BEGINNING = b'{"version"'
 inside a JSON string is escaped."""
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
-    """The request of a client.
+class Request(msgspec.Struct, frozen=True, rename={"scope": "scope_id", "expires_at": "expiration_time"}):
+    """The request of a client: the fields of a line that count.
 
     Attributes:
         pid: The process that hangs when the timer expires.
@@ -40,14 +39,14 @@ class Request:
         signal: The signal to kill the process with; 0 or less to report only.
     """
 
-    pid: int
-    scope: str
+    pid: Annotated[int, msgspec.Meta(gt=1, lt=2**31)]
+    scope: Annotated[str, msgspec.Meta(max_length=_LONGEST_SCOPE)]
     expires_at: float
-    signal: int
+    signal: Annotated[int, msgspec.Meta(lt=signal.NSIG)]
 
     def later(self, seconds: float) -> Request:
         """Return the request with its expiry moved by `seconds`; a release stays as it is."""
-        return self if self.expires_at < 0 else replace(self, expires_at=self.expires_at + seconds)
+        return self if self.expires_at < 0 else msgspec.structs.replace(self, expires_at=self.expires_at + seconds)
 
 
 class LineReader:
@@ -84,23 +83,13 @@ class LineReader:
         return requests
 
 
-class _Line(msgspec.Struct, frozen=True):
-    """The fields of a line that count."""
-
-    pid: Annotated[int, msgspec.Meta(gt=1, lt=2**31)]
-    scope_id: Annotated[str, msgspec.Meta(max_length=_LONGEST_SCOPE)]
-    expiration_time: float
-    signal: Annotated[int, msgspec.Meta(lt=signal.NSIG)]
-
-
 def _request(line: bytes) -> Request | None:
     if len(line) > select.PIPE_BUF:
         return None
     try:
-        fields = typed_json.decode(line, _Line)
+        return typed_json.decode(line, Request)
     except typed_json.JSONError:
         return None
-    return Request(fields.pid, fields.scope_id, fields.expiration_time, fields.signal)
 
 
 _MOST = 10_000
