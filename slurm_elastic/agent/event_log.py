@@ -13,7 +13,7 @@ import logging
 import math
 import queue
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from slurm_elastic.agent.console_log import notice
@@ -258,10 +258,7 @@ class EventLog:
             origin: See `FactLines.tell`.
         """
         logger.log(level, "%s", entry.text)
-        if self._facts is not None:
-            with self._fact_lock:
-                for line in self._facts.tell(entry, origin):
-                    notice(line)
+        self._tell(lambda facts: facts.tell(entry, origin))
         record_ = {**stamp(entry.event, self._node), "text": entry.text, **entry.fields}
         self._lines.put(json.dumps(record_))
         if self._destination != _NULL_HANDLER:
@@ -272,10 +269,10 @@ class EventLog:
         self._lines.put(None)
         self._thread.join(timeout)
 
-    def _tell_rest(self) -> None:
+    def _tell(self, lines: Callable[[FactLines], Iterable[str]]) -> None:
         if self._facts is not None:
             with self._fact_lock:
-                for line in self._facts.rest("waits for other nodes"):
+                for line in lines(self._facts):
                     notice(line)
 
     def _write(self) -> None:
@@ -284,7 +281,7 @@ class EventLog:
             try:
                 line = self._lines.get(timeout=None if self._facts is None else _SETTLE)
             except queue.Empty:
-                self._tell_rest()
+                self._tell(lambda facts: facts.rest("waits for other nodes"))
                 continue
             if line is None:
                 return

@@ -14,12 +14,22 @@ from slurm_elastic.agent.health.state import Leave, Readings, Reporter, RoundInf
 from slurm_elastic.agent.lifecycle.actions import AnnounceLeave
 from slurm_elastic.agent.lifecycle.states import Joining, Lingering, Rejoin, Reported, State, Stopping, WorkersResult
 from slurm_elastic.agent.node.claims import NodeDirectory
+from slurm_elastic.agent.root_cause import aborted_at_exit, memory_kills, named_error, words
 from slurm_elastic.agent.watchdog.hangs import Hang
-from slurm_elastic.agent.watchdog.stacks import Watched
+from slurm_elastic.agent.watchdog.stacks import Watched, resident
 from slurm_elastic.agent.watchdog.timers import FILE_VARIABLE
 from slurm_elastic.agent.watchdog.watchdog import Watchdog
 from slurm_elastic.control import Agreement, StopReason, WorkerProgress
-from slurm_elastic.failures.causes import BY_WATCHDOG
+from slurm_elastic.failures.causes import (
+    BY_KERNEL,
+    BY_WATCHDOG,
+    Attribution,
+    Domain,
+    Outlook,
+    attribute,
+    fingerprint,
+    position,
+)
 from slurm_elastic.rendezvous.connect import RendezvousConfig
 from slurm_elastic.rendezvous.membership import WorkerFailure
 from slurm_elastic.rendezvous.run_events import Entry
@@ -27,12 +37,15 @@ from slurm_elastic.rendezvous.transport.messages import Assignment
 from slurm_elastic.snapshot.agent_round import Group
 from slurm_elastic.snapshot.agent_side import AgentMemory
 from slurm_elastic.snapshot.lineage import SLOTS
+from slurm_elastic.text import size_text
 
 logger = logging.getLogger("slurm_elastic")
 
 EARLY = 120.0
 """Seconds after the start in which workers that report no steps are assumed to be before their first one; many models
 load for a minute."""
+_EXCUSED = 2
+"""Rounds in which an agent does not charge the fault of its node: one that goes on failing has to end the run."""
 _FAULTS = frozenset({signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE})
 """Signals that the kernel or the C library sends to a process for an error of its own."""
 
@@ -117,11 +130,7 @@ class Feature:
 
 
 class HealthFeature(Feature):
-    """Reports the state of the agent to its health port.
-
-    Args:
-        reporter: The reporter of the health port.
-    """
+    """Reports the state of the agent to its health port."""
 
     def __init__(self, reporter: Reporter) -> None:
         self._reporter = reporter
@@ -374,3 +383,83 @@ def hang_event(node: str, hang: Hang) -> Entry:
         "in_collective": hang.in_collective,
     }
     return Entry("worker_hung", f"rank {hang.worker.rank} on {node} hangs: {hang}", fields)
+
+
+class AttributionFeature(Feature):
+    """Attributes the failures of workers; it has to know which of them hung.
+
+    Args:
+        compare: True if the run ends when it fails in the same way twice in a row.
+        kills: Returns the number of processes that the kernel has killed for lack of memory; None if unknown.
+    """
+
+    def __init__(self, *, compare: bool = True, kills: Callable[[], int | None] = memory_kills) -> None:
+        self._compare, self._kills = compare, kills
+        self._before: int | None = None
+        self._excused: set[int] = set()
+        self._running: RunningRound | None = None
+
+    def workers_started(self, running: RunningRound) -> None:
+        """See base class."""
+        self._running, self._before = running, self._kills()
+
+    def attribute(self, failure: WorkerFailure, pid: int) -> WorkerFailure:
+        """See base class."""
+        if failure.exit_code == -signal.SIGKILL and not failure.hung and self._killed_by_kernel():
+            cause_text = f"{BY_KERNEL}out of memory on {failure.node}{self._who_has_memory()}"
+            failure = replace(failure, message="\n".join(filter(None, (cause_text, failure.message))))
+            text = failure.message
+        else:
+            # The message may lack the line that tells.
+            text = failure.message if failure.hung else words(failure.error_file, failure.log) or failure.message
+        # Whether it is aborted is chance: the exception is the cause.
+        code = 1 if aborted_at_exit(text, failure.exit_code, failure.error_file) else failure.exit_code
+        attribution, where = attribute(text, code), self._position(pid)
+        same = fingerprint(attribution, text, code, where) if self._compare else ""
+        excused = self._is_excused(attribution)
+        excuse = f"not charged to the script, {len(self._excused)} of {_EXCUSED} for {failure.node}" if excused else ""
+        return replace(
+            failure,
+            cause=attribution.cause.name,
+            domain=attribution.cause.domain.value,
+            outlook=attribution.cause.outlook.value,
+            error="" if failure.hung or text.startswith(BY_KERNEL) else named_error(text),
+            detail="; ".join(filter(None, (attribution.detail, excuse))),
+            uncharged=failure.uncharged or excused,
+            consequence=attribution.cause.consequence,
+            timed_out=attribution.cause.name == "collective_timeout",
+            where=where or "",
+            fingerprint=same,
+        )
+
+    def _is_excused(self, attribution: Attribution) -> bool:
+        """Return True if this is the node's fault, and the node has not had too many rounds with one."""
+        row, running = attribution.cause, self._running
+        if running is None or row.domain is not Domain.NODE or row.outlook is not Outlook.ELSEWHERE:
+            return False
+        if len(self._excused) < _EXCUSED:
+            self._excused.add(running.assignment.round)
+        return running.assignment.round in self._excused
+
+    def _position(self, pid: int) -> str | None:
+        running = self._running
+        if running is None:
+            return None
+        worker = next(
+            (progress for progress in running.progress() if running.pids.get(progress.local_rank) == pid), None
+        )
+        return None if worker is None else position(worker.boundary if worker.attached else None, worker.step)
+
+    def _killed_by_kernel(self) -> bool:
+        now = self._kills()
+        return self._before is not None and now is not None and now > self._before
+
+    def _who_has_memory(self) -> str:
+        """Return how much memory the other workers of this node have at this moment."""
+        running = self._running
+        if running is None:
+            return ""
+        base = running.assignment.place.base_rank
+        sizes = ((base + local, resident(pid)) for local, pid in sorted(running.pids.items()))
+        sizes_text = [f"rank {rank} has {size_text(size)}" for rank, size in sizes if size]
+        return f"; {', '.join(sizes_text)}" if sizes_text else ""

@@ -264,17 +264,13 @@ def require_entry_point(options: argparse.Namespace, node: str) -> None:
         return
     path = Path(name)
     if not os.path.lexists(path):
-        raise UsageError(_missing(path, node))
+        raise UsageError(f"no script {path.absolute()} on {node}; {_hint(path)}")
     if path.is_dir():
         # Python runs a directory that holds a __main__.py, python(1).
         if not (path / "__main__.py").is_file():
             raise UsageError(f"{path.absolute()} is a directory without __main__.py; name the script in it")
     elif not os.access(path, os.R_OK):
         raise UsageError(f"{path.absolute()} cannot be read by this user on {node}; fix its permissions")
-
-
-def _missing(path: Path, node: str) -> str:
-    return f"no script {path.absolute()} on {node}; {_hint(path)}"
 
 
 def _hint(path: Path) -> str:

@@ -14,10 +14,10 @@ import msgspec
 from torch.distributed.elastic.agent.server.api import WorkerSpec
 
 from slurm_elastic.agent.agent import Agent
-from slurm_elastic.agent.attribution import AttributionFeature
 from slurm_elastic.agent.console_log import NOTICE, notice
 from slurm_elastic.agent.event_log import EventLog, FactLines
 from slurm_elastic.agent.features import (
+    AttributionFeature,
     Feature,
     HealthFeature,
     LearnedImportsFeature,

@@ -305,20 +305,17 @@ _WIDTH = 200
 _CAN_HELP = frozenset({Outlook.AGAIN, Outlook.ELSEWHERE})
 
 
-def position(*, reports: bool, calls: int, step: int | None) -> str | None:
+def position(calls: int | None, step: int | None) -> str | None:
     """Return where in the training a worker was; None if that cannot be compared with another round.
 
     Args:
-        reports: True if the script uses the trainer API.
-        calls: Calls of should_stop in this round.
+        calls: Calls of should_stop in this round; None if the script does not use the trainer API.
         step: The step that the script gave to the last of them, in its own count; None if it gave none. The number of
             calls is not comparable: a round may start from a later checkpoint than the one before.
     """
-    if not reports:
-        return None
     if calls == 0:
         return BEFORE_FIRST_STEP
-    return None if step is None else f"at step {step}"
+    return None if calls is None or step is None else f"at step {step}"
 
 
 def fingerprint(attribution: Attribution, text: str, exit_code: int, where: str | None) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,7 +50,8 @@ def strikes(events: Iterable[tuple[float, Mapping[str, Any]]]) -> tuple[Strike, 
     for time, event in events:
         match event:
             case {"event": "round_ended" | "run_ended", "stragglers": [*stragglers]}:
-                nodes = dict.fromkeys(node for straggler in stragglers for node in _straggler_nodes(straggler))
+                names = (straggler.get("node") for straggler in stragglers if isinstance(straggler, Mapping))
+                nodes = dict.fromkeys(node for node in names if isinstance(node, str))
                 struck.extend(Strike(node, time, 1) for node in nodes)
             case {"event": "node_check_failed", "nodes": [str(node)]}:
                 struck.append(Strike(node, time, _ENOUGH))
@@ -81,12 +82,6 @@ def _explained_rounds(events: Iterable[tuple[float, Mapping[str, Any]]]) -> set[
         if event.get("stragglers"):
             rounds.add(event.get("round", newest))
     return rounds
-
-
-def _straggler_nodes(straggler: object) -> Iterator[str]:
-    match straggler:
-        case {"node": str(node)}:
-            yield node
 
 
 def node_domains(events: Iterable[tuple[float, Mapping[str, Any]]]) -> dict[str, str]:

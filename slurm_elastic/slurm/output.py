@@ -393,12 +393,12 @@ def parse_partitions(text: str) -> tuple[PartitionView, ...]:
                 name=fields["PartitionName"],
                 is_default=fields.get("Default") == "YES",
                 state=fields.get("State", ""),
-                grace=_number(fields.get("GraceTime")),
+                grace=_seconds(fields.get("GraceTime")) or 0,
                 preempt_mode=fields.get("PreemptMode", ""),
-                tier=_number(fields.get("PriorityTier")),
+                tier=_seconds(fields.get("PriorityTier")) or 0,
                 max_time=most,
                 default_time=most if default is None else default,
-                nodes=_number(fields.get("TotalNodes")),
+                nodes=_seconds(fields.get("TotalNodes")) or 0,
             )
         )
     return tuple(partitions)
@@ -427,7 +427,3 @@ def parse_limits(text: str) -> tuple[str, ...]:
         for words in lines
         if len(words) == 3 and any(words[1:])
     )
-
-
-def _number(text: str | None) -> int:
-    return int(text) if text and re.fullmatch(r"[0-9]{1,9}", text) else 0

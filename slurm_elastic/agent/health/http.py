@@ -8,7 +8,10 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Protocol
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from slurm_elastic.agent.health.pages import NodePages
 
 MAX_HEAD = 8192
 """Maximum of bytes in the line and headers of a request."""
@@ -117,38 +120,15 @@ OPEN_PAGES = (LIVENESS, "/readyz")
 _READ = ("GET", "HEAD")
 
 
-class Pages(Protocol):
-    """The contents of the pages."""
-
-    def ready(self) -> tuple[bool, str]:
-        """Return whether workers train here, and the state of the agent."""
-
-    def status(self) -> bytes:
-        """Return the status page, JSON."""
-
-    def metrics(self) -> tuple[bytes, str]:
-        """Return the metrics page and its content type."""
-
-    def stacks(self) -> bytes:
-        """Return the stacks of all threads of the workers here and of the agent; takes seconds, called in a thread."""
-
-
-@dataclass(frozen=True, slots=True)
-class Slow:
-    """An answer that takes seconds, so that another thread makes it."""
-
-    make: Callable[[], Response]
-
-
 def find(
     request: Request,
     alive: Callable[[], tuple[bool, str]],
-    pages: Pages,
+    pages: NodePages,
     token: str | None,
     *,
     protected: bool,
-) -> Response | Slow:
-    """Answer a request.
+) -> Response | Callable[[], Response]:
+    """Return the answer to a request, or the function that makes it if that takes seconds.
 
     Args:
         request: The request.
@@ -177,7 +157,7 @@ def find(
         return Response(HTTPStatus.OK, pages.status(), "application/json")
     if request.path == "/metrics":
         return Response(HTTPStatus.OK, *pages.metrics())
-    return Slow(lambda: Response(HTTPStatus.OK, pages.stacks()))
+    return lambda: Response(HTTPStatus.OK, pages.stacks())
 
 
 def _is_local(host: str) -> bool:

@@ -13,13 +13,12 @@ import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from slurm_elastic._version import __version__
 from slurm_elastic.agent.event_log import json_number
 from slurm_elastic.agent.health.state import AgentState, Readings, Reporter, RoundInfo, Stage, lost_seconds
-from slurm_elastic.agent.watchdog.stacks import collect_stacks, process_state
+from slurm_elastic.agent.watchdog.stacks import collect_stacks, process_state, resident
 from slurm_elastic.control import WorkerProgress
 from slurm_elastic.rendezvous.requests import REPORT_LIMIT
 from slurm_elastic.slow_ranks import Pace, scores
@@ -71,7 +70,7 @@ class NodePages:
         return metrics_page(*self._contents()), CONTENT_TYPE
 
     def stacks(self) -> bytes:
-        """Return the stacks of all threads of the workers and of the agent."""
+        """Return the stacks of all threads of the workers and of the agent; takes seconds."""
         round_info = self.reporter.state.round_info
         workers = {pid: rank for rank, _, pid in round_info.workers} if round_info is not None else {}
         stacks = collect_stacks(sorted(workers), _STACKS_TIMEOUT, lambda: self._closing)
@@ -94,7 +93,7 @@ class NodePages:
     def readings(self) -> Readings:
         """Return the facts of now; from any thread."""
         times = os.times()
-        readings = Readings(time.monotonic(), times.user + times.system, _resident())
+        readings = Readings(time.monotonic(), times.user + times.system, resident(os.getpid()))
         for source in self.sources:
             readings = source(readings)
         return readings
@@ -103,14 +102,6 @@ class NodePages:
         state, readings = self.reporter.state, self.readings()
         # The steps of a round that is over are part of the state.
         return state, replace(readings, progress=()) if state.counted else readings
-
-
-def _resident() -> int:
-    # proc_pid_statm(5): size resident ..., in pages
-    try:
-        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, ValueError, IndexError):
-        return 0
 
 
 def _own_stacks() -> str:

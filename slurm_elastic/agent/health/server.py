@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from pathlib import Path
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from torch.distributed.elastic.agent.server.health_check_server import HealthCheckServer
 
@@ -24,15 +24,16 @@ from slurm_elastic.agent.health.http import (
     LIVENESS,
     MAX_HEAD,
     HTTPError,
-    Pages,
     Request,
     Response,
-    Slow,
     find,
     liveness,
     read_request,
 )
 from slurm_elastic.errors import UsageError
+
+if TYPE_CHECKING:
+    from slurm_elastic.agent.health.pages import NodePages
 
 logger = logging.getLogger("slurm_elastic")
 
@@ -198,7 +199,7 @@ class HealthServer(HealthCheckServer):
         alive_callback: Callable[[], int],
         listener: socket.socket,
         timeout: int,
-        pages: Pages | None = None,
+        pages: NodePages | None = None,
         *,
         protected: bool,
         limits: Limits | None = None,
@@ -287,7 +288,7 @@ class HealthServer(HealthCheckServer):
             return liveness(*self._alive())
         try:
             answer = find(request, self._alive, self._pages, self.token, protected=self._protected)
-            return await self._work(answer) if isinstance(answer, Slow) else answer
+            return await self._work(answer) if callable(answer) else answer
         except Exception:
             return self._failed(request)
 
@@ -302,7 +303,7 @@ class HealthServer(HealthCheckServer):
                 return
             await asyncio.sleep(self._second + 1.0 - now)
 
-    async def _work(self, slow: Slow) -> Response:
+    async def _work(self, make: Callable[[], Response]) -> Response:
         """Make an answer in another thread, one at a time."""
         if self._works:
             return Response(
@@ -310,7 +311,7 @@ class HealthServer(HealthCheckServer):
             )
         self._works = True
         try:
-            return await self._loop.run_in_executor(None, slow.make)
+            return await self._loop.run_in_executor(None, make)
         finally:
             self._works = False
 

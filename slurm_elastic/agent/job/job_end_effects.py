@@ -229,7 +229,8 @@ class JobAtEnd:
             # This agent ends with the script's node, or was not started by srun.
             return False
         for _ in range(polls):
-            alive = _srun_listens(self.environ)
+            host, port = self.environ["SLURM_SRUN_COMM_HOST"], self.environ.get("SLURM_SRUN_COMM_PORT", "")
+            alive = _answers(host, int(port)) if host and port.isdigit() else None
             if alive is None:
                 alive = False if self.controller.node_states((first,))[first] is NodeState.DOWN else None
                 if alive is None and self.controller.is_silent:
@@ -267,14 +268,6 @@ def _in_time(call: Callable[[], _T], otherwise: _T) -> _T:
         return answers.get(timeout=_RECORDS_WAIT)
     except queue.Empty:
         return otherwise
-
-
-def _srun_listens(environ: Mapping[str, str]) -> bool | None:
-    """Return True if this step's srun listens; None if that is unknown."""
-    host, port = environ.get("SLURM_SRUN_COMM_HOST"), environ.get("SLURM_SRUN_COMM_PORT", "")
-    if not host or not port.isdigit():
-        return None
-    return _answers(host, int(port))
 
 
 def _answers(host: str, port: int) -> bool | None:

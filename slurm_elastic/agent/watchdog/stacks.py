@@ -50,12 +50,7 @@ def dump_python_stacks(pid: int) -> bool:
     Returns:
         True if the process handles SIGABRT; otherwise no signal was sent.
     """
-    mask = 0
-    with contextlib.suppress(OSError, ValueError):
-        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-            if line.startswith("SigCgt:"):
-                mask = int(line.split()[1], 16)
-    if not mask & 1 << (signal.SIGABRT - 1):
+    if not int(_status(pid, "SigCgt") or "0", 16) & 1 << (signal.SIGABRT - 1):
         return False
     with contextlib.suppress(OSError, ValueError):
         # No core dump of all its memory: a limit of 1 also prevents one that is piped to a program (fs/coredump.c).
@@ -73,10 +68,8 @@ def _kernel_view(pid: int) -> str:
         return f"process {pid} cannot be looked at: {error.strerror}\n"
     lines = [f"process {pid}, {len(threads)} threads: {_read(pid, None, 'cmdline')}"]
     for thread in threads[:_MOST_THREADS]:
-        states = (line for line in _read(pid, thread, "status").splitlines() if line.startswith("State:"))
-        state = next(states, "State: ?").partition(":")[2].strip()
         lines.append(
-            f"thread {thread} {_read(pid, thread, 'comm')}: state {state}, waits in "
+            f"thread {thread} {_read(pid, thread, 'comm')}: state {_status(pid, 'State', thread) or '?'}, waits in "
             f"{_read(pid, thread, 'wchan')}, system call {_read(pid, thread, 'syscall')}"
         )
         # Readable by root only (proc_pid_stack(5)).
@@ -90,6 +83,12 @@ def _read(pid: int, thread: int | None, name: str) -> str:
         return (directory / name).read_bytes()[:65536].replace(b"\0", b" ").decode(errors="replace").strip()
     except OSError:
         return ""
+
+
+def _status(pid: int, key: str, thread: int | None = None) -> str:
+    """Return a value of proc_pid_status(5); empty for none."""
+    lines = _read(pid, thread, "status").splitlines()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith(f"{key}:")), "")
 
 
 def _start_py_spy(pid: int) -> subprocess.Popen[bytes] | None:
@@ -166,6 +165,11 @@ def process_state(pid: int) -> ProcessState | None:
     # pid (name) state ppid ...; the name may itself hold blanks and parentheses.
     fields = text[text.rindex(b")") + 1 :].split()
     return ProcessState(int(fields[1]), fields[0].decode(), int(fields[19]))
+
+
+def resident(pid: int) -> int:
+    """Return the bytes of memory that a process has in RAM; 0 if it has ended."""
+    return int((_status(pid, "VmRSS") or "0").split()[0]) * 1024
 
 
 def nearest_ancestor(pid: int, among: Collection[int]) -> int | None:

@@ -207,13 +207,11 @@ class Watchdog:
             return
         process = process_state(request.pid)
         worker = nearest_ancestor(request.pid, self._workers) if process is not None else None
-        if request.expires_at < 0 and worker is None:
-            # A release may come late, when the round is over.
+        if request.expires_at < 0:
+            # A release may come late, when the round is over and its sender is no worker any more.
             self._timers.release(request)
         elif process is None or worker is None:
             self._unknown_senders += 1
-        elif request.expires_at < 0:
-            self._timers.release(request)
         else:
             # Client and watchdog read the same wall clock at this moment; changes of it later do not matter.
             expires = time.monotonic() + request.expires_at - time.time()
@@ -258,11 +256,8 @@ class Watchdog:
 
     def _look_at_ends(self, now: float) -> None:
         """Tell of workers that have ended while others live."""
-        living = []
-        for worker in self._workers.values():
-            process = process_state(worker.pid)
-            if process is not None and process.state != "Z":
-                living.append(worker)
+        states = {pid: process_state(pid) for pid in self._workers}
+        living = [worker for pid, worker in self._workers.items() if (state := states[pid]) and state.state != "Z"]
         watched = any(worker.attached for worker in self._progress())
         notes = self._ends.check(len(self._workers), len(living), watched=watched, now=now) if self._workers else ()
         ended = [worker for worker in self._workers.values() if worker not in living]

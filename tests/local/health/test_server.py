@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from torch.distributed.elastic.agent.server.health_check_server import HealthCheckServer
 
+from slurm_elastic.agent.health.pages import NodePages
 from slurm_elastic.agent.health.server import HealthServer, HealthSettings, Limits, listen
 from tests.local.waiting import HANG, descriptors, eventually
 
@@ -24,7 +25,7 @@ PATIENT = Limits(connections=8, request_seconds=60, idle_seconds=60, answer_seco
 STRICT = Limits(connections=8, request_seconds=0.3, idle_seconds=0.5, answer_seconds=0.5)
 
 
-class Pages:
+class Pages(NodePages):
     """Pages of a node, one of them slow and one broken."""
 
     def __init__(self) -> None:

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from slurm_elastic.agent.attribution import AttributionFeature, memory_kills, resident
-from slurm_elastic.agent.features import RunningRound
-from slurm_elastic.agent.root_cause import last_output
+from slurm_elastic.agent.features import AttributionFeature, RunningRound
+from slurm_elastic.agent.root_cause import last_output, memory_kills
+from slurm_elastic.agent.watchdog.stacks import resident
 from slurm_elastic.control import WorkerProgress
 from slurm_elastic.rendezvous.membership import Reason, WorkerFailure
 from slurm_elastic.rendezvous.membership.assignment import Place

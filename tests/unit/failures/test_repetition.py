@@ -73,13 +73,13 @@ def test_hangs_are_the_same_at_the_same_step() -> None:
 
 
 @pytest.mark.parametrize(
-    ("reports", "calls", "step", "where"),
+    ("calls", "step", "where"),
     [
-        (False, 0, None, None),
-        (True, 0, None, BEFORE_FIRST_STEP),
-        (True, 7, None, None),
-        (True, 7, 107, "at step 107"),
+        (None, None, None),
+        (0, None, BEFORE_FIRST_STEP),
+        (7, None, None),
+        (7, 107, "at step 107"),
     ],
 )
-def test_where_a_worker_was(reports: bool, calls: int, step: int | None, where: str | None) -> None:
-    assert position(reports=reports, calls=calls, step=step) == where
+def test_where_a_worker_was(calls: int | None, step: int | None, where: str | None) -> None:
+    assert position(calls, step) == where

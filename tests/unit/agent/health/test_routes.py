@@ -4,12 +4,13 @@ from http import HTTPStatus
 
 import pytest
 
-from slurm_elastic.agent.health.http import Request, Response, Slow, find
+from slurm_elastic.agent.health.http import Request, Response, find
+from slurm_elastic.agent.health.pages import NodePages
 
 TOKEN = "0123456789abcdef"
 
 
-class Pages:
+class Pages(NodePages):
     def __init__(self, ready: bool = True) -> None:
         self._ready = ready
 
@@ -39,7 +40,7 @@ def ask(
 ) -> Response:
     request = Request(method, path, authorization, keep_open=True, host=host)
     answer = find(request, lambda: (alive, "words"), Pages(ready), token, protected=protected)
-    return answer.make() if isinstance(answer, Slow) else answer
+    return answer() if callable(answer) else answer
 
 
 @pytest.mark.parametrize(("well", "status"), [(True, 200), (False, 503)])
