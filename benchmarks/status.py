@@ -97,15 +97,12 @@ async def _ask(size: int, repetitions: int) -> tuple[list[float], int, float]:
 
 
 def _report(index: int) -> str:
-    now = time.monotonic()
-    place = Place("", f"n{index}", index, _WORKERS, _WORKERS * index, "", 0, 0)
-    assignment = Assignment(1, place, 0, Reason.START, 1024, 8192, "n0", 1, 0, members="n[0-1023]")
-    round_info = RoundInfo(assignment, {local: 4000 + local for local in range(_WORKERS)})
-    state = AgentState(
-        "benchmark", f"n{index}", "1", f"n{index}/1.0/1", now - 60, stage=Stage.TRAINING, round_info=round_info
-    )
-    progress = [WorkerProgress(local, True, 1200, 51200, 51000, 0.04, False, 59.0, 50001) for local in range(_WORKERS)]
-    return live_report(state, Readings(now, progress=progress), {4000 + local: "R" for local in range(_WORKERS)})
+    place = Place("", "", index, _WORKERS, _WORKERS * index, "", 0, 0)
+    pids = {local: 4000 + local for local in range(_WORKERS)}
+    info = RoundInfo(Assignment(1, place, 0, Reason.START, 1024, 8192, "n0", 1, 0), pids)
+    state = AgentState("run", f"n{index}", "1", f"n{index}/1.0/1", 0.0, stage=Stage.TRAINING, round_info=info)
+    progress = [WorkerProgress(local, True, 1200, 51200, 51000, 0.04, False, 59.0, 50001) for local in pids]
+    return live_report(state, Readings(60.0, progress=progress), dict.fromkeys(pids.values(), "R"))
 
 
 if __name__ == "__main__":

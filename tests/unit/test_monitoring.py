@@ -28,9 +28,8 @@ _BY = re.compile(r"\bby \(([a-z_, ]+)\)")
 @pytest.fixture(scope="module")
 def labels() -> dict[str, set[str]]:
     """The labels of every metric there is."""
-    place = Place("n1/7.0/1", "n1", 0, 1, 0, "w", 0, 1)
-    round_info = RoundInfo(Assignment(1, place, 0, Reason.START, 1, 1, "n1", 1, 0), {0: 1})
-    state = AgentState("7", "n1", "7", "n1/7.0/1", 0.0, round_info=round_info, notices=("SIGTERM",))
+    info = RoundInfo(Assignment(1, Place("n1", "n1", 0, 1, 0, "w", 0, 1), 0, Reason.START, 1, 1, "n1", 1, 0), {0: 1})
+    state = AgentState("7", "n1", "7", "n1/7.0/1", 0.0, round_info=info, notices=("SIGTERM",))
     slow = (SlowRank(0, Pace(1.0, 1.0, 0.0, 0.0, 1.0, 1), Score(0.5, 1.0)),)
     progress = WorkerProgress(0, True, 1, 1, None, 1.0, False)
     readings = Readings(1.0, watchdog_age=0.0, progress=(progress,), slow=slow)

@@ -226,9 +226,9 @@ def test_whoever_is_no_worker_is_not_believed(node: Node) -> None:
 
 def test_a_round_that_is_over_kills_nobody(node: Node) -> None:
     worker = node.worker("ask('step', 600); time.sleep(300)")
-    eventually(lambda: len(node.watchdog.timers) == 1)
+    eventually(lambda: len(node.watchdog._timers) == 1)
     node.watchdog.unwatch()
-    assert len(node.watchdog.timers) == 0
+    assert len(node.watchdog._timers) == 0
     node.watchdog.expect()
     other = node.process("ask('other', 0.1); time.sleep(300)")
     node.watchdog.watch([Watched(process.pid, 0, 0, 1, None) for process in (worker, other)])
@@ -242,7 +242,7 @@ def test_a_watchdog_that_stood_still_takes_nobody_for_hung(node: Node, monkeypat
     assert worker.stdout is not None
     assert worker.stdin is not None
     worker.stdout.readline()
-    eventually(lambda: len(node.watchdog.timers) == 1)
+    eventually(lambda: len(node.watchdog._timers) == 1)
     # As when the job is suspended for an hour: that clock goes on (clock_gettime(2)).
     monotonic = time.monotonic
     clock = SimpleNamespace(monotonic=lambda: monotonic() + 3600, time=time.time)

@@ -30,8 +30,7 @@ SLOW = SlowRank(1, Pace(1.0, 0.9, 0.1, 0.1, 0.5, 8), Score(0.5, 0.556, 0.45))
 
 
 def report(rank: int, pace: Pace | None, round_: int = 3) -> str:
-    assignment = replace(PLACED, round=round_, place=replace(PLACED.place, base_rank=rank))
-    round_info = RoundInfo(assignment, {0: 100})
+    round_info = RoundInfo(replace(PLACED, round=round_, place=replace(PLACED.place, base_rank=rank)), {0: 100})
     state = AgentState("7", "n", "7", "n", since=0.0, stage=Stage.TRAINING, round_info=round_info)
     progress = [WorkerProgress(0, True, 9, 9, None, 0.1, False, 9.0, 1)]
     return live_report(state, Readings(10.0, progress=progress, paces={} if pace is None else {0: pace}), {})

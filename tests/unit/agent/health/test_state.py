@@ -9,31 +9,19 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from slurm_elastic.agent.health.metrics import metrics_page
 from slurm_elastic.agent.health.pages import status_page
-from slurm_elastic.agent.health.state import (
-    CHANGE_BUCKETS,
-    AgentState,
-    Readings,
-    RoundInfo,
-    Stage,
-    enter,
-    lost_seconds,
-)
+from slurm_elastic.agent.health.state import CHANGE_BUCKETS, AgentState, Readings, RoundInfo, Stage, enter, lost_seconds
 from slurm_elastic.control import WorkerProgress
 from slurm_elastic.rendezvous.membership import Place, Reason
 from slurm_elastic.rendezvous.transport.messages import Assignment
 from slurm_elastic.slow_ranks import Pace, Score, SlowRank
 
-PLACED = Assignment(
-    *(1, Place("n2/7.0/1", "n2", 1, 2, 2, "w", 2, 8), 3, Reason.NODE_LOST, 4, 8, "n1", 1),
-    restarts=1,
-    members="n[1-4]",
-)
-PLACE = RoundInfo(PLACED, {0: 100, 1: 101})
+PLACE = Place("n2/7.0/1", "n2", 1, 2, 2, "w", 2, 8)
+PLACED = Assignment(1, PLACE, 3, Reason.NODE_LOST, 4, 8, "n1", 1, 1, members="n[1-4]")
 START = AgentState("7", "n2", "7", "n2/7.0/1", since=10.0, changing_since=10.0, max_restarts=3)
 
 
 def train(state: AgentState, now: float) -> AgentState:
-    return enter(replace(state, round_info=PLACE), Stage.TRAINING, now)
+    return enter(replace(state, round_info=RoundInfo(PLACED, {0: 100, 1: 101})), Stage.TRAINING, now)
 
 
 def test_time_without_workers_is_lost_until_they_run() -> None:
