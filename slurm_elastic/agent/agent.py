@@ -62,13 +62,6 @@ class Agent:
     """One node's agent.
 
     Args:
-        spec: torch's description of the workers.
-        logs_specs: The destinations of the workers' output.
-        rendezvous: The identity of this agent, and the run it belongs to.
-        coordination: The connection to the leader, made or being made.
-        notices: The signals that this process has received.
-        diagnosis: Finds out why Slurm has sent them.
-        starter: Starts the processes of a round.
         features: The agent's features, called in this order.
         shutdown_timeout: Seconds between SIGTERM and SIGKILL for workers whose round ends as planned.
         worker_signal: The signal to workers when a planned end of their round is announced; None for none.

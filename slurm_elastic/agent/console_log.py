@@ -35,8 +35,6 @@ def configure_logging(node: str, stream: TextIO | None = None, *, brief: bool = 
     torch reads for its elastic loggers (elastic/utils/logging.py, 2.13), sets the level of all.
 
     Args:
-        node: Slurm's name of this node.
-        stream: The stream to write to; None for stderr.
         brief: True to leave out details, unless LOGLEVEL is set.
 
     Raises:
@@ -79,11 +77,7 @@ class LogFile(logging.Handler):
         self._lines.put(f"{logging.Formatter().formatTime(record)} {_text(record)}\n")
 
     def open(self, append: Callable[[str], None]) -> None:
-        """Start to write.
-
-        Args:
-            append: Appends text to the file.
-        """
+        """Start to write."""
         thread = threading.Thread(target=self._write, args=(append,), name="slurm-elastic-log", daemon=True)
         thread.start()
 

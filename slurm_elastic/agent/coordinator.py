@@ -44,7 +44,6 @@ class CoordinatorSettings:
     """The settings of a coordinator.
 
     Attributes:
-        run_dir: The run directory, opened.
         agent, node: The coordinator's identity, as of an agent, and the node that it runs on.
         address: The address at which agents reach it.
         min_nodes, max_nodes, max_restarts, options: The settings of the run while the coordinator leads it.
@@ -70,8 +69,6 @@ def coordinate(settings: CoordinatorSettings, notices: Notices, submit: Callable
     """Lead the run, or stand by to lead it, until the run ends or a signal comes.
 
     Args:
-        settings: The settings of this coordinator.
-        notices: The signals that this process has received.
         submit: Submits the job of the run, after the coordinator has connected, and returns the job's id; None to
             submit none.
 
@@ -172,7 +169,6 @@ def _wait_for_end(
     Args:
         coordination, records, notices, grace: See `coordinate`.
         fds: Readable for each of these, in this order.
-        job: The job.
     """
     leave_by: float | None = None
     _, _, job_over, takes_over = fds
@@ -231,8 +227,6 @@ def queue_watch(job: str | None, controller: Controller, interval: float) -> Ite
 
     Args:
         job: The id of the job, or of the array; None to watch no job.
-        controller: Slurm's controller; only the thread uses it.
-        interval: Seconds between two questions.
     """
     stopping, fd = threading.Event(), os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
 

@@ -34,9 +34,7 @@ class Reached:
     """The progress of the workers, in the script's own steps; None where that is unknown.
 
     Attributes:
-        step: The newest step.
         checkpoint: The step of the newest checkpoint.
-        nodes: The number of nodes of the round.
     """
 
     step: int | None = None
@@ -48,8 +46,6 @@ class FactLines:
     """Gathers events, and returns lines.
 
     Args:
-        run: The id of the run.
-        max_restarts: The maximum of restarts of the run.
         reached: Returns how far the workers of this agent are.
     """
 
@@ -75,7 +71,6 @@ class FactLines:
         """Take in an event, and return the lines that are due.
 
         Args:
-            entry: The event.
             origin: The step of the snapshot that the workers of a round start from; None for none.
         """
         fields = entry.fields
@@ -105,11 +100,7 @@ class FactLines:
         return ()
 
     def rest(self, last: str = "") -> tuple[str, ...]:
-        """Return the line about the events of which no new round has told.
-
-        Args:
-            last: What is next.
-        """
+        """Return the line about the events of which no new round has told."""
         leaves = len(self._named("left"))
         # Those that leave are told of when their round is over.
         if not self.pending or (last and leaves and not self._over):
@@ -235,7 +226,6 @@ class EventLog:
     Args:
         run_dir: The run directory; its ``events/<node>.jsonl`` gets one JSON object per event: time (of this node's
             clock, for people), event, node (the writer), schema (see docs/events.md), text, and the event's own fields.
-        node: Slurm's name of this node.
         destination: The name of torch's event handler (torchrun's ``--event-log-handler``).
         facts: Makes lines for people of the events; None where each event is a line.
     """
@@ -253,8 +243,6 @@ class EventLog:
         """Record one event. Returns at once.
 
         Args:
-            entry: The event.
-            level: The level of its line in the log.
             origin: See `FactLines.tell`.
         """
         logger.log(level, "%s", entry.text)

@@ -55,7 +55,6 @@ class RunningRound:
     """The workers of a round on this node.
 
     Attributes:
-        assignment: The assignment of this node.
         pids: The workers' process ids by local rank.
         environments: The variables that were added to each worker's environment, by local rank.
         progress: Returns the workers' progress by local rank; from any thread.
@@ -240,11 +239,9 @@ class SnapshotFeature(Feature):
     """Keeps the snapshots of workers in memory for the workers of later rounds.
 
     Args:
-        rendezvous: The identity of this agent, and its run.
         is_leaving: Returns True if a signal has asked this agent to leave.
         replicas: Number of copies on another node of what one rank alone has.
         fork_server: Forks the process that writes checkpoints; None if that has to import torch itself.
-        slots: Number of snapshots that this agent holds.
 
     Raises:
         OSError: The memory cannot be made.
@@ -329,12 +326,7 @@ class SnapshotFeature(Feature):
 
 
 class LearnedImportsFeature(Feature):
-    """Starts workers without learned imports after one that may have died of them; once, and uncharged.
-
-    Args:
-        fork_server: The fork server of the workers.
-        now: Returns the monotonic time in seconds.
-    """
+    """Starts workers without learned imports after one that may have died of them; once, and uncharged."""
 
     def __init__(self, fork_server: ForkServer, now: Callable[[], float] = time.monotonic) -> None:
         self._fork_server, self._now = fork_server, now

@@ -91,11 +91,9 @@ def step(
     """Return the next knowledge, and what the user is told now.
 
     Args:
-        watch: The knowledge before.
         event: An event of the run, or a look.
         incarnation: Of the run; a failure or a wait in another one is another event.
         after: Seconds after which a wait is worth a notification.
-        now: Monotonic time.
     """
     if isinstance(event, Entry):
         return _happened(watch, event, incarnation, now)
@@ -148,9 +146,6 @@ def deliver(
     Args:
         target: A command for /bin/sh, or a URL.
         run_dir: Where it is written down that it was delivered.
-        node: Slurm's name of this node.
-        notification: The notification.
-        limit: Seconds that this takes at most.
     """
     record = {
         **stamp(notification.event, node),
@@ -175,13 +170,8 @@ class NotifyFeature(Feature):
     """Watches the run, and has its events delivered.
 
     Args:
-        settings: The user's options.
-        run_dir: The run directory.
-        node: Slurm's name of this node.
-        incarnation: Of the run.
         leads: Returns True if this agent leads the run; from any thread.
         loops: Returns the loops of the run; None for those of which its run directory tells.
-        loop_interval: Seconds between two calls of `loops`.
     """
 
     def __init__(

@@ -64,7 +64,6 @@ class ReplaceSettings:
 
     Attributes:
         after: Seconds without a node after which a job is submitted for it.
-        limit: The number of jobs that are submitted in all.
     """
 
     after: float
@@ -139,7 +138,6 @@ def leader_node(option: str | None, job: SlurmJob | None, node: str, *, shared: 
     Args:
         option: ``--leader-node``; None for the first node of the job.
         job: The Slurm job this agent runs in; None outside Slurm.
-        node: Slurm's name of this node.
         shared: True if other jobs have nodes in the run, too; then the leader's node may be one of theirs.
 
     Raises:
@@ -177,7 +175,6 @@ class RequeuePolicy:
     Attributes:
         max_requeues: How often the job is requeued because of its time limit, at most.
         max_excluded: The number of bad nodes that the job excludes when it starts again, at most.
-        meaning: The meaning of signals for which Slurm gives no reason.
     """
 
     max_requeues: int = _MAX_REQUEUES
@@ -217,8 +214,6 @@ def positive_seconds(option: str, text: str, others: str = "") -> float:
     """Return the value of an option that is a number of seconds above 0.
 
     Args:
-        option: Its name.
-        text: As given.
         others: What else it can be, as in "nor off"; empty for nothing.
 
     Raises:
@@ -247,10 +242,6 @@ def _number(text: str) -> float:
 
 def require_entry_point(options: argparse.Namespace, node: str) -> None:
     """Check the script or program; not a module, because finding that may import its packages.
-
-    Args:
-        options: The parsed command line.
-        node: Slurm's name of this node, for the message.
 
     Raises:
         UsageError: It does not exist, or cannot be read or executed.

@@ -36,10 +36,6 @@ class ProgressLog(Feature):
 
     Args:
         run_dir: The run directory; its ``progress/<node>.<job>.jsonl`` gets the records.
-        node: Slurm's name of this node.
-        agent: The identity of the agent.
-        workers: The number of workers on this node.
-        max_restarts: The maximum of restarts of the run.
         domain: Its failure domain; empty if none is known.
         pauses: Shortest and longest time in seconds between two records of the steps of a round; each pause is twice
             the one before.

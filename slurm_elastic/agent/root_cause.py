@@ -82,8 +82,6 @@ def elsewhere(round_end: Interrupted | Ended | None, rank: int, text: str) -> st
 
     Args:
         round_end: What the leader has said of the end of the round; None if the round ended here.
-        rank: Of the worker.
-        text: What it has written last.
     """
     error = ""
     match round_end:
@@ -119,9 +117,6 @@ def memory_kills(root: Path = _ROOT) -> int | None:
     """Return the number of processes of this agent's control group that the kernel has killed for lack of memory.
 
     Workers are in the control group of their agent. Where it has no counter, those of the whole node are counted.
-
-    Args:
-        root: The root of the file system, for tests.
 
     Returns:
         The number since the control group was made, or since the node booted; None if the kernel does not say.

@@ -76,7 +76,6 @@ def join(settings: AgentSettings, command: Sequence[str]) -> RunDir:
 
     Args:
         settings: The settings. The run is another one than there where a step has other runs before it.
-        command: Script and arguments.
 
     Raises:
         UsageError: The run has another script or other arguments.
@@ -157,8 +156,6 @@ class _Run:
     """One agent's part in its run.
 
     Args:
-        settings: The settings.
-        rendezvous: The same for the rendezvous.
         fork_server: See `launch`.
         health: The pages of the health port.
     """

@@ -142,7 +142,6 @@ def resolve(options: argparse.Namespace, environ: Mapping[str, str], own_run: st
     OMP_NUM_THREADS is set to 1 in this process if it is not set and the node has several workers, as torchrun does.
 
     Args:
-        options: The parsed command line.
         environ: Slurm's variables and those of etcd. torch reads its own from `os.environ`.
         own_run: Id of the run of this step, if it is known already and not that of its number.
 

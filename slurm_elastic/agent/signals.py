@@ -31,7 +31,6 @@ class Received(NamedTuple):
     """One signal.
 
     Attributes:
-        signal: The signal.
         at: The monotonic time of this process in seconds.
     """
 

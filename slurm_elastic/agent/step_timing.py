@@ -54,7 +54,6 @@ class StepTimingFeature(Feature):
     Args:
         reports: Returns the reports of all agents, see `leader_reports`.
         record: Records an event with a level of the log; from any thread.
-        look: Seconds between two looks.
     """
 
     def __init__(

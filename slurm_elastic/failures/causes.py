@@ -69,7 +69,6 @@ class Cause:
     Attributes:
         name: The name of the cause in records; never changed, as programs read it.
         title: The cause in a few words; empty for a row that says no more than the message of the failure.
-        domain: The part of the run that has failed.
         outlook: What another start can bring.
         text: Found in the text of the failure; `^` stands for the beginning of a line. None if `signals` alone tell.
         signals: Numbers of signals by one of which the worker ended; empty for every end.
@@ -270,12 +269,7 @@ def attribute(text: str, exit_code: int | None = None) -> Attribution:
 
 
 def explanation(cause: str, detail: str = "") -> str:
-    """Return a cause in one line for people; empty for one that says no more than the failure itself.
-
-    Args:
-        cause: The name of a row.
-        detail: Of the attribution.
-    """
+    """Return a cause in one line for people; empty for one that says no more than the failure itself."""
     row = named(cause)
     if row is None or not row.title:
         return ""
@@ -325,7 +319,6 @@ def fingerprint(attribution: Attribution, text: str, exit_code: int, where: str 
     that does not say where it was has one only if a restart will not help.
 
     Args:
-        attribution: Of the failure.
         text: The traceback of the worker, or the end of its stderr.
         exit_code: Of the worker, negative for a signal.
         where: Of the worker, see `position`.

@@ -27,7 +27,6 @@ class Strike:
     """One strike.
 
     Attributes:
-        node: Slurm's name of the node.
         time: Seconds since 1970, by the clock of the node that has recorded it.
         weight: Strikes as which it counts; two make a bad node.
     """
@@ -107,7 +106,6 @@ def bad_nodes(found: Iterable[Strike], now: float, expiry: float = EXPIRY) -> tu
     """Return the bad nodes, the worst first.
 
     Args:
-        found: All strikes.
         now: Seconds since 1970.
         expiry: Seconds after which a strike counts no more.
     """
@@ -122,12 +120,7 @@ def bad_nodes(found: Iterable[Strike], now: float, expiry: float = EXPIRY) -> tu
 
 
 def bad_domains(bad: Iterable[str], domains: Mapping[str, str]) -> dict[str, int]:
-    """Return the failure domains that are bad themselves, and not their nodes, each with the number of these.
-
-    Args:
-        bad: The bad nodes.
-        domains: Of all nodes of the run.
-    """
+    """Return the failure domains that are bad themselves, and not their nodes, each with the number of these."""
     numbers = Counter(domains.get(node, "") for node in bad)
     return {domain: number for domain, number in numbers.items() if domain and number >= _MANY}
 
@@ -136,8 +129,6 @@ def nodes_to_exclude(bad: Sequence[str], domains: Mapping[str, str], most: int) 
     """Return the nodes without which a run goes on; none if all nodes are bad, as it is not the nodes then.
 
     Args:
-        bad: The bad nodes, the worst first.
-        domains: Of all nodes of the run.
         most: Maximum of nodes; a bad domain with all its nodes counts as one.
     """
     if set(domains) <= set(bad):
@@ -159,7 +150,6 @@ def exclusion(present: Iterable[str], ours: Collection[str], bad: Iterable[str])
     Args:
         present: The nodes that it excludes now.
         ours: Those of them that an earlier requeue has added; the others are the user's.
-        bad: The bad nodes.
     """
     users = [node for node in present if node not in ours]
     return tuple(dict.fromkeys([*users, *bad]))
@@ -183,10 +173,7 @@ class Loop:
 
     Attributes:
         loop: ``no_checkpoint``, ``node_flapping`` or ``leader_changes``.
-        text: One line.
-        advice: What a person can do.
         since: Seconds since 1970 at which it began.
-        nodes: The nodes that it is about.
     """
 
     loop: str

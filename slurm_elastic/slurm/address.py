@@ -128,8 +128,6 @@ def gather_facts(
     """Look up the facts that `choose_address` needs for this preference. The name service may block for seconds.
 
     Args:
-        preference: The user's options.
-        node: Slurm's name of this node.
         toward: Name or address of the leader's node, or of any other node; None if none is known.
         controller: Gives NodeAddr; None outside Slurm.
     """
@@ -302,7 +300,6 @@ def port_sequence(run_id: str, restart_count: int, ephemeral_low: int, reserved:
     they are in 10000 to 32767 all the same; agents skip ports in use.
 
     Args:
-        run_id: Id of the run.
         restart_count: Restart count of the job, so that a requeued job does not find the leader of its earlier start.
         ephemeral_low: Lowest port of the ephemeral range, see `ephemeral_low`.
         reserved: SLURM_STEP_RESV_PORTS, the same for all agents of the step.

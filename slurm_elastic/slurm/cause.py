@@ -65,7 +65,6 @@ class Diagnosis:
     """The cause of a signal and the time that is left.
 
     Attributes:
-        cause: The cause.
         seconds: Seconds until Slurm kills the job; None if Slurm will not end it, or if that is unknown.
         detail: The facts behind the diagnosis, for the log.
     """
@@ -89,7 +88,6 @@ def presume(signals: Sequence[signal.Signals], elapsed: float, meaning: SignalDe
         signals: The signals that came, in the order in which this process noted them. It may note two that come within
             a millisecond in either order, so the order of SIGCONT and SIGTERM has no meaning.
         elapsed: Seconds since the newest of them, by the own monotonic clock.
-        meaning: The meaning of the signals.
     """
     asked = [number for number in signals if number is not signal.SIGCONT]
     names = ", ".join(dict.fromkeys(number.name for number in asked))

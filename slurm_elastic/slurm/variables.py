@@ -197,11 +197,6 @@ def job_and_step_nodes(
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the nodes of the job and those of the step; outside a step both are the same.
 
-    Args:
-        environ: The environment of this process.
-        in_step: True if srun started this process.
-        is_het: True in a heterogeneous job.
-
     Raises:
         UsageError: Variables are missing or malformed, or contradict each other.
     """

@@ -22,11 +22,7 @@ _FIELD = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*([\t\x20-\x7e\x80-\xf
 
 
 class HTTPError(Exception):
-    """Raised for a request that the server answers by an error before it closes the connection.
-
-    Attributes:
-        status: Status of the answer.
-    """
+    """Raised for a request that the server answers by an error before it closes the connection."""
 
     def __init__(self, status: HTTPStatus, why: str) -> None:
         super().__init__(why)
@@ -38,8 +34,6 @@ class Request:
     """A request.
 
     Attributes:
-        method: Method, such as GET.
-        path: Path without the query.
         authorization: The header of that name; empty for none.
         keep_open: True if the client may send more requests on this connection.
         host: Name or address by which the client has found this server, without the port; empty if it sends none.
@@ -54,14 +48,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """An answer.
-
-    Attributes:
-        status: Status.
-        body: Body.
-        content_type: Content type of the body.
-        headers: Further header lines.
-    """
+    """An answer."""
 
     status: HTTPStatus
     body: bytes
@@ -131,9 +118,7 @@ def find(
     """Return the answer to a request, or the function that makes it if that takes seconds.
 
     Args:
-        request: The request.
         alive: Returns whether the agent is alive, and a line about it.
-        pages: The pages.
         token: Token that clients have to send; None if none is valid.
         protected: True if all pages but `OPEN_PAGES` require the token; the stacks always require it.
     """

@@ -30,11 +30,7 @@ _TRAINS = (Stage.TRAINING, Stage.DONE)
 class NodePages:
     """The pages of the health port.
 
-    Args:
-        reporter: The agent's reporter.
-
     Attributes:
-        reporter: The agent's reporter.
         sources: The functions that add what they know to readings; called in this order, from any thread.
     """
 
@@ -201,8 +197,6 @@ def live_report(state: AgentState, readings: Readings, letters: Mapping[int, str
     """Return the report as JSON of at most `REPORT_LIMIT` characters; docs/events.md has the schema.
 
     Args:
-        state: The present state of the agent.
-        readings: What its features know.
         letters: State of each worker's process by process id, as proc_pid_stat(5) names it.
     """
     report: dict[str, Any] = {

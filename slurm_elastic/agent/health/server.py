@@ -191,7 +191,6 @@ class HealthServer(HealthCheckServer):
         timeout: Seconds without activity after which the agent is not alive.
         pages: The pages; None for liveness alone, at any path.
         protected: True if all pages but liveness require the token.
-        limits: Limits for clients.
     """
 
     def __init__(

@@ -32,8 +32,6 @@ def health_port(settings: HealthSettings | None, run_dir: RunDir, state: AgentSt
 
     Args:
         settings: The settings; None for no port.
-        run_dir: The run directory, opened.
-        state: The first state of the agent.
 
     Raises:
         UsageError: See `listen`.
@@ -64,7 +62,6 @@ def withdraw_lost(run_dir: RunDir, agent: str) -> None:
     Another user may have the port by now, to whom Prometheus would send the token of the run.
 
     Args:
-        run_dir: The run directory.
         agent: The identity of the agent, ``node/job.restarts/pid``.
     """
 

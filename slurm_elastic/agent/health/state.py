@@ -65,7 +65,6 @@ class Leave:
     """An announced departure of this agent.
 
     Attributes:
-        reason: Why.
         detail: The same for people.
         by: Monotonic time at which the agent has to be gone; None if that is unknown.
     """
@@ -81,8 +80,6 @@ class AgentState:
 
     Attributes:
         run, node, job, agent: Names; see the agent's settings.
-        max_restarts: Maximum of restarts of the run.
-        stage: The stage.
         since: Monotonic time at which the stage began.
         round_info: This node's part in the present round, or in its last one; None before the first.
         notices: Reasons for which this agent had to leave, the first one first.
@@ -129,7 +126,6 @@ class Readings:
     """Facts that are read for each request.
 
     Attributes:
-        now: Monotonic time.
         cpu_seconds, resident_bytes: CPU time and resident memory of the agent's own process.
         leader: The leader's node, as far as this agent knows.
         leads: True if this agent leads.
@@ -201,9 +197,6 @@ class Reporter:
 
     The main loop sleeps until an event comes, so its silence means nothing. For a request of liveness the reporter
     wakes it by `fd`, if its last activity is old; the time without an answer is its silence.
-
-    Args:
-        state: The first state.
 
     Attributes:
         fd: Readable when the main loop has to answer; for a selector.

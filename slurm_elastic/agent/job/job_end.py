@@ -34,12 +34,10 @@ class AgentEnd:
     """An agent that has ended, and its part in its job.
 
     Attributes:
-        exit_code: The exit code of the agent.
         gave_up: True if it ended alone, see AgentOutcome.
         diagnoses: True if this is the agent of its job that has asked Slurm why the job has to end.
         leads: True if it led the run to the end.
         shares_run: True if agents of other jobs may belong to the run.
-        represents_job: The result of the function of that name.
     """
 
     exit_code: ExitCode
@@ -91,8 +89,6 @@ def represents_job(job: SlurmJob, agent: str, assignment: Assignment | None) -> 
     round.
 
     Args:
-        job: The agent's job.
-        agent: The identity of the agent.
         assignment: Its last assignment; None if it never had one.
     """
     if assignment is None or job_of(assignment.leader) == job_of(agent):
@@ -109,8 +105,6 @@ def other_agents(
     Nodes with a known agent come first: if one of them lives, no other node has to be asked.
 
     Args:
-        job: The agent's job.
-        agent: The identity of the agent.
         members: The members of the newest round on record; None if that cannot be read, or if agents outside of it
             count, too.
         successors: The members that the leader has named to this agent; used if `members` is None. Then all other nodes
@@ -158,7 +152,6 @@ class RequeueDecision:
     """The decision about a job.
 
     Attributes:
-        requeue: Whether the job is requeued.
         why: Line for the log; empty for none.
         counted: True if the requeue counts for the maximum of requeues after time limits.
     """

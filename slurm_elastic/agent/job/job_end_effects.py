@@ -55,17 +55,9 @@ class JobAtEnd:
     """One agent's job, when the agent has ended.
 
     Attributes:
-        job: The Slurm job this agent runs in.
-        agent: The identity of the agent.
-        run_dir: The run directory.
-        records: The records of the run.
         incarnation: The incarnation whose rounds count.
-        policy: The user's requeue policy.
         told: The members that the leader has named to this agent.
         signal_fd: A descriptor that is readable after a signal, which tells that Slurm is ending the job already.
-        environ: The environment of this agent.
-        controller: Slurm's controller.
-        say: Prints one line for people.
     """
 
     job: SlurmJob

@@ -72,11 +72,6 @@ def asks_slurm(run_dir: RunDir, job: SlurmJob, agent: str) -> bool:
 
     This is the agent of the job's first node or, if that has none, the first agent of the job in the newest round. The
     function reads the run directory, so it may block.
-
-    Args:
-        run_dir: The run directory.
-        job: The Slurm job this agent runs in.
-        agent: The identity of this agent.
     """
     if job.node_rank == 0:
         return True
@@ -94,9 +89,7 @@ class SignalDiagnosis:
     """The signals of this agent and their causes.
 
     Args:
-        notices: The signals that this process has received.
         job: The Slurm job this agent runs in; None outside Slurm.
-        meaning: The meaning of signals for which Slurm gives no reason.
         controller: Slurm's controller; None outside Slurm.
         record: Records signals and their diagnosis; may block. Called in the thread, by the agent that asks.
         is_asker: Returns True if this is the agent that asks; may block. Called in the thread after the first signal.
@@ -395,10 +388,7 @@ def signal_diagnosis(
     """Return what finds out why Slurm signals this process, and keeps that in the run directory.
 
     Args:
-        run_dir: The run directory.
         job: The Slurm job this agent runs in; None outside Slurm.
-        agent: The identity of this agent.
-        meaning: The meaning of signals for which Slurm gives no reason.
         checkpoint: Returns the step of the newest checkpoint that a worker here has reported.
         newest_save: Returns the seconds that it took.
     """

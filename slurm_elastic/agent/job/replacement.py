@@ -136,7 +136,6 @@ def intended_size(events: Iterable[tuple[float, Mapping[str, Any]]], claims: Cla
 
     Args:
         events: The events of the run, each with its time in seconds since 1970.
-        claims: All claims.
     """
     first = claims[0][0].nodes if 0 in claims else 0
     gone = [claim for claim, result in claims.values() if result is not None and result.end == "gone"]
@@ -218,9 +217,7 @@ class Run:
     """A run, for `Replacer`.
 
     Attributes:
-        run_dir: Its directory.
         first: The nodes for which it waits at its start.
-        least, most: Its bounds.
         max_excluded: How many nodes with strikes a job excludes at most.
     """
 
@@ -257,12 +254,7 @@ class Replacer(Feature):
     """Has lost nodes replaced while this agent leads, in a thread of its own; `look` is one turn of it.
 
     Args:
-        settings: The user's options.
-        run: The run.
         led: Returns the agents of the run if this agent leads, with True if it did last; otherwise None.
-        newest_epoch: Returns the newest term on record.
-        submission: Submits jobs.
-        controller: Slurm's controller.
     """
 
     def __init__(
@@ -302,7 +294,6 @@ class Replacer(Feature):
         """Cancel what waits for a run that is over.
 
         Args:
-            code: Exit code of this agent.
             leads: True if it led the run at its end.
         """
         if self._thread.ident is not None:

@@ -47,15 +47,10 @@ def requeue_job(
 
     Args:
         run_dir: The directory of the run, which is not finished.
-        job: The job whose part in the run is over.
         status: The highest exit code of its agents.
-        controller: Slurm's controller.
-        policy: The user's requeue policy.
         failed: True if the run has failed for good.
-        say: Prints one line for people.
         others_go_on: True if other agents of the job may still train, so that it is requeued only if Slurm ends it
             anyway, or a person has requested it.
-        wait: Seconds to wait for a slurmctld that does not answer.
 
     Returns:
         True if the job will start again.

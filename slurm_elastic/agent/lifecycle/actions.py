@@ -51,7 +51,6 @@ class StopAtStep(Action):
     """Tell the workers at which step to stop. Results: StepAccepted, StepRefused.
 
     Attributes:
-        round: The number of the round.
         step: The stop step, counted in this round.
         reason: The reason that the training script gets.
         seconds: Seconds until the workers are killed; None for no limit.

@@ -45,7 +45,6 @@ class Diagnosed(OwnEvent):
     """The agent has found out why it was signalled, or that its job's time limit is near.
 
     Attributes:
-        reason: The reason of the leave.
         seconds: Seconds until the agent has to end; None if unknown.
         detail: The reason as text for people.
         for_job: True if all agents of the job have to leave, and this one tells them.

@@ -41,9 +41,6 @@ def step(config: states.LifecycleConfig, state: states.State, event: events.Even
     """Decide what an event means to an agent in this state.
 
     Args:
-        config: The settings of the agent.
-        state: The state of the agent.
-        event: The event that has happened.
         now: The agent's own monotonic time in seconds.
 
     Returns:
@@ -433,12 +430,10 @@ def _stop(
     """Stop the workers within `timeout` seconds.
 
     Args:
-        state: The state of the agent.
         then: What follows when the workers have ended.
         now: The agent's own monotonic time in seconds.
         timeout: Seconds between SIGTERM and SIGKILL.
         signalled_first: True if workers that were sent ``--worker-signal`` get `timeout` before SIGTERM.
-        before: Actions to execute first.
         unplanned: True if a node was lost or a worker has failed.
     """
     by = now + timeout

@@ -77,7 +77,6 @@ class Departure:
     """After the stop the agent leaves. Moments are own monotonic time in seconds.
 
     Attributes:
-        reason: The reason of the leave.
         detail: The reason as text for people.
         stop_by: The time at which workers that have not stopped at an agreed step are terminated.
         gone_by: The time at which workers that have not ended are killed.
@@ -96,7 +95,6 @@ class Ending:
     """After the stop the agent ends, because the run has ended or because the agent gives up.
 
     Attributes:
-        outcome: How the agent ends.
         result: How its workers ended; None if their end is no result.
     """
 
@@ -113,7 +111,6 @@ def depart(
     """Plan a leave.
 
     Args:
-        reason: The reason of the leave.
         detail: The reason as text for people.
         seconds: Seconds until the agent has to end; None if unknown, then workers get `shutdown_timeout` in all.
         shutdown_timeout: Seconds for workers whose round ends as planned.
@@ -153,7 +150,6 @@ class Training:
     """The workers run.
 
     Attributes:
-        round: The assignment of this agent.
         stop_step: The step at which the workers were told to stop; None before.
         signalled: True after they were sent ``--worker-signal``.
     """
@@ -168,8 +164,6 @@ class Leaving:
     """The agent leaves. Its workers run until the agreed step, or until `departure.stop_by`.
 
     Attributes:
-        training: The state of the workers.
-        departure: The plan of the leave.
         untold: What the leader is told when Slurm has not named the cause in time; None once the leave is announced.
         since: The own monotonic time of the signal, while the leave is not announced.
     """
@@ -190,7 +184,6 @@ class Reported:
     """The leader knows how the workers here ended, and decides what comes next.
 
     Attributes:
-        round: The assignment of this agent.
         result: How the workers ended; None if their start was interrupted because an event was waiting.
         signalled: True if they were sent ``--worker-signal``.
     """
@@ -205,7 +198,6 @@ class Stopping:
     """The workers are being stopped.
 
     Attributes:
-        round: The assignment of this agent.
         then: What follows when the workers have ended.
         stop_by: The own monotonic time at which workers that still run are killed.
         terminate_at: The own monotonic time at which they get SIGTERM; None if they have got it, or get none.
@@ -237,7 +229,6 @@ class Done:
     """The agent has ended.
 
     Attributes:
-        outcome: How the agent has ended.
         round: Its last assignment; None if it was waiting for one.
     """
 

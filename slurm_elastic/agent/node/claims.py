@@ -31,8 +31,6 @@ def claim(secret: bytes, node: str, job: SlurmJob | None) -> Iterator[None]:
     Outside Slurm a second agent cannot be distinguished from another run, so there is no claim.
 
     Args:
-        secret: The secret of the run.
-        node: Slurm's name of this node.
         job: The Slurm job this agent runs in; None outside Slurm.
 
     Raises:
@@ -68,16 +66,12 @@ class NodeDirectory:
     An agent that was killed leaves its directory behind. In /dev/shm the next agent of the same user removes it: every
     agent locks its own (flock(2)), and the kernel unlocks those of ended processes. TMPDIR may be shared with other
     nodes, whose locks this node does not see, so abandoned directories stay there.
-
-    Attributes:
-        path: The path of the directory.
     """
 
     def __init__(self, purpose: str, memory: Path = SHARED_MEMORY) -> None:
         """Make the directory.
 
         Args:
-            purpose: A part of the directory's name.
             memory: The directory of a file system in memory.
 
         Raises:

@@ -42,7 +42,6 @@ class NodeCheck:
 
     Args:
         command: ``--node-check``: a command for the shell; ``off`` for no check at all; empty for the quick one alone.
-        timeout: Seconds for the command.
 
     Attributes:
         fd: Readable once there is a result.
@@ -103,8 +102,6 @@ def tell_site(command: str, node: str, run_id: str, reason: str) -> None:
 
     Args:
         command: For the shell; empty for none.
-        node: Slurm's name of the bad node.
-        run_id: Id of the run.
         reason: What is wrong with the node, in one line.
     """
     if not command:

@@ -53,9 +53,7 @@ def run_site_command(
 
     Args:
         command: For the shell.
-        timeout: Seconds after which it is killed.
         environ: Its environment; None for that of this process.
-        content: Its standard input.
         interrupt: A descriptor; when it becomes readable, the command is killed as if its time was over.
     """
     deadline = time.monotonic() + timeout

@@ -23,8 +23,6 @@ class Hang:
     """A worker whose timer expired, or that takes no step any more.
 
     Attributes:
-        worker: The worker that hangs.
-        scope: The name of its timer.
         pid: The process that started the timer: the worker, or one that it started.
         seconds: How long the timer ran.
         state: The worker's state, see :class:`ProcessState`; D is uninterruptible sleep, which no signal ends.
@@ -96,7 +94,6 @@ class HangHandler:
         lock: The watchdog's lock; a worker is signalled only by the thread that holds it.
         report: Called with every hang, on the thread of its batch.
         record_event: Called with each event of torch's own watchdog and the timer, on the same thread.
-        dump_timeout: See `DUMP_TIMEOUT`.
 
     Attributes:
         threads: The threads that handle hangs at this moment.

@@ -27,7 +27,6 @@ def collect_stacks(pids: Iterable[int], timeout: float, should_stop: Callable[[]
     """Return a description of all threads of each process, by process id; py-spy looks at all of them at once.
 
     Args:
-        pids: The processes.
         timeout: Seconds for py-spy.
         should_stop: Called every 0.05 s; returns True if the stacks are not needed any more.
     """
@@ -127,10 +126,6 @@ class Watched:
     """A worker of the present round.
 
     Attributes:
-        pid: Its process id.
-        rank: Its global rank.
-        local_rank: Its rank on this node.
-        round: The number of the round.
         logs: The directory for its stacks; None for no files.
     """
 

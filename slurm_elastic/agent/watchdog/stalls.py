@@ -78,7 +78,6 @@ class StepWatch:
         """Find workers that take no step any more.
 
         Args:
-            progress: The workers' progress.
             now: The agent's own monotonic time in seconds.
 
         Returns:
@@ -177,7 +176,6 @@ class EndWatch:
         """Return what is to be told now.
 
         Args:
-            workers: The number of workers of this node.
             living: Those of them that have not ended.
             watched: True if one of them has used `slurm_elastic.trainer`.
             now: The agent's own monotonic time in seconds.

@@ -101,7 +101,6 @@ class Timer:
     """One timer that was acquired and not released.
 
     Attributes:
-        request: The client's request.
         worker: The process id of the worker that the client is, or descends from.
         started: The start time of the client's process, see `ProcessState`.
         acquired, expires: The agent's own monotonic time in seconds.
@@ -202,10 +201,6 @@ def make_pipe(environ: Mapping[str, str], memory: Path = SHARED_MEMORY) -> Pipe 
     Its path is TORCHELASTIC_TIMER_FILE if that is set and no file exists there. Otherwise, for instance if two agents
     of a node were given the same path, it is in a new directory with mode 0700; see
     :class:`~slurm_elastic.agent.node.claims.NodeDirectory`.
-
-    Args:
-        environ: The environment of the agent.
-        memory: See `NodeDirectory`.
 
     Returns:
         The pipe; None, with a line in the log, if it cannot be made.

@@ -105,7 +105,6 @@ class Watchdog:
         """Watch these workers from now on.
 
         Args:
-            workers: The workers of the round that begins.
             progress: Returns their progress; called on the watchdog's thread.
             agreement: Asks them for their dumps; None if they have no control pages.
         """

@@ -22,10 +22,6 @@ def streams(option: str, text: str) -> Std | dict[int, Std]:
 
     torch's own ``Std.from_str`` takes local ranks of one digit only (elastic/multiprocessing/api.py, 2.13).
 
-    Args:
-        option: The name of the option, for the message.
-        text: Its value.
-
     Raises:
         UsageError: The text is malformed.
     """

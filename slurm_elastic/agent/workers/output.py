@@ -198,12 +198,7 @@ _DECISION_TIMEOUT = 2.0
 
 
 class LastWords:
-    """Holds back the last words of a worker, until it is known whether another one has made it fail.
-
-    Args:
-        ended: Returns True if the worker has ended.
-        now: Returns the monotonic time in seconds.
-    """
+    """Holds back the last words of a worker, until it is known whether another one has made it fail."""
 
     def __init__(self, ended: Callable[[], bool], now: Callable[[], float] = time.monotonic) -> None:
         self._ended, self._now = ended, now
@@ -237,9 +232,7 @@ class FollowedFile:
 
     Attributes:
         path: The path of the file, which need not exist yet.
-        prefix: The text before every line.
         destination: The stream that the lines are written to.
-        wanted: Returns True for a line to show.
         last_words: What holds back the last words of the worker; None if they are shown as they come.
     """
 
@@ -323,7 +316,6 @@ def finish_line(stream: TextIO, of: FollowedFile | None = None) -> None:
     """End the unfinished line of a worker, if the stream has one, before another line is written there.
 
     Args:
-        stream: The stream of the other line.
         of: End it only if it is a line of this file.
     """
     with _writing, contextlib.suppress(OSError):
@@ -364,11 +356,7 @@ class LogTimes:
         self._failed = False
 
     def note(self, *, at_once: bool = False) -> bool:
-        """Write a line if logs have grown since the last one, at least `pause` seconds ago; return True if so.
-
-        Args:
-            at_once: True to write it at any time.
-        """
+        """Write a line if logs have grown since the last one, at least `pause` seconds ago; return True if so."""
         now = time.monotonic()
         if self._failed or (now - self._written < self._pause and not at_once):
             return False
@@ -410,7 +398,6 @@ class Tail:
     prompt; another one that has something to say then begins a line of its own.
 
     Args:
-        files: The files to show.
         times: Records the sizes of the round's logs; None for no record.
     """
 

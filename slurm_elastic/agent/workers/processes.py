@@ -131,7 +131,6 @@ def worker_starter(
 
     Args:
         fork_server: The fork server; None if it lacks something of this torch, see `workers.torch_hooks`.
-        logs_specs: The destinations of the workers' output.
         prefix_template: torch's template for the prefix of each line on the console.
         brief: True to leave out the last words of workers that others have made fail; only the fork server's can.
     """

@@ -29,8 +29,6 @@ class TorchAgent(LocalElasticAgent):
     """torch's agent with another main loop; it keeps the state that torch's events and metrics are made of.
 
     Args:
-        spec: torch's description of the workers.
-        logs_specs: The destinations of their output.
         main_loop: Takes part in the run until its end; called once, by `run`.
         clean_up: Ends the workers that still run, with a signal and the seconds until SIGKILL, and frees everything;
             called at the end of `run`, also after an error.

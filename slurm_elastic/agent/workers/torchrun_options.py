@@ -87,7 +87,6 @@ def torchrun_config(
     placeholder unless ``--logs-specs`` names some.
 
     Args:
-        options: The parsed command line.
         resolved: Values that replace those of options.
 
     Raises:
