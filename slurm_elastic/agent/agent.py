@@ -344,10 +344,7 @@ class Agent:
         except StartInterruptedError:
             return events.StartInterrupted()
         except OSError as error:
-            rendezvous = self._rendezvous_config
-            return events.StartFailed(
-                WorkerFailure(rendezvous.agent, rendezvous.node, assignment.place.base_rank, _CANNOT_RUN, str(error))
-            )
+            return events.StartFailed(self._failure(assignment, _CANNOT_RUN, str(error)))
         self._started_at = time.monotonic()
         pids = self._processes.pids()
         running = RunningRound(assignment, pids, environments, self.progress, self._agreement)
@@ -358,13 +355,15 @@ class Agent:
 
     def _first_failure(self, result: RunResult) -> WorkerFailure:
         assert self._assignment is not None
-        rendezvous = self._rendezvous_config
         if not result.failures:
-            return WorkerFailure(
-                rendezvous.agent, rendezvous.node, self._assignment.place.base_rank, 1, "a worker cannot be stopped"
-            )
+            return self._failure(self._assignment, 1, "a worker cannot be stopped")
         failures = sorted(result.failures.items(), key=lambda item: item[1].timestamp)
         return root_of([self._describe(rank, failure) for rank, failure in failures])
+
+    def _failure(self, assignment: Assignment, exit_code: int, message: str) -> WorkerFailure:
+        """Return the failure of the first worker here."""
+        rendezvous = self._rendezvous_config
+        return WorkerFailure(rendezvous.agent, rendezvous.node, assignment.place.base_rank, exit_code, message)
 
     def _describe(self, rank: int, failure: ProcessFailure) -> WorkerFailure:
         rendezvous = self._rendezvous_config

@@ -93,9 +93,17 @@ def coordinate(settings: CoordinatorSettings, notices: Notices, submit: Callable
         takes_over = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
 
         def record(decision: Decision) -> None:
-            _record_decision(decision, records, events)
+            entry: Entry | None = describe(decision)
+            if entry is not None:
+                events.add(entry)
             if isinstance(decision, Claim):
                 os.eventfd_write(takes_over, 1)
+            if isinstance(decision, Finish) and decision.message.failure is not None:
+                # The batch scripts of the agents print the root cause from the records.
+                try:
+                    records.publish_failure(msgspec.to_builtins(decision.message.failure))
+                except RecordsError as error:
+                    logger.warning("why the run failed is not written down: %s", error)
 
         coordination = connect(_rendezvous(settings, records), record)
         try:
@@ -140,18 +148,6 @@ def _rendezvous(settings: CoordinatorSettings, records: Records) -> RendezvousCo
         has_workers=False,
         choose_origin=choose,
     )
-
-
-def _record_decision(decision: Decision, records: Records, events: EventLog) -> None:
-    entry: Entry | None = describe(decision)
-    if entry is not None:
-        events.add(entry)
-    if isinstance(decision, Finish) and decision.message.failure is not None:
-        # The batch scripts of the agents print the root cause from the records.
-        try:
-            records.publish_failure(msgspec.to_builtins(decision.message.failure))
-        except RecordsError as error:
-            logger.warning("why the run failed is not written down: %s", error)
 
 
 def _wait_for_end(

@@ -193,7 +193,8 @@ class ProgressLog(Feature):
         if not workers:
             return None
         slowest, first = min(workers, key=lambda worker: worker.boundary), workers[0]
-        sampled = slowest.boundary, _newest_checkpoint(workers)
+        checkpoints = [worker.checkpoint for worker in workers if worker.checkpoint is not None]
+        sampled = slowest.boundary, max(checkpoints, default=None)
         if sampled == self._sampled:
             return None
         self._sampled = sampled
@@ -228,10 +229,6 @@ def _use(use: TimeUse | None) -> dict[str, float | None] | None:
     if use is None:
         return None
     return {name: None if seconds is None else round(seconds, 3) for name, seconds in use._asdict().items()}
-
-
-def _newest_checkpoint(workers: Sequence[WorkerProgress]) -> int | None:
-    return max((worker.checkpoint for worker in workers if worker.checkpoint is not None), default=None)
 
 
 def _ago(elapsed: float, seconds: float | None) -> float | None:

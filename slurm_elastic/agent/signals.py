@@ -88,13 +88,9 @@ def record_signals() -> Notices:
             signal.signal(number, _notices.note)
         signal.set_wakeup_fd(_notices.wakeup_fd, warn_on_full_buffer=False)
         # A forked process has other uses for the number of this descriptor.
-        os.register_at_fork(after_in_child=_forget_wakeup_fd)
+        os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))
         atexit.register(_ignore_signals)
     return _notices
-
-
-def _forget_wakeup_fd() -> None:
-    signal.set_wakeup_fd(-1)
 
 
 def _ignore_signals() -> None:

@@ -304,7 +304,9 @@ def port_sequence(run_id: str, restart_count: int, ephemeral_low: int, reserved:
         ephemeral_low: Lowest port of the ephemeral range, see `ephemeral_low`.
         reserved: SLURM_STEP_RESV_PORTS, the same for all agents of the step.
     """
-    low, high = _span(ephemeral_low)
+    low, high = min(_FLOOR, ephemeral_low - _LEAST_CHOICE), ephemeral_low
+    if low < 1024:
+        low, high = _FLOOR, _DEFAULT_EPHEMERAL_LOW
     derived: dict[int, None] = {}
     turn = 0
     while len(derived) < CANDIDATES:
@@ -322,10 +324,3 @@ def ports_exhausted(node: str, ports: Sequence[int]) -> UsageError:
         f"every rendezvous port of this run is in use on {node} ({listed}); "
         "give another one by --rdzv-endpoint HOST:PORT, or reserve ports by srun --resv-ports"
     )
-
-
-def _span(ephemeral_low: int) -> tuple[int, int]:
-    low = min(_FLOOR, ephemeral_low - _LEAST_CHOICE)
-    if low < 1024:
-        return _FLOOR, _DEFAULT_EPHEMERAL_LOW
-    return low, ephemeral_low

@@ -289,7 +289,10 @@ class HealthServer(HealthCheckServer):
             answer = find(request, self._alive, self._pages, self.token, protected=self._protected)
             return await self._work(answer) if callable(answer) else answer
         except Exception:
-            return self._failed(request)
+            if not self._complained:
+                self._complained = True
+                logger.exception("the health port cannot answer (logged once): %s", request.path)
+            return Response(HTTPStatus.INTERNAL_SERVER_ERROR, b"failed; see the agent's log\n")
 
     async def _turn(self) -> None:
         """Wait until one more request is answered in this second."""
@@ -319,12 +322,6 @@ class HealthServer(HealthCheckServer):
         if silent < self._longest_silence:
             return True, "alive"
         return False, f"no activity for {silent:.0f} s"
-
-    def _failed(self, request: Request) -> Response:
-        if not self._complained:
-            self._complained = True
-            logger.exception("the health port cannot answer (logged once): %s", request.path)
-        return Response(HTTPStatus.INTERNAL_SERVER_ERROR, b"failed; see the agent's log\n")
 
     def _main(self) -> None:
         asyncio.set_event_loop(self._loop)

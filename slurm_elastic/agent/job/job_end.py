@@ -10,7 +10,7 @@ the job.
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -24,9 +24,6 @@ if TYPE_CHECKING:
 
 _MOST_IDLE = 5
 """Maximum number of starts in a row without progress."""
-_HELD = "JobHoldMaxRequeue"
-"""Slurm requeues a job whose nodes failed, but the fifth time it holds it (MaxBatchRequeue in slurm.conf(5);
-job_mgr.c before 23.02). Only an operator of Slurm can release it, while its owner can cancel it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,11 +115,6 @@ def other_agents(
     nodes = job.job_nodes if members is None else tuple(by_node)
     others = [(node, by_node.get(node)) for node in nodes if node != job.node]
     return sorted(others, key=lambda other: other[1] is None)
-
-
-def held_elements(views: Iterable[JobView], array: str) -> list[str]:
-    """Return the names of an array's elements that Slurm itself holds, without those that a person holds."""
-    return [f"{array}_{view.array_task_id}" for view in views if view.reason == _HELD]
 
 
 def is_without_script(view: JobView) -> bool:

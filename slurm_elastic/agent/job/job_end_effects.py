@@ -21,7 +21,6 @@ from slurm_elastic.agent.job.job_end import (
     AgentEnd,
     JobEndAction,
     decide_job_end,
-    held_elements,
     is_without_script,
     other_agents,
 )
@@ -38,6 +37,9 @@ logger = logging.getLogger("slurm_elastic")
 
 _T = TypeVar("_T")
 
+_HELD = "JobHoldMaxRequeue"
+"""Slurm requeues a job whose nodes failed, but the fifth time it holds it (MaxBatchRequeue in slurm.conf(5);
+job_mgr.c before 23.02). Only an operator of Slurm can release it, while its owner can cancel it."""
 _CONNECT_TIMEOUT = 2.0
 _POLL_INTERVAL = 5.0
 _POLLS = 120
@@ -97,12 +99,13 @@ class JobAtEnd:
         if self.job.array is None:
             return
         array = self.job.array.job_id
-        for name in held_elements(self.controller.elements(array), array):
-            self.say(
-                f"job {name} is held by Slurm (JobHoldMaxRequeue), as its nodes failed too often: "
-                "the run is finished without it"
-            )
-            self.controller.cancel(name)
+        for view in self.controller.elements(array):
+            # Those that a person holds have another reason.
+            if view.reason == _HELD:
+                name = f"{array}_{view.array_task_id}"
+                why = f"is held by Slurm ({_HELD}), as its nodes failed too often"
+                self.say(f"job {name} {why}: the run is finished without it")
+                self.controller.cancel(name)
 
     def end_abandoned_job(self) -> None:
         """End the job if its batch script is gone; called by its last agent when the run has ended.

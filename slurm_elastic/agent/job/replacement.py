@@ -386,14 +386,13 @@ class Replacer(Feature):
                 if name or now - since.setdefault(number, now) >= _RESOLVE_LIMIT:
                     self._run_dir.claim_replaced(number, _encode(Result(name)))
             elif result.is_open and (result.job in jobs or not waiting):
-                end = "joined" if result.job in jobs else "cancelled" if result.end else self._end(result.job)
+                end = "joined" if result.job in jobs else "cancelled"
+                if not result.end and result.job not in jobs:
+                    # What a person has cancelled is not submitted again.
+                    view = self._controller.job(result.job)
+                    end = "gone" if view is None or view.state == "CANCELLED" else "failed"
                 self._run_dir.publish_replaced(number, _encode(replace(result, end=end)))
         return read_claims(self._run_dir)
-
-    def _end(self, job: str) -> str:
-        # What a person has cancelled is not submitted again.
-        view = self._controller.job(job)
-        return "gone" if view is None or view.state == "CANCELLED" else "failed"
 
     def _shortage(self, led: Led, claims: Claims, queue: Sequence[NodesInQueue], now: float) -> Shortage:
         jobs, coming = RunContents(self._run_dir).jobs(), 0

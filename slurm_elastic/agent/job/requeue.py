@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import itertools
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -23,7 +24,6 @@ _EXIT_CODE = f"; exit code {ExitCode.LEFT.value}, in srun's words, is that of ag
 _WAIT = 600.0
 """Seconds to wait for a slurmctld that does not answer. Meanwhile it gives the nodes to no other job either."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.25, 5.0
-_FIRST_MARK = "round None"
 _FINAL = (ExitCode.FINISHED, ExitCode.FAILED, ExitCode.USAGE, ExitCode.FENCED)
 _TRUSTED_NOTICES = (Cause.REQUEUE_WANTED, Cause.DRAINED, Cause.PREEMPTED, Cause.TIME_LIMIT_NEAR)
 
@@ -68,14 +68,17 @@ def requeue_job(
     runs = view is not None and view.state != "PENDING" and not view.has_ended
     clock, signals = controller.clock() if runs else None, _signals(notice)
     finding = classify(signals, 0.0, view, restart_count, clock=clock, meaning=policy.meaning)
-    earlier, mark = records.requeues(), _mark(notice, run_dir.last_round())
+    earlier, progress = records.requeues(), notice.get("progress")
+    # The progress of the run: the last checkpoint if the trainer reports it, else the newest round.
+    mark = f"round {run_dir.last_round()}" if progress is None else f"checkpoint {progress}"
+    marks = ["round None", *(record.get("mark") for record in earlier)]
     decision = requeue_decision(
         _cause(notice, finding),
         view,
         restart_count,
         warned=bool({signal.SIGUSR1, signal.SIGUSR2} & set(signals)),
         counted=sum(record.get("counted") is True for record in earlier),
-        idle=_idle([_FIRST_MARK, *(record.get("mark") for record in earlier), mark]),
+        idle=sum(1 for _ in itertools.takewhile(lambda earlier_mark: earlier_mark == mark, reversed(marks))),
         most=policy.max_requeues,
     )
     if others_go_on and finding.cause is Cause.SIGNALLED and decision.counted:
@@ -115,22 +118,6 @@ def _signals(notice: Mapping[str, Any]) -> tuple[signal.Signals, ...]:
     return tuple(members[name] for name in names if name in members) if isinstance(names, list) else ()
 
 
-def _mark(notice: Mapping[str, Any], last_round: int | None) -> str:
-    """Return the progress of the run: the last checkpoint if the trainer reports it, else the newest round."""
-    progress = notice.get("progress")
-    return f"checkpoint {progress}" if progress is not None else f"round {last_round}"
-
-
-def _idle(marks: list[object]) -> int:
-    """Count the incarnations at the end of the list in which the run made no progress."""
-    idle = 0
-    for earlier, later in zip(reversed(marks[:-1]), reversed(marks), strict=False):
-        if earlier != later:
-            break
-        idle += 1
-    return idle
-
-
 def struck_nodes(run_dir: RunDir, most: int, say: Callable[[str], None] = lambda _: None) -> tuple[str, ...]:
     """Return the nodes that have strikes, by the events of all starts of the run; say which domains have several."""
     if not most:
@@ -150,9 +137,7 @@ def _room(
     """Return as many of the bad nodes as the partition can spare: with too few nodes left the job would never start."""
     if not bad or view is None:
         return ()
-    partition = next(
-        (candidate for candidate in controller.partitions() or () if candidate.name == view.partition), None
-    )
+    partition = next((row for row in controller.partitions() or () if row.name == view.partition), None)
     if partition is None:
         return ()
     users = [node for node in view.excluded if node not in ours]

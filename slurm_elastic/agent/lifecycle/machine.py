@@ -409,10 +409,7 @@ def _stop_to_leave(
     if isinstance(state, states.Training | states.Leaving):
         # The workers of the other agents cannot agree with these.
         before = (*before, actions.AnswerHold(state.round.round, None))
-    signalled = (
-        states.training_of(state).signalled if isinstance(state, states.Training | states.Leaving) else state.signalled
-    )
-    signalled_first = signalled and now < departure.stop_by
+    signalled_first = state.signalled and now < departure.stop_by
     by = departure.stop_by if signalled_first else min(now + config.shutdown_timeout, departure.gone_by)
     return _stop(state, departure, now, by - now, signalled_first=signalled_first, before=before)
 
@@ -439,13 +436,10 @@ def _stop(
     by = now + timeout
     if isinstance(state, states.Stopping):
         return replace(state, then=then, stop_by=min(state.stop_by, by)), before
-    signalled = (
-        states.training_of(state).signalled if isinstance(state, states.Training | states.Leaving) else state.signalled
-    )
-    if signalled_first and signalled:
-        stopping = states.Stopping(state.round, then, by + UNPLANNED_STOP_TIMEOUT, by, signalled)
+    if signalled_first and state.signalled:
+        stopping = states.Stopping(state.round, then, by + UNPLANNED_STOP_TIMEOUT, by, state.signalled)
         return stopping, (*before, actions.ExpectExits(unplanned))
     interrupts = isinstance(then, states.Departure) and then.interrupts
     # As under torchrun a script can catch KeyboardInterrupt.
-    stopping = states.Stopping(state.round, then, by, now + timeout / 2 if interrupts else None, signalled)
+    stopping = states.Stopping(state.round, then, by, now + timeout / 2 if interrupts else None, state.signalled)
     return stopping, (*before, actions.ExpectExits(unplanned), actions.TerminateWorkers(interrupts))

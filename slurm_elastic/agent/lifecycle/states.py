@@ -178,6 +178,11 @@ class Leaving:
         """The assignment of this agent."""
         return self.training.round
 
+    @property
+    def signalled(self) -> bool:
+        """True after its workers were sent ``--worker-signal``."""
+        return self.training.signalled
+
 
 @dataclass(frozen=True, slots=True)
 class Reported:
