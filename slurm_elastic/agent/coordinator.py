@@ -163,7 +163,6 @@ def _wait_for_end(
     That leader may have ended with the run, before this coordinator was in touch with it.
 
     Args:
-        coordination, records, notices, grace: See `coordinate`.
         fds: Readable for each of these, in this order.
     """
     leave_by: float | None = None

@@ -31,11 +31,7 @@ _SHOWN = 4
 
 @dataclass(frozen=True, slots=True)
 class Reached:
-    """The progress of the workers, in the script's own steps; None where that is unknown.
-
-    Attributes:
-        checkpoint: The step of the newest checkpoint.
-    """
+    """The progress of the workers, in the script's own steps; None where that is unknown."""
 
     step: int | None = None
     checkpoint: int | None = None
@@ -240,11 +236,7 @@ class EventLog:
         self._thread.start()
 
     def add(self, entry: Entry, level: int = logging.INFO, origin: int | None = None) -> None:
-        """Record one event. Returns at once.
-
-        Args:
-            origin: See `FactLines.tell`.
-        """
+        """Record one event. Returns at once."""
         logger.log(level, "%s", entry.text)
         self._tell(lambda facts: facts.tell(entry, origin))
         record_ = {**stamp(entry.event, self._node), "text": entry.text, **entry.fields}

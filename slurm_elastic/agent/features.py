@@ -55,7 +55,6 @@ class RunningRound:
     """The workers of a round on this node.
 
     Attributes:
-        pids: The workers' process ids by local rank.
         environments: The variables that were added to each worker's environment, by local rank.
         progress: Returns the workers' progress by local rank; from any thread.
         agreement: Asks the workers for their dumps, from any thread; None if nothing can.

@@ -43,7 +43,6 @@ class Notification:
     Attributes:
         event: ``finished``, ``failed``, ``waiting``, ``no_progress`` or ``loop``.
         key: Names the event among those of the run, also for agents that lead later.
-        text: A line for people.
         fields: The same facts for programs; times in seconds.
     """
 
@@ -77,7 +76,6 @@ class Look:
     """A look at the run, now.
 
     Attributes:
-        leads: True if this agent leads the run.
         steps: Calls of should_stop of the workers here; None if none reports.
     """
 

@@ -93,7 +93,6 @@ def named_run(option: str | None, job: SlurmJob | None, environ: Mapping[str, st
 
     Args:
         option: ``--run-id``; None if not given.
-        job: The Slurm job of this process; None outside Slurm.
         environ: The environment, in which a batch script says that the elements of its array are one run.
 
     Raises:
@@ -137,7 +136,6 @@ def leader_node(option: str | None, job: SlurmJob | None, node: str, *, shared: 
 
     Args:
         option: ``--leader-node``; None for the first node of the job.
-        job: The Slurm job this agent runs in; None outside Slurm.
         shared: True if other jobs have nodes in the run, too; then the leader's node may be one of theirs.
 
     Raises:

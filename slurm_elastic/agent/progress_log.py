@@ -36,7 +36,6 @@ class ProgressLog(Feature):
 
     Args:
         run_dir: The run directory; its ``progress/<node>.<job>.jsonl`` gets the records.
-        domain: Its failure domain; empty if none is known.
         pauses: Shortest and longest time in seconds between two records of the steps of a round; each pause is twice
             the one before.
     """

@@ -105,9 +105,7 @@ def aborted_at_exit(text: str, exit_code: int, error_file: str) -> bool:
     """Return True if a worker has ended by an exception, and only its exit by SIGABRT.
 
     Args:
-        text: See `words`.
         exit_code: Of the worker, negative for a signal.
-        error_file: See `words`.
     """
     has_message = text.startswith(TRACEBACK) and _ABORTED in text
     return exit_code == -signal.SIGABRT and (has_message or bool(recorded_traceback(error_file)))

@@ -156,7 +156,6 @@ class _Run:
     """One agent's part in its run.
 
     Args:
-        fork_server: See `launch`.
         health: The pages of the health port.
     """
 

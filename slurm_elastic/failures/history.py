@@ -37,11 +37,7 @@ class Strike:
 
 
 def strikes(events: Iterable[tuple[float, Mapping[str, Any]]]) -> tuple[Strike, ...]:
-    """Return the strikes among the events of a run.
-
-    Args:
-        events: Each with its time in seconds since 1970.
-    """
+    """Return the strikes among the events of a run."""
     events = tuple(events)
     explained = _explained_rounds(events)
     rounds = [(time, event.get("nodes") or ()) for time, event in events if event.get("event") == "round_formed"]

@@ -148,7 +148,6 @@ def classify(
     Args:
         signals, elapsed: As for `presume`.
         view: Slurm's view of the job; None if Slurm does not answer.
-        restart_count: SLURM_RESTART_COUNT of this start.
         clock: The controller's time, read after `view`.
         meaning: The meaning of signals where Slurm does not answer.
         grace: GraceTime in seconds of the QOS or partition, for a job whose end `view` does not have.

@@ -118,7 +118,6 @@ def find(
     """Return the answer to a request, or the function that makes it if that takes seconds.
 
     Args:
-        alive: Returns whether the agent is alive, and a line about it.
         token: Token that clients have to send; None if none is valid.
         protected: True if all pages but `OPEN_PAGES` require the token; the stacks always require it.
     """

@@ -49,7 +49,6 @@ class HealthSettings:
     """The user's settings of the health port.
 
     Attributes:
-        bind: An address of this node.
         port: The port; 0 for any free one.
         token: The token that clients have to send; None for that of the run directory.
     """
@@ -188,9 +187,7 @@ class HealthServer(HealthCheckServer):
         alive_callback: Returns the time of the agent's last activity, in whole seconds since 1970 by this machine's
             clock.
         listener: Listening socket; the server closes it at the end.
-        timeout: Seconds without activity after which the agent is not alive.
         pages: The pages; None for liveness alone, at any path.
-        protected: True if all pages but liveness require the token.
     """
 
     def __init__(
@@ -358,7 +355,6 @@ def create_healthcheck_server(alive_callback: Callable[[], int], port: int, time
     Args:
         alive_callback: Returns the time of the agent's last progress, in whole seconds since 1970.
         port: A port of the loopback interface; 0, or one that is in use, for any free one.
-        timeout: Seconds without progress after which the agent is not alive.
     """
     return HealthServer(alive_callback, listen(HealthSettings(port=port)), timeout, protected=False)
 

@@ -30,9 +30,6 @@ def health_port(settings: HealthSettings | None, run_dir: RunDir, state: AgentSt
     A thread publishes the address in the run directory, in the format of Prometheus' file_sd_configs, reads the token's
     file, and removes the address at the end, because a shared file system may be slow.
 
-    Args:
-        settings: The settings; None for no port.
-
     Raises:
         UsageError: See `listen`.
     """

@@ -128,7 +128,6 @@ class Readings:
     Attributes:
         cpu_seconds, resident_bytes: CPU time and resident memory of the agent's own process.
         leader: The leader's node, as far as this agent knows.
-        leads: True if this agent leads.
         watchdog_age: Seconds since the last activity of the watchdog; None without a watchdog.
         ignored: Requests that the watchdog ignored.
         rejected: Records without the run's secret that the leader dropped; 0 on other agents.

@@ -33,7 +33,6 @@ class AgentEnd:
     Attributes:
         gave_up: True if it ended alone, see AgentOutcome.
         diagnoses: True if this is the agent of its job that has asked Slurm why the job has to end.
-        leads: True if it led the run to the end.
         shares_run: True if agents of other jobs may belong to the run.
     """
 
@@ -166,7 +165,6 @@ def requeue_decision(
     Args:
         cause: Cause of the signals, by the newest view; UNKNOWN also without signals.
         view: Slurm's view of the job; None if Slurm does not answer.
-        restart_count: SLURM_RESTART_COUNT of this start.
         warned: True if the agents got a warning, SIGUSR1 or SIGUSR2.
         counted: Number of requeues after time limits so far.
         idle: Number of starts in a row, up to this one, without progress.

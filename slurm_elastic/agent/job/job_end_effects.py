@@ -119,11 +119,7 @@ class JobAtEnd:
             self.controller.cancel(self.job.name)
 
     def end_job_if_last(self, members: Sequence[Successor] | None, successors: Sequence[Successor]) -> None:
-        """End the job if its batch script is gone and no other agent of it runs.
-
-        Args:
-            members, successors: see `other_agents`.
-        """
+        """End the job if its batch script is gone and no other agent of it runs."""
         others = other_agents(self.job, self.agent, members, successors)
         if self._batch_script_lost(_POLLS, self.signal_fd) and self._all_ended(others):
             name = self.job.name

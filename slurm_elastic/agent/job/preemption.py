@@ -89,7 +89,6 @@ class SignalDiagnosis:
     """The signals of this agent and their causes.
 
     Args:
-        job: The Slurm job this agent runs in; None outside Slurm.
         controller: Slurm's controller; None outside Slurm.
         record: Records signals and their diagnosis; may block. Called in the thread, by the agent that asks.
         is_asker: Returns True if this is the agent that asks; may block. Called in the thread after the first signal.
@@ -388,9 +387,7 @@ def signal_diagnosis(
     """Return what finds out why Slurm signals this process, and keeps that in the run directory.
 
     Args:
-        job: The Slurm job this agent runs in; None outside Slurm.
         checkpoint: Returns the step of the newest checkpoint that a worker here has reported.
-        newest_save: Returns the seconds that it took.
     """
     if job is None:
         return SignalDiagnosis(record_signals(), None, meaning)

@@ -291,11 +291,7 @@ class Replacer(Feature):
         self._over.set()
 
     def close(self, code: ExitCode, *, leads: bool) -> None:
-        """Cancel what waits for a run that is over.
-
-        Args:
-            leads: True if it led the run at its end.
-        """
+        """Cancel what waits for a run that is over."""
         if self._thread.ident is not None:
             self._thread.join(_END)
         last = self._last

@@ -26,7 +26,6 @@ class Signalled(OwnEvent):
     """A signal asks the agent to leave.
 
     Attributes:
-        reason: The presumed reason of the leave.
         detail: The name of the signal.
         seconds: Seconds until the agent has to end, at the least; None if unknown.
         asked: True if Slurm is being asked for the cause.
@@ -46,7 +45,6 @@ class Diagnosed(OwnEvent):
 
     Attributes:
         seconds: Seconds until the agent has to end; None if unknown.
-        detail: The reason as text for people.
         for_job: True if all agents of the job have to leave, and this one tells them.
     """
 
@@ -124,7 +122,6 @@ class RoundClosed(OwnEvent):
     """Result of CloseRound.
 
     Attributes:
-        leads: True if this agent leads the run.
         survivors: One line about processes that SIGKILL does not end; empty if there are none.
     """
 

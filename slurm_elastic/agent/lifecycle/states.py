@@ -77,7 +77,6 @@ class Departure:
     """After the stop the agent leaves. Moments are own monotonic time in seconds.
 
     Attributes:
-        detail: The reason as text for people.
         stop_by: The time at which workers that have not stopped at an agreed step are terminated.
         gone_by: The time at which workers that have not ended are killed.
         interrupts: True if a person has interrupted the agent; its workers then get SIGINT before SIGTERM.
@@ -111,7 +110,6 @@ def depart(
     """Plan a leave.
 
     Args:
-        detail: The reason as text for people.
         seconds: Seconds until the agent has to end; None if unknown, then workers get `shutdown_timeout` in all.
         shutdown_timeout: Seconds for workers whose round ends as planned.
         margin: See :func:`~slurm_elastic.rendezvous.membership.seconds_to_stop`.
@@ -190,7 +188,6 @@ class Reported:
 
     Attributes:
         result: How the workers ended; None if their start was interrupted because an event was waiting.
-        signalled: True if they were sent ``--worker-signal``.
     """
 
     round: messages.Assignment
@@ -206,7 +203,6 @@ class Stopping:
         then: What follows when the workers have ended.
         stop_by: The own monotonic time at which workers that still run are killed.
         terminate_at: The own monotonic time at which they get SIGTERM; None if they have got it, or get none.
-        signalled: True if they were sent ``--worker-signal``.
         agreed: True if they have stopped at the agreed step.
     """
 

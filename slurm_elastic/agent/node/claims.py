@@ -30,9 +30,6 @@ def claim(secret: bytes, node: str, job: SlurmJob | None) -> Iterator[None]:
 
     Outside Slurm a second agent cannot be distinguished from another run, so there is no claim.
 
-    Args:
-        job: The Slurm job this agent runs in; None outside Slurm.
-
     Raises:
         UsageError: Another agent has claimed the node.
     """

@@ -28,7 +28,6 @@ def failure_domain(choice: str, job: SlurmJob | None, interrupt: int) -> str:
     Args:
         choice: ``auto``, ``element``, ``switch``, ``block``, ``nvlink``, ``none``, or a command for the shell that
             prints a label as its last line.
-        job: The job of this agent; None outside Slurm.
         interrupt: A descriptor that is readable after a signal: then a command is not waited for.
     """
     slurm = job.failure_domain.split("/") if job is not None and job.failure_domain else []

@@ -98,12 +98,7 @@ def shortcomings(available: int | None, others: Iterable[str]) -> str:
 
 
 def tell_site(command: str, node: str, run_id: str, reason: str) -> None:
-    """Run ``--on-bad-node``, and log how it failed if it did.
-
-    Args:
-        command: For the shell; empty for none.
-        reason: What is wrong with the node, in one line.
-    """
+    """Run ``--on-bad-node``, and log how it failed if it did."""
     if not command:
         return
     variables = {"SLURM_ELASTIC_NODE": node, "SLURM_ELASTIC_RUN_ID": run_id, "SLURM_ELASTIC_BAD_NODE_REASON": reason}
@@ -206,7 +201,6 @@ def xid_shortcomings(log: str, now: float) -> list[str]:
     """Return a line for each kind of hardware error of a GPU that the kernel has logged within the last hour. Pure.
 
     Args:
-        log: Records of /dev/kmsg.
         now: Seconds since boot.
     """
     recent = Counter(

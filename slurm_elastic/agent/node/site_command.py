@@ -25,7 +25,6 @@ class SiteResult(NamedTuple):
     Attributes:
         exit_code: Of the shell, negative for a signal; None if the command was killed because its time was over.
         last_line: The last line that it printed, made safe for a terminal; empty for none.
-        output: The last 4 KiB that it printed.
     """
 
     exit_code: int | None
@@ -52,7 +51,6 @@ def run_site_command(
     """Run a command by /bin/sh and return how it ended. No process of its session is left.
 
     Args:
-        command: For the shell.
         environ: Its environment; None for that of this process.
         interrupt: A descriptor; when it becomes readable, the command is killed as if its time was over.
     """

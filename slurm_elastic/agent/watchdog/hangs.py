@@ -26,7 +26,6 @@ class Hang:
         pid: The process that started the timer: the worker, or one that it started.
         seconds: How long the timer ran.
         state: The worker's state, see :class:`ProcessState`; D is uninterruptible sleep, which no signal ends.
-        killed: The signal; None if the client wants no kill.
         stacks: The file with the stacks of its threads; empty if it could not be written.
         steps: The number of steps that it has taken in its round, if it takes no further one; None for a timer.
         in_collective: True if its main thread was in a collective; None if that is unknown.
@@ -94,9 +93,6 @@ class HangHandler:
         lock: The watchdog's lock; a worker is signalled only by the thread that holds it.
         report: Called with every hang, on the thread of its batch.
         record_event: Called with each event of torch's own watchdog and the timer, on the same thread.
-
-    Attributes:
-        threads: The threads that handle hangs at this moment.
     """
 
     def __init__(
@@ -131,7 +127,6 @@ class HangHandler:
         Args:
             expired: Their expired timers, in order of expiry, by process id.
             workers: All workers of the round, by process id.
-            agreement: Asks all of them for their dumps.
         """
         self._hung.update(expired)
         thread = threading.Thread(

@@ -27,7 +27,6 @@ def collect_stacks(pids: Iterable[int], timeout: float, should_stop: Callable[[]
     """Return a description of all threads of each process, by process id; py-spy looks at all of them at once.
 
     Args:
-        timeout: Seconds for py-spy.
         should_stop: Called every 0.05 s; returns True if the stacks are not needed any more.
     """
     pids = tuple(pids)

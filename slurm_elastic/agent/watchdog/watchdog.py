@@ -42,9 +42,6 @@ class Watchdog:
     """The watchdog of one agent, for all its rounds.
 
     Args:
-        pipe: The pipe that clients write to; closed by `stop`.
-        report: Called with every hang, on a thread of the watchdog.
-        hang_timeout: The longest time that a worker may go without a step; None for no limit.
         stacks_after: Seconds after which the stacks of a worker are written that lives while another one has ended.
         dump_timeout: Seconds for Python's faulthandler to write the stacks of a worker.
     """

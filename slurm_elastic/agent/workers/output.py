@@ -232,7 +232,6 @@ class FollowedFile:
 
     Attributes:
         path: The path of the file, which need not exist yet.
-        destination: The stream that the lines are written to.
         last_words: What holds back the last words of the worker; None if they are shown as they come.
     """
 
@@ -396,9 +395,6 @@ class Tail:
     to 0.1 s to stop each of its two streams, which is most of the time of a restart, and puts its prefix into the
     middle of a line that is written in parts. Here a line's beginning is shown without its end, too, as of a bar or a
     prompt; another one that has something to say then begins a line of its own.
-
-    Args:
-        times: Records the sizes of the round's logs; None for no record.
     """
 
     def __init__(self, files: Sequence[FollowedFile], times: LogTimes | None = None) -> None:

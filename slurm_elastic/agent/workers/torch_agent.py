@@ -29,10 +29,8 @@ class TorchAgent(LocalElasticAgent):
     """torch's agent with another main loop; it keeps the state that torch's events and metrics are made of.
 
     Args:
-        main_loop: Takes part in the run until its end; called once, by `run`.
         clean_up: Ends the workers that still run, with a signal and the seconds until SIGKILL, and frees everything;
             called at the end of `run`, also after an error.
-        shutdown_timeout: Seconds between SIGTERM and SIGKILL for workers.
     """
 
     def __init__(
