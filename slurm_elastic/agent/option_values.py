@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import logging
 import os
 import re
-import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -248,6 +246,9 @@ def require_entry_point(options: argparse.Namespace, node: str) -> None:
         return
     name: str = options.training_script
     if options.no_python and not options.run_path:
+        # Not at the top: it takes longer to import than everything else here, and few need it.
+        import shutil
+
         if shutil.which(name) is None:
             raise UsageError(f"no program {name} on {node}; give a path, or a name that is in PATH there")
         return
@@ -267,6 +268,8 @@ def _hint(path: Path) -> str:
         there = [entry.name for entry in path.absolute().parent.iterdir()]
     except OSError:
         return "its directory is not there; use one on a disk that all nodes share"
+    import difflib
+
     near = difflib.get_close_matches(path.name, there, n=3)
     if near:
         return f"did you mean {' or '.join(near)}?"
