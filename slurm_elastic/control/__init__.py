@@ -10,8 +10,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from slurm_elastic._lazy import lazy
-from slurm_elastic.control._fence import is_superseded, shield, unshield
-from slurm_elastic.control._worker_side import RECORDING, Stop, StopReason, WorkerControl, attach
+from slurm_elastic.control._worker_side import (
+    RECORDING,
+    Stop,
+    StopReason,
+    WorkerControl,
+    attach,
+    is_superseded,
+    shield,
+    unshield,
+)
 
 if TYPE_CHECKING:
     from slurm_elastic.control._agent_side import Agreement, RoundControl, TimeUse, WorkerProgress

@@ -33,7 +33,7 @@ DEADLINE = 4
 FENCED = 5
 """1: another group of workers may be training; the worker publishes nothing."""
 DUMP = 6
-"""Number of dumps that the agent has asked for, see `_flight_recorder`."""
+"""Number of dumps that the agent has asked for, see `_time_use`."""
 REASON = 8
 """The reason of the stop: text, in this field and the seven that follow."""
 _TEXT_FIELDS = 8
@@ -54,7 +54,7 @@ CHECKPOINT = 21
 STOPPED = 22
 """The boundary at which should_stop told it to stop; 0 before."""
 SHIELDED = 23
-"""1: SIGTERM has no effect on the worker, see `_fence`."""
+"""1: SIGTERM has no effect on the worker, see `shield`."""
 FIRST_TIME = 24
 """BOUNDARY_TIME of the first boundary; 0 before, and always from a worker with an older version of this package."""
 FIRST_STEP = 25
@@ -93,6 +93,9 @@ COLLECTIVES = 56
 """The last collective of each process group while the main thread stays where it is: JSON, in this field and those that
 follow; empty if it is unknown."""
 COLLECTIVES_FIELDS = 64
+
+Collective = tuple[str, int, str]
+"""The last collective that a rank has begun in a process group: name of the group, sequence number, operation."""
 
 
 class PageError(Exception):

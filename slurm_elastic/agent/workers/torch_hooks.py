@@ -142,7 +142,7 @@ HOOKS: tuple[Hook, ...] = tuple(
             # gpu_index until 2.13.
             "command_args device_index|gpu_index numa_options",
         ),
-        # control/_flight_recorder.py, in workers. That of NCCL is in builds with CUDA only.
+        # control/_time_use.py, in workers. That of NCCL is in builds with CUDA only.
         (Part.DUMPS, Kind.CALLED, "torch._C._distributed_c10d:_dump_fr_trace_json", ""),
     )
 )
