@@ -96,15 +96,11 @@ def list_path(directory: str, options: Sequence[str], path: Sequence[str]) -> st
     return os.path.join(directory, f"{safe or 'script'}-{digest}.json")  # noqa: PTH118
 
 
-class UntrustedFileError(Exception):
-    """A file exists and cannot be trusted. The message is one line: what is wrong; how to fix it."""
-
-
 def read_list(path: str) -> ImportList | None:
     """Read a list; None if there is none.
 
     Raises:
-        UntrustedFileError: Another user may have written the file, or it is damaged.
+        UsageError: Another user may have written the file, or it is damaged.
         OSError: The file cannot be read.
     """
     try:
@@ -113,9 +109,9 @@ def read_list(path: str) -> ImportList | None:
     except FileNotFoundError:
         return None
     except PermissionError:
-        raise UntrustedFileError(f"{path} is not a file of this user's own with mode 0600; remove it") from None
+        raise UsageError(f"{path} is not a file of this user's own with mode 0600; remove it") from None
     except ValueError:
-        raise UntrustedFileError(f"{path} is damaged or was not written by this user; remove it") from None
+        raise UsageError(f"{path} is damaged or was not written by this user; remove it") from None
 
 
 def parse_list(content: bytes) -> ImportList:
@@ -139,15 +135,12 @@ def write_list(path: str, imports: ImportList) -> None:
     """Write a list, and remove lists beside it that were not written for 90 days.
 
     Raises:
-        UntrustedFileError: The directory belongs to another user.
+        UsageError: The directory belongs to another user.
         OSError: The list cannot be written.
     """
     file = Path(path)
     file.parent.mkdir(0o700, parents=True, exist_ok=True)
-    try:
-        require_own(file.parent)
-    except UsageError as error:
-        raise UntrustedFileError(str(error)) from None
+    require_own(file.parent)
     temporary = file.with_name(f"{file.name}.{secrets.token_hex(8)}")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
@@ -166,5 +159,5 @@ def write_list(path: str, imports: ImportList) -> None:
 
 def forget_list(path: str, reason: str) -> None:
     """Replace a list by one that lets nothing be learned, as long as script and packages stay the same."""
-    with contextlib.suppress(UntrustedFileError, OSError):
+    with contextlib.suppress(UsageError, OSError):
         write_list(path, ImportList(left_out={EVERYTHING: reason}))

@@ -70,57 +70,19 @@ class Replacement(ForkedProcess):
         self.channel = Channel.inherited(channel)
 
 
-class FormerServers:
-    """Fork servers that were told to end and are not reaped yet."""
-
-    def __init__(self) -> None:
-        self._processes: list[subprocess.Popen[bytes] | Replacement] = []
-
-    def add(self, process: subprocess.Popen[bytes] | Replacement) -> None:
-        """Add a process, to be waited for before the others."""
-        self._processes.insert(0, process)
-
-    def reap(self, seconds: float) -> None:
-        """Wait up to `seconds` for each process, then kill it."""
-        for process in self._processes:
-            try:
-                process.wait(seconds)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-        self._processes.clear()
-
-
 def spawn(
     program: Program, environment: Mapping[str, str], preload: Sequence[str], *, warm: bool, imports: str | None
 ) -> tuple[Channel, subprocess.Popen[bytes]]:
-    """Start a fork server; return the agent's end of the channel to it, and the process.
-
-    Args:
-        program: The program of the workers, whose command the fork server is executed with.
-        environment: The workers' environment, as far as known.
-        preload: Modules to import besides torch.
-        warm: True to import torch and fork workers; False to execute each worker.
-        imports: The directory of the lists of learned imports; None to learn none.
-    """
+    """Start a fork server; return the agent's end of the channel to it, and the process. See `boot_environment`."""
     near_end, far_end = Channel.pair()
     # Slurm signals every process of a step. The fork server blocks all signals, since its end would end the workers,
     # which may still be saving; its workers get the mask that is in force here.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-    settings = {
-        "agent": os.getpid(),
-        "channel": far_end.fileno(),
-        "pythonpath": environment.get("PYTHONPATH"),
-        "warm": warm,
-        "preload": preload,
-        "imports": imports,
-        "options": program.options,
-        "signal_mask": sorted(int(number) for number in mask),
-    }
+    ends = {"agent": os.getpid(), "channel": far_end.fileno()}
     try:
         process = subprocess.Popen(
             program.command(),
-            env=boot_environment(environment, settings),
+            env=boot_environment(program, environment, preload, mask, warm=warm, imports=imports, **ends),
             pass_fds=[far_end.fileno()],
             start_new_session=True,
         )

@@ -1,19 +1,23 @@
-"""The children of the fork server: workers of a round, processes for the agent, and what both leave behind."""
+"""The children of the fork server: how a forked copy becomes a worker or works for the agent, and how children end."""
 
 from __future__ import annotations
 
 import contextlib
 import importlib
+import io
 import os
 import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TextIO
 
-from slurm_elastic.agent.forkserver._linux import children, set_title
+from slurm_elastic.agent.forkserver._linux import children, set_parent_death_signal, set_task_name, set_title
+from slurm_elastic.agent.forkserver.worker_command import PACKAGE_ROOT
 
+JOB_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+"""Signals that Slurm and people send to jobs."""
 _SCAN_INTERVAL = 1.0
 """Seconds between two scans of /proc for zombies of descendants whose own parent has ended."""
 
@@ -54,7 +58,7 @@ class ChildReaper:
         """Readable after a child has ended."""
         return self._wakeup_reader
 
-    def wait(self, seconds: float) -> None:
+    def _wait(self, seconds: float) -> None:
         """Wait until a child ends, at most this many seconds; the next call of `exits` says which."""
         end = time.monotonic() + seconds
         while time.monotonic() < end and not self._clear_wakeup():
@@ -83,7 +87,7 @@ class ChildReaper:
         """Return the seconds until `exits` has to be called although no child has ended; None if it need not."""
         return max(0.0, self._next_scan - time.monotonic()) if self._scan_pending else None
 
-    def kill(self) -> None:
+    def _kill(self) -> None:
         """Kill the process groups of all workers."""
         for pid in self.workers:
             try:
@@ -94,7 +98,7 @@ class ChildReaper:
             except PermissionError:
                 continue
 
-    def kill_children(self) -> list[int]:
+    def _kill_children(self) -> list[int]:
         """Reap the children that have ended, kill the others, and return the pids of those that still lived.
 
         Only children are killed: the kernel gives a child's pid to no other process before this process reaps it. When
@@ -126,14 +130,14 @@ class ChildReaper:
         Returns:
             The pids of those that have not ended in time (uninterruptible sleep).
         """
-        self.kill()
+        self._kill()
         end = time.monotonic() + seconds
         while True:
-            left = self.kill_children()
+            left = self._kill_children()
             between()
             if not left or time.monotonic() > end:
                 return left
-            self.wait(0.02)
+            self._wait(0.02)
 
     def _reap_orphans(self) -> None:
         for pid in children(os.getpid()):
@@ -154,7 +158,130 @@ class ChildReaper:
             return False
 
 
-_PACKAGE_ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), *[os.pardir] * 3))  # noqa: PTH100, PTH118, PTH120
+Changes = Mapping[str, tuple[str | None, str | None]]
+"""Old and new value of each changed variable, by name; None where it was not set."""
+
+
+@contextlib.contextmanager
+def errors_to(descriptor: int | None) -> Iterator[None]:
+    """In a forked process: on any error, write it to this pipe (None: to nowhere) and end the process with 1."""
+    try:
+        yield
+    except BaseException as error:
+        if descriptor is not None:
+            os.write(descriptor, f"{type(error).__name__}: {error}"[:4000].encode())
+        os._exit(1)
+
+
+def changes(before: Mapping[str, str], after: Mapping[str, str]) -> Changes:
+    """Return the variables that differ between two environments."""
+    names = {*before, *after}
+    return {name: (before.get(name), after.get(name)) for name in names if before.get(name) != after.get(name)}
+
+
+def change(environment: dict[str, str], by: Changes) -> None:
+    """Apply changes to an environment, to those variables that have the old value."""
+    for name, (before, after) in by.items():
+        if environment.get(name) == before and after is not None:
+            environment[name] = after
+        elif environment.get(name) == before:
+            environment.pop(name, None)
+
+
+def enter_own_session(fork_server: int) -> None:
+    """Move this process to a session of its own, and let the kernel kill it when the fork server ends."""
+    os.setsid()
+    set_parent_death_signal(signal.SIGKILL)
+    if os.getppid() != fork_server:
+        # The fork server ended before the kernel was asked to kill this process with it.
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def place_descriptors(descriptors: Mapping[str, int]) -> dict[str, str]:
+    """Put standard output and error in place; return the variables that name the descriptors of a function's call."""
+    for name, target in (("stdout", 1), ("stderr", 2)):
+        if name in descriptors:
+            os.dup2(descriptors[name], target)
+            os.close(descriptors[name])
+    if "call" not in descriptors:
+        return {}
+    for name in ("call", "result"):
+        os.set_inheritable(descriptors[name], True)
+    return {"SLURM_ELASTIC_CALL": f"{descriptors['call']}:{descriptors['result']}"}
+
+
+def execute(command: Sequence[str], environment: Mapping[str, str]) -> None:
+    """Execute a cold worker in this process; as in subprocess.Popen, signals that Python ignores are reset."""
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):
+        signal.signal(number, signal.SIG_DFL)
+    os.execvpe(command[0], list(command), dict(environment))
+
+
+def become_fresh_interpreter(
+    order: Mapping[str, Any],
+    environment: Mapping[str, str],
+    descriptors: Mapping[str, int],
+    task_name: bytes,
+    torch_seed: int | None,
+) -> None:
+    """Give this copy of the fork server the state of a fresh interpreter after the same imports.
+
+    Only the seed of Python's hashes stays that of the fork server, the same in all its workers.
+
+    Args:
+        order: The agent's order to start this worker, see `protocol.Order`.
+        environment: The environment of the worker.
+        descriptors: Its open files by name: stdout, stderr, call, result.
+        task_name: The name that ps shows as comm.
+        torch_seed: torch's seed right after its import; None without torch.
+    """
+    set_task_name(task_name)
+    for name, stream in (("stdout", sys.__stdout__), ("stderr", sys.__stderr__)):
+        if name in descriptors and stream is not None:
+            _forget_old_file(stream)
+    _replace_environment(environment)
+    if order["cpus"] is not None:
+        os.sched_setaffinity(0, order["cpus"])
+    sys.argv[1:] = order["arguments"]
+    sys.orig_argv[:] = order["command"]
+    _seed_anew(torch_seed)
+    if "threading" in sys.modules:
+        # Not done after a fork (Lib/threading.py, _after_fork, Python 3.11).
+        sys.modules["threading"].main_thread()._set_native_id()
+    if "multiprocessing" in sys.modules:
+        sys.modules["multiprocessing"].current_process().authkey = os.urandom(32)
+
+
+def _seed_anew(torch_seed: int | None) -> None:
+    """Take new seeds from the system for numpy and torch; `random` does so itself (Lib/random.py, register_at_fork).
+
+    torch seeds its CPU generator when it is loaded (aten/src/ATen/CPUGeneratorImpl.cpp, getDefaultCPUGenerator, 2.13),
+    and those of CUDA at their first use. A seed that a preload has set on purpose stays.
+    """
+    if "numpy.random" in sys.modules:
+        sys.modules["numpy.random"].seed()
+    if torch_seed is not None and sys.modules["torch"].initial_seed() == torch_seed:
+        sys.modules["torch"].default_generator.seed()
+
+
+def _forget_old_file(stream: TextIO) -> None:
+    # `python -u` writes through, straight to a FileIO, which remembers whether its file could seek. The stream itself
+    # stays the same object: modules that were imported already hold on to it.
+    if isinstance(stream, io.TextIOWrapper) and isinstance(stream.buffer, io.FileIO):
+        raw = io.FileIO(stream.fileno(), "wb", closefd=False)
+        raw.name = stream.name
+        stream.__init__(  # type: ignore[misc]
+            raw, stream.encoding, stream.errors, "\n", line_buffering=stream.line_buffering, write_through=True
+        )
+
+
+def _replace_environment(environment: Mapping[str, str]) -> None:
+    # One by one, so that C code sees the same: os.environ calls putenv and unsetenv.
+    for name in set(os.environ) - set(environment):
+        del os.environ[name]
+    for name, value in environment.items():
+        if os.environ.get(name) != value:
+            os.environ[name] = value
 
 
 def run_agent_child(module: str, descriptor: int, signal_mask: Sequence[int]) -> None:
@@ -177,10 +304,9 @@ def run_agent_child(module: str, descriptor: int, signal_mask: Sequence[int]) ->
         for stream in (0, 1):
             os.dup2(nothing, stream)
         os.close(nothing)
-        blocked = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2}
-        signal.pthread_sigmask(signal.SIG_SETMASK, {*signal_mask, *blocked})
+        signal.pthread_sigmask(signal.SIG_SETMASK, {*signal_mask, *JOB_SIGNALS})
         # The fork server has forgotten this package, and a script's directory may have modules of the same names.
-        sys.path[:] = [_PACKAGE_ROOT, *filter(None, sys.path)]
+        sys.path[:] = [PACKAGE_ROOT, *filter(None, sys.path)]
         set_title(f"slurm-elastic {module.rpartition('.')[2]}", "SLURM_ELASTIC_WARM")
         importlib.import_module(module).main(descriptor)
         code = 0
