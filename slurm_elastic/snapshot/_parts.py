@@ -14,9 +14,8 @@ from slurm_elastic.snapshot.hand_over import (
     ask,
 )
 from slurm_elastic.snapshot.lineage import Copy
-from slurm_elastic.snapshot.memory import Slot
+from slurm_elastic.snapshot.memory import HEADER, Contents, Slot
 from slurm_elastic.snapshot.sharding import Layout, Parts, Piece, Planner, needed_ranges
-from slurm_elastic.snapshot.slots import HEADER, Contents
 from slurm_elastic.snapshot.state import (
     PER_RANK,
     Flat,

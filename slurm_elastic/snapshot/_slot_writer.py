@@ -8,8 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from slurm_elastic.snapshot.lineage import Copy, SnapshotId, slot_to_write
-from slurm_elastic.snapshot.memory import Slot, require_memory
-from slurm_elastic.snapshot.slots import FIELDS, HEADER
+from slurm_elastic.snapshot.memory import FIELDS, HEADER, Slot, require_memory
 from slurm_elastic.snapshot.state import Table, TensorPlace
 
 if TYPE_CHECKING:

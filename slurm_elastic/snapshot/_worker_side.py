@@ -23,9 +23,8 @@ from slurm_elastic.snapshot.hand_over import (
     name_directory,
 )
 from slurm_elastic.snapshot.lineage import SLOTS, Copy, Holder, SnapshotId
-from slurm_elastic.snapshot.memory import OutOfMemoryError, Reserve, Slot, free_memory
+from slurm_elastic.snapshot.memory import HEADER, Contents, OutOfMemoryError, Reserve, Slot, free_memory
 from slurm_elastic.snapshot.sharding import Layout, Planner
-from slurm_elastic.snapshot.slots import HEADER, Contents
 from slurm_elastic.snapshot.state import (
     PER_RANK,
     Describer,

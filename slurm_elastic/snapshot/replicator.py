@@ -22,6 +22,7 @@ from slurm_elastic import typed_json
 from slurm_elastic.snapshot._child_process import Child, start_child
 from slurm_elastic.snapshot.lineage import REPLICA_SLOTS, Holder, SnapshotId
 from slurm_elastic.snapshot.memory import Slot
+from slurm_elastic.snapshot.transfer import Settings
 
 logger = logging.getLogger("slurm_elastic")
 
@@ -29,22 +30,6 @@ LONGEST = 1 << 16
 """Bytes of a message between the two processes."""
 PROCESS = "slurm_elastic.snapshot._replicator_main"
 """The module whose `main` the process runs."""
-
-
-class Settings(msgspec.Struct, frozen=True):
-    """The first order: who the agent is.
-
-    Attributes:
-        silence: Seconds without a byte after which the end of what another agent sends is not waited for.
-    """
-
-    secret: bytes
-    run: str
-    agent: str
-    node: str
-    address: str
-    silence: float = 1.0
-    domain: str = ""
 
 
 class Members(msgspec.Struct, frozen=True, tag=True):
@@ -138,11 +123,6 @@ class ReplicatorProcess:
         self._over = False
         self.safe: SnapshotId | None = None
         """The newest snapshot that is safe, as far as this agent knows."""
-
-    @property
-    def started(self) -> bool:
-        """True if the process runs."""
-        return self._socket is not None
 
     def port(self) -> int:
         """Return the port of the process, which is started for that.

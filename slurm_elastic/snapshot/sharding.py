@@ -13,13 +13,18 @@ from dataclasses import dataclass
 from itertools import pairwise, product
 from typing import TYPE_CHECKING, Protocol
 
-from slurm_elastic.snapshot.slots import round_up
-
 if TYPE_CHECKING:
     import torch
 
+_ALIGNMENT = 64
+"""Each tensor in a slot begins at a multiple of this."""
 _MOST_BETWEEN = 1.25
 """Bytes of ranges, as a multiple of those needed, at most: else a part is needed as a whole."""
+
+
+def round_up(offset: int) -> int:
+    """Return the next offset at which a tensor may begin."""
+    return -(-offset // _ALIGNMENT) * _ALIGNMENT
 
 
 @dataclass(frozen=True, slots=True)

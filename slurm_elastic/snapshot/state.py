@@ -20,8 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import msgspec
 
 from slurm_elastic import typed_json
-from slurm_elastic.snapshot.sharding import Layout
-from slurm_elastic.snapshot.slots import round_up
+from slurm_elastic.snapshot.sharding import Layout, round_up
 
 if TYPE_CHECKING:
     import torch

@@ -65,43 +65,27 @@ class Target:
     """The directory in which the snapshots of a round are written.
 
     Attributes:
-        directory: Path of the directory.
-        every: Seconds between checkpoints.
-        keep: Number of checkpoints that stay.
-        start: Number of the round's start in the directory.
+        directory: The directory.
         round: Number of the round.
         origin: The snapshot that the round started from, if it came from memory, and its name on disk.
-        first: True for the agent of rank 0.
         nodes: Number of agents in the round.
         workers: Number of workers of this agent.
-        every_steps: Steps after which a checkpoint is due before that time; 0 for none.
-        begins: The step that the round starts from.
     """
 
-    directory: str
-    every: float
-    keep: int
-    start: int
+    directory: Directory
     round: int
     origin: tuple[SnapshotId, CheckpointId] | None = None
-    first: bool = True
     nodes: int = 1
     workers: int = 1
-    every_steps: int = 0
-    begins: int = 0
 
-    @classmethod
-    def of(cls, directory: Directory, round_: int) -> Target:
-        """Return that of a process alone."""
-        return cls(
-            directory.path,
-            directory.every,
-            directory.keep,
-            directory.start,
-            round_,
-            every_steps=directory.every_steps,
-            begins=directory.begins,
-        )
+    @property
+    def first(self) -> bool:
+        """True for the agent of rank 0."""
+        return self.directory.first
+
+    def taken(self, step: int) -> CheckpointId:
+        """Return the name on disk of a step of the round."""
+        return CheckpointId(self.directory.start, step)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,11 +130,11 @@ def next_snapshot(target: Target, progress: Progress, copies: Held, now: float) 
     newest = _newest(target, progress, copies)
     agreed = next((copy for copy in _whole(target, copies) if copy.id.step == progress.agreed), None)
     if progress.last and newest is not None:
-        return Next(newest.id, CheckpointId(target.start, newest.id.step))
+        return Next(newest.id, target.taken(newest.id.step))
     if newest is not None and _decides_alone(target, newest) and _is_due(target, progress, newest, now):
-        return Next(newest.id, CheckpointId(target.start, newest.id.step))
+        return Next(newest.id, target.taken(newest.id.step))
     if agreed is not None and (progress.written is None or agreed.id.step > progress.written):
-        return Next(agreed.id, CheckpointId(target.start, agreed.id.step))
+        return Next(agreed.id, target.taken(agreed.id.step))
     if progress.origin_due and target.origin is not None:
         origin = target.origin[0]
         parts = [copy for copy in (*copies.parts, *copies.replicas) if copy.id == origin]
@@ -165,7 +149,7 @@ def step_before(target: Target, step: int, copies: Held) -> Next | None:
     It may be the newest one of another agent: where workers were stopped at no agreed step, one has taken a step more.
     """
     earlier = [copy.id for copy in _whole(target, copies) if copy.id.step < step]
-    return Next(max(earlier), CheckpointId(target.start, max(earlier).step)) if earlier else None
+    return Next(max(earlier), target.taken(max(earlier).step)) if earlier else None
 
 
 def is_wanted(target: Target, progress: Progress, copies: Held, now: float) -> bool:
@@ -177,8 +161,8 @@ def is_wanted(target: Target, progress: Progress, copies: Held, now: float) -> b
 
 
 def _is_due(target: Target, progress: Progress, newest: Copy, now: float) -> bool:
-    steps = newest.id.step - (target.begins if progress.written is None else progress.written)
-    return now >= progress.next_at or (0 < target.every_steps <= steps and not progress.failed)
+    steps = newest.id.step - (target.directory.begins if progress.written is None else progress.written)
+    return now >= progress.next_at or (0 < target.directory.every_steps <= steps and not progress.failed)
 
 
 def _decides_alone(target: Target, copy: Copy) -> bool:
@@ -253,7 +237,7 @@ class DiskWriter:
                 self._free()
             self._unfinished = tuple(one for one in self._unfinished if one.target.first)
             if target is not None:
-                self._progress = Progress(now + target.every, origin_due=target.origin is not None)
+                self._progress = Progress(now + target.directory.every, origin_due=target.origin is not None)
                 if (following := self._next()) is not None:
                     # Workers have not come to their first snapshot.
                     _mark(self._slots(), following.snapshot)
@@ -362,7 +346,7 @@ class DiskWriter:
     def _delay(self) -> float | None:
         if self._target is None:
             return None
-        return _AGAIN if self._target.every_steps else max(_AGAIN, self._progress.next_at - time.monotonic())
+        return _AGAIN if self._target.directory.every_steps else max(_AGAIN, self._progress.next_at - time.monotonic())
 
     def _write(self, target: Target, following: Next, beside: tuple[_Unfinished, ...] = ()) -> None:
         snapshot, checkpoint = following
@@ -417,14 +401,14 @@ class DiskWriter:
         if waits:
             outcome = Outcome(error="another node has not written its part")
         if outcome.written:
-            logger.info("step %d is on disk: %s", following.checkpoint.step, target.directory)
+            logger.info("step %d is on disk: %s", following.checkpoint.step, target.directory.path)
         elif not self._note(target, following, outcome):
             self._process.carry_out(self._order(target, following.checkpoint, "discard"))
         return True
 
     def _order(self, target: Target, checkpoint: CheckpointId, task: Task) -> Order:
-        urgent = self._progress.last
-        return Order(target.directory, checkpoint.start, checkpoint.step, target.keep, target.start, task, urgent)
+        place, urgent = target.directory, self._progress.last
+        return Order(place.path, checkpoint.start, checkpoint.step, place.keep, place.start, task, urgent)
 
     def _note(self, target: Target, following: Next, outcome: Outcome) -> bool:
         """Note how it went; False if what was written of the checkpoint is of no use."""
@@ -435,20 +419,20 @@ class DiskWriter:
                 logger.warning("no snapshot is written to disk any more: %s", outcome.superseded)
                 self._target = None
             elif outcome.error and is_target:
-                wait = _AFTER_ERROR if target.every_steps else max(_AFTER_ERROR, target.every)
+                wait = _AFTER_ERROR if target.directory.every_steps else max(_AFTER_ERROR, target.directory.every)
                 # There is no later one. A process that writes and was killed is started again.
                 self._missing, self._repeats = outcome.error, self._closing and not self._repeats
                 then = "" if self._closing else f"; the next attempt is in {wait:g} s"
                 logger.error(
                     "the snapshot of step %d cannot be written to %s: %s%s",
-                    *(step, target.directory, outcome.error),
+                    *(step, target.directory.path, outcome.error),
                     "; it is tried once more" if self._repeats else then,
                 )
                 if not self._repeats:
                     self._done(following.snapshot, time.monotonic() + wait, target, failed=True)
             elif outcome.written and is_target:
                 self._missing = ""
-                self._done(following.snapshot, time.monotonic() + target.every, target)
+                self._done(following.snapshot, time.monotonic() + target.directory.every, target)
             return outcome.written
 
     def _done(self, snapshot: SnapshotId, next_at: float, target: Target, *, failed: bool = False) -> None:

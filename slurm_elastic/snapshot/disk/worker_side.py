@@ -165,7 +165,7 @@ class DiskSide:
         from slurm_elastic.snapshot.disk.agent_side import DiskWriter, HeldSlots, Target
 
         writer, owner = DiskWriter(lambda: HeldSlots(slots, parts)), os.getpid()
-        writer.aim(Target.of(directory, round_))
+        writer.aim(Target(directory, round_))
 
         def end() -> None:
             if os.getpid() == owner:

@@ -27,19 +27,21 @@ from slurm_elastic import typed_json
 from slurm_elastic.rundir import list_names, publish_file
 from slurm_elastic.snapshot._child_process import Child, Fork, ignore_signals, start_child
 from slurm_elastic.snapshot.disk.checkpoints import Checkpoints, SupersededError
-from slurm_elastic.snapshot.disk.digests import digest, pieces, sealed, unsealed
 from slurm_elastic.snapshot.disk.lineage import CheckpointId
 from slurm_elastic.snapshot.disk.stored import (
     DESCRIPTION,
     StoredPart,
     describe_files,
+    digest,
     directory_size,
     part_file,
     part_record,
+    pieces_of,
+    sealed,
+    unsealed,
 )
-from slurm_elastic.snapshot.memory import Slot
+from slurm_elastic.snapshot.memory import HEADER, Contents, Slot
 from slurm_elastic.snapshot.sharding import Layout, Planner, Region
-from slurm_elastic.snapshot.slots import HEADER, Contents
 from slurm_elastic.snapshot.state import PER_RANK, read_description, read_layout, rebuild, tensor_in
 from slurm_elastic.text import printable
 
@@ -303,7 +305,7 @@ def _write_state(directory: Path, slot: Slot, contents: Contents, unchanged: Cal
     files: dict[str, list[tuple[int, int]]] = {}
     for place in saved.storage_data.values():
         files.setdefault(place.relative_path, []).append((place.offset, place.length))
-    digests = {name: [*pieces(directory / name, places)] for name, places in files.items()}
+    digests = {name: [*pieces_of(directory / name, places)] for name, places in files.items()}
     publish_file(directory / DESCRIPTION, describe_files(tree, written, layout, digests))
     return True
 
@@ -351,7 +353,7 @@ def _write_part(
         if not unchanged():
             raise ValueError("overwritten meanwhile")
         written = sorted({place for place in (*shards, own) if place is not None})
-        record = StoredPart(tuple(shards), own, tuple(pieces(path, written)))
+        record = StoredPart(tuple(shards), own, tuple(pieces_of(path, written)))
         publish_file(directory / part_record(number), msgspec.json.encode(record))
     except BaseException:
         # Another attempt may write it.

@@ -192,9 +192,7 @@ def foreseen(node: AgentMemory) -> dict[Any, Any]:
     wanted = {(part, False, ranges) for part, ranges in current.expected}
     held = {each.copy.part for slot in node._all_slots() if (each := slot.contents()) is not None}
     wanted = {key for key in wanted if key[0] not in held}
-    eventually(
-        lambda: wanted <= current.borrowed.keys() and all(current.borrowed[key].ready.is_set() for key in wanted)
-    )
+    eventually(lambda: wanted <= current.borrowed.keys() and all(current.borrowed[key].done() for key in wanted))
     return dict(current.borrowed)
 
 
