@@ -131,9 +131,8 @@ class Agreement:
     def hold(self) -> int | None:
         """Make the workers wait at their next boundary. Takes microseconds, at most about 10 ms.
 
-        Returns:
-            The earliest boundary, counted from 1, at which all workers can stop. None if a worker does not use the
-            trainer API, or has not imported it yet; then no worker waits.
+        Returns the earliest boundary, counted from 1, at which all workers can stop. None if a worker does not use the
+        trainer API, or has not imported it yet; then no worker waits.
         """
         if self._stop is not None:
             return self._stop
@@ -217,13 +216,9 @@ class Agreement:
         return any(fields[page.SAMPLED] for fields in self._pages)
 
     def await_dumps(self, timeout: float) -> bool:
-        """Wait until all workers that take samples have written the dumps that they were asked for.
+        """Wait until all workers that take samples have written the dumps they were asked for; False if one has not.
 
-        Args:
-            timeout: Seconds to wait at most: a worker may keep Python's lock, or have ended.
-
-        Returns:
-            False if one has not.
+        At most so many seconds: a worker may keep Python's lock, or have ended.
         """
         end = time.monotonic() + timeout
         while not all(fields[page.DUMPED] >= fields[page.DUMP] for fields in self._pages if fields[page.SAMPLED]):

@@ -111,11 +111,7 @@ class Fields(Protocol):
 
 
 def new_page(descriptor: int) -> Fields:
-    """Map the page of a new worker onto an empty file.
-
-    Raises:
-        OSError: The page cannot be made.
-    """
+    """Map the page of a new worker onto an empty file; raises OSError."""
     # Written, not only sized: a full disk is an error here; later it would be SIGBUS in the worker (mmap(2)).
     view = memoryview(bytes(SIZE))
     while view:
@@ -129,12 +125,7 @@ def new_page(descriptor: int) -> Fields:
 
 
 def map_page(path: str) -> Fields:
-    """Map a page that an agent has made.
-
-    Raises:
-        OSError: The file does not exist or cannot be mapped.
-        PageError: The file is no control page of this version.
-    """
+    """Map a page that an agent has made; raises OSError, or PageError if the file is no page of this version."""
     descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
         status = os.fstat(descriptor)

@@ -103,12 +103,7 @@ class WorkerControl:
     def ask(self, step: int | None = None) -> Stop | None:
         """Count a boundary and return the answer of :func:`slurm_elastic.trainer.should_stop`.
 
-        Args:
-            step: The script's own count of steps; None if it does not report one.
-
-        Raises:
-            TypeError: The step is no whole number.
-            ValueError: The step does not fit into 64 bits.
+        Raises TypeError if the step is no whole number, ValueError if it does not fit into 64 bits.
         """
         if self._stop is not None:
             return self._stop
@@ -167,12 +162,7 @@ class WorkerControl:
             self._fields[page.SHIELDED] = int(self._shield())
 
     def report_checkpoint(self, step: int) -> None:
-        """Report that the checkpoint of a step is in place.
-
-        Raises:
-            TypeError: The step is no whole number.
-            ValueError: The step does not fit into 64 bits.
-        """
+        """Report that the checkpoint of a step is in place; raises as `ask`."""
         self._fields[page.CHECKPOINT] = step
         saved = self._fields[page.USES[2]]
         self._fields[page.SAVE_TIME], self._saved = saved - self._saved, saved
@@ -181,12 +171,7 @@ class WorkerControl:
         """Note the samples that this worker has trained on; only a rehearsal writes them down."""
 
     def report(self, step: int, loss: float) -> None:
-        """Report the loss of a step. The agent may read a new loss with the step of the one before.
-
-        Raises:
-            TypeError: The step is no whole number, or the loss no number.
-            ValueError: The step does not fit into 64 bits.
-        """
+        """Report the loss of a step; raises as `ask`. The agent may read a new loss with the step of the one before."""
         self._fields[page.LOSS] = page.float_bits(loss)
         self._fields[page.LOSS_STEP] = step
 
@@ -202,17 +187,10 @@ class WorkerControl:
 
 
 def attach(environ: Mapping[str, str], shield: Callable[[], bool] | None = None) -> WorkerControl | None:
-    """Take the control page that the environment names.
+    """Take the control page that the environment names; None if it names none, or if another process has taken it.
 
     The first process that attaches removes the file, so that no other one can: a worker, or a program that a wrapper
-    script starts, but no child of the trainer, such as a process of a data loader.
-
-    Args:
-        environ: Environment of this process.
-        shield: See :class:`WorkerControl`.
-
-    Returns:
-        The control page; None if the environment names none, or if another process has taken it.
+    script starts, but no child of the trainer, such as a process of a data loader. See `WorkerControl` for `shield`.
     """
     path = environ.get(VARIABLE)
     if not path:
@@ -235,16 +213,11 @@ def attach(environ: Mapping[str, str], shield: Callable[[], bool] | None = None)
 
 
 def is_superseded(environ: Mapping[str, str]) -> bool:
-    """Look in the run directory for a newer round, or a newer term, than that of this worker.
+    """Look in the run directory for a newer round, or a newer term, than that of the worker with this environment.
 
     A leader transfers its leadership when no agent has workers, so no worker of a current group finds a newer term.
-    Records whose names the environment does not give are not read.
-
-    Args:
-        environ: The worker's environment, with SLURM_ELASTIC_RUN_DIR, _ROUND, _SCOPE, and _TERM or _EPOCH.
-
-    Returns:
-        True if the group is superseded; also if the run directory cannot be read, with a warning in the log.
+    Records whose names the environment does not give are not read. True also if the run directory cannot be read, with
+    a warning.
     """
     run_dir, round_ = environ.get("SLURM_ELASTIC_RUN_DIR"), _number(environ, "SLURM_ELASTIC_ROUND")
     if not run_dir or round_ is None:

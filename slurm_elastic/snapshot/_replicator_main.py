@@ -15,7 +15,7 @@ import msgspec
 from slurm_elastic import typed_json
 from slurm_elastic.rendezvous.transport.session import SessionError
 from slurm_elastic.snapshot._child_process import ignore_signals
-from slurm_elastic.snapshot.lineage import REPLICA_SLOTS, Copy, Holder, Protection, SnapshotId
+from slurm_elastic.snapshot.lineage import REPLICA_SLOTS, Holder, Protection, SnapshotId
 from slurm_elastic.snapshot.memory import HEADER, Contents, OutOfMemoryError, Slot, copies_in, require_memory
 from slurm_elastic.snapshot.replication import (
     Goal,
@@ -102,10 +102,7 @@ class _Push(msgspec.Struct, frozen=True):
 
     round: int
     local_rank: int = 0
-    copy: Copy | None = None
-    tensors: int = 0
-    description: int = 0
-    shards: int = 0
+    contents: Contents | None = None
     safe: SnapshotId | None = None
 
 
@@ -211,10 +208,10 @@ class _Replicator:
                     push = typed_json.convert(order, _Push)
                     source = push.round
                     self._last_byte = time.monotonic()
-                    if push.copy is None:
+                    if push.contents is None:
                         self._end_of_source(push.round).set()
                     else:
-                        self._take(channel, push, push.copy)
+                        self._take(channel, push, push.contents)
         except (OSError, SessionError, TransferError, typed_json.JSONError, OutOfMemoryError) as error:
             if isinstance(error, OutOfMemoryError):
                 self.say_problem(f"this node takes no copies from another one: {error}")
@@ -229,35 +226,34 @@ class _Replicator:
             raise TransferError("a round that is over")
         channel.say(msgspec.to_builtins(answer))
 
-    def _take(self, channel: Channel, push: _Push, copy: Copy) -> None:
+    def _take(self, channel: Channel, push: _Push, contents: Contents) -> None:
         with self._lock:
             side, taking = self._side, self._taking.setdefault(push.local_rank, threading.Lock())
-        if side is None or not side.members.replicates or {side.members.round} != {push.round, copy.id.round}:
+        if side is None or not side.members.replicates or {side.members.round} != {push.round, contents.copy.id.round}:
             raise TransferError("a part of another round")
         if not taking.acquire(blocking=False):
             raise TransferError("another part is on its way")
         try:
-            self._take_alone(channel, push, copy, side)
+            self._take_alone(channel, push, contents, side)
         finally:
             taking.release()
 
-    def _take_alone(self, channel: Channel, push: _Push, copy: Copy, side: _Side) -> None:
+    def _take_alone(self, channel: Channel, push: _Push, contents: Contents, side: _Side) -> None:
         with self._lock:
             slots = self._replicas.get(push.local_rank)
             if slots is None:
                 slots = self._replicas[push.local_rank] = [Slot.make() for _ in range(REPLICA_SLOTS)]
                 self.tell(News(replicas=push.local_rank), slots)
         copies = copies_in(slots)
-        if copy in copies:
+        if contents.copy in copies:
             channel.say({"copied": True})
             return
         slot = slots[slot_for_replica(copies, newest_of(push.safe, side.protection().safe))]
         if slot.busy:
             raise TransferError("its slot is being written to disk")
-        if min(push.tensors, push.description, push.shards) < 0 or push.shards > push.tensors:
+        if contents.description < 0 or not 0 <= contents.shards <= contents.tensors:
             raise TransferError("a part without sizes")
-        require_memory(HEADER + push.tensors + 2 * push.description, slots)
-        contents = Contents(copy, push.tensors, push.description, push.shards)
+        require_memory(contents.size + contents.description, slots)
 
         def write() -> None:
             for _ in channel.receive_body(slot, ((HEADER, contents.size),)):
@@ -336,10 +332,7 @@ class _Side:
     def close(self) -> None:
         """Let go of the connections."""
         self._drop_collector()
-        if self._target is not None:
-            # Read by the other side to its end.
-            with contextlib.suppress(OSError):
-                self._target[1].socket.close()
+        self._drop_target()
 
     def _banks(self) -> dict[int, list[Slot]]:
         return dict(self.banks) if self.shared else {}
@@ -441,9 +434,7 @@ class _Side:
             if contents is None or contents.copy.id != snapshot:
                 continue
             channel = self._channel_to_partner()
-            safe = self.protection().safe
-            sizes = contents.tensors, contents.description, contents.shards
-            push = _Push(self.members.round, local_rank, contents.copy, *sizes, safe)
+            push = _Push(self.members.round, local_rank, contents, self.protection().safe)
             try:
                 channel.say(msgspec.to_builtins(push))
                 answered = channel.next()
@@ -483,5 +474,6 @@ class _Side:
 
     def _drop_target(self) -> None:
         if self._target is not None:
-            self._target[1].socket.close()
+            with contextlib.suppress(OSError):
+                self._target[1].socket.close()
             self._target = None

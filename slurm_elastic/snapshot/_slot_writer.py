@@ -20,11 +20,7 @@ _PORTABLE = 1
 
 
 class SlotWriter:
-    """Writes into the slots of an agent, for one worker.
-
-    Args:
-        slots: To write in turn.
-    """
+    """Writes into the slots of an agent in turn, for one worker."""
 
     def __init__(self, slots: Sequence[Slot]) -> None:
         self.slots = slots
@@ -35,17 +31,9 @@ class SlotWriter:
         """By slot: the address of the mapping whose pages CUDA has locked; None if it has refused."""
 
     def write(self, copy: Copy, description: bytes, table: Table, tensors: list[torch.Tensor], shards: int = 0) -> None:
-        """Write a snapshot, or a part of one.
+        """Write a snapshot, or a part of one, with tensors at the places of a table; raises OutOfMemoryError.
 
-        Args:
-            copy: What it is.
-            description: Of the state.
-            table: The places of the tensors.
-            tensors: To copy.
-            shards: Bytes of the shards that they begin with.
-
-        Raises:
-            OutOfMemoryError: The memory of the node or job does not suffice.
+        They begin with so many bytes of shards.
         """
         # Plain values change their length.
         needed = HEADER + table.size + 2 * len(description)

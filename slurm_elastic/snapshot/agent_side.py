@@ -61,7 +61,7 @@ class Group:
 
 
 class _Round:
-    """What the memory holds and prepares for one round.
+    """The preparation of the memory for one round, and what it holds for that.
 
     Attributes:
         number: Of the round.
@@ -205,16 +205,13 @@ class AgentMemory:
         return lineage.take_inventory(copies, holder, self._node, INVENTORY_LIMIT, replicates=self._replicates)
 
     def begin(self, round_: int, text: str, *, first: bool, group: Group | None = None) -> dict[str, str]:
-        """Prepare the memory for the workers of a round.
+        """Prepare the memory for the workers of a round; returns variables for their environment.
 
         Args:
             round_: Its number.
             text: Its origin.
             first: True for the agent of rank 0, which logs what all agents do.
             group: The place of this agent among those of the round; None to copy no parts to other nodes.
-
-        Returns:
-            Variables for the environment of the workers.
         """
         self._end_round()
         origin = lineage.read_origin(text)
@@ -423,33 +420,24 @@ class AgentMemory:
         with connection, contextlib.suppress(OSError, ValueError, HandOverError):
             connection.settimeout(10.0)
             request = read_request(connection)
-            current = self._round
-            if request.round != current.number:
-                answer(connection, Answer(error=f"round {request.round} is over"), [])
-                return
-            if request.directory is not None:
-                self._write_to(request.directory, current)
-                answer(connection, Answer(collector=self._find_steps(request.directory, current)), [])
-                return
-            current.ready.wait()
-            if current.cancelled.is_set():
-                answer(connection, Answer(error=f"round {request.round} is over"), [])
-                return
+            slots: Sequence[Slot] = ()
             try:
-                slots = self._wanted(request, current)
+                answered, slots = self._answered(request, self._round)
             except (HandOverError, OSError) as error:
-                answer(connection, Answer(error=str(error)), [])
-                return
-            answered = Answer(
-                current.slot,
-                current.error,
-                current.origin.below,
-                current.origin.lost,
-                held=self.held()[0],
-                replicates=self._replicates,
-                fewest_nodes=self._fewest_nodes,
-            )
+                answered = Answer(error=str(error))
             answer(connection, answered, [slot.descriptor for slot in slots])
+
+    def _answered(self, request: Request, current: _Round) -> tuple[Answer, Sequence[Slot]]:
+        if request.round == current.number and request.directory is not None:
+            self._write_to(request.directory, current)
+            return Answer(collector=self._find_steps(request.directory, current)), ()
+        if request.round == current.number:
+            current.ready.wait()
+        if request.round != current.number or current.cancelled.is_set():
+            raise HandOverError(f"round {request.round} is over")
+        slots, origin = self._wanted(request, current), current.origin
+        more = self.held()[0], self._replicates, self._fewest_nodes
+        return Answer(current.slot, current.error, origin.below, origin.lost, None, *more), slots
 
     def _write_to(self, directory: Directory, current: _Round) -> None:
         """Write the snapshots of a round to disk."""

@@ -128,11 +128,7 @@ class Slot:
 
     @classmethod
     def make(cls) -> Slot:
-        """Make the memory of a slot; it has a header and holds nothing.
-
-        Raises:
-            OSError: It cannot be made.
-        """
+        """Make the memory of a slot, with a header that says it holds nothing; raises OSError."""
         descriptor = os.memfd_create("slurm-elastic-snapshot", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.ftruncate(descriptor, HEADER)
@@ -217,8 +213,7 @@ class Slot:
     def grow(self, size: int) -> None:
         """Make the file at least so large; its pages are there afterwards.
 
-        Raises:
-            OSError: There is no memory for them. Without this a write would end the process with SIGBUS.
+        Raises OSError where there is no memory: without this a write would end the process with SIGBUS.
         """
         size = -(-size // _PAGE) * _PAGE
         if size > self.size:
@@ -227,8 +222,7 @@ class Slot:
     def put(self, offset: int, content: memoryview) -> None:
         """Write bytes without a mapping, and make their pages: through a mapping each page is cleared before.
 
-        Raises:
-            OutOfMemoryError: There is no memory for them.
+        Raises OutOfMemoryError.
         """
         try:
             while len(content):
@@ -240,14 +234,9 @@ class Slot:
     def fill(
         self, copy: Copy, tensors: int, description: bytes, write: Callable[[memoryview], object], shards: int = 0
     ) -> None:
-        """Write a snapshot, into a file that is large enough.
+        """Write a snapshot into a file that is large enough: tensors of so many bytes by `write`, and a description.
 
-        Args:
-            copy: The snapshot.
-            tensors: Bytes of its tensors, which `write` writes into their memory.
-            description: Its description.
-            write: See `tensors`.
-            shards: Bytes of the shards among the tensors of a part.
+        `shards` are the bytes of the shards with which the tensors of a part begin.
         """
         written = Contents(copy, tensors, len(description), shards)
         # At each step of a training, so without the system call by which `memory` sees whether the file has grown.
@@ -293,15 +282,7 @@ class Reserve:
     slots: int = lineage.SLOTS
 
     def require(self, reserved: int, free: int) -> None:
-        """Check that the memory is there.
-
-        Args:
-            reserved: Bytes that the agent holds for snapshots already.
-            free: Bytes that it can still get.
-
-        Raises:
-            OutOfMemoryError: It is not.
-        """
+        """Raise OutOfMemoryError unless the bytes are there: those held for snapshots already, and those still free."""
         needs = [(self.slots, 1, self.whole, "of the state that all ranks have")]
         if self.part:
             needs.append((self.slots, self.workers, self.part, "of what each rank alone has"))
@@ -347,21 +328,13 @@ def _lacking(needs: str, missing: int, free: int, error: OSError | None = None, 
 
 
 def check_memory(missing: int) -> None:
-    """Check that so many bytes can still be had.
-
-    Raises:
-        OutOfMemoryError: They cannot.
-    """
+    """Raise OutOfMemoryError unless so many bytes can still be had."""
     if missing > (free := free_memory()):
         raise OutOfMemoryError(_lacking(size_text(missing), missing, free))
 
 
 def require_memory(size: int, slots_of_node: Sequence[Slot]) -> None:
-    """Make room in all slots for snapshots of this size, in bytes.
-
-    Raises:
-        OutOfMemoryError: The node or the job does not have the memory.
-    """
+    """Make room in all slots for snapshots of this size, in bytes; raises OutOfMemoryError."""
     missing = sum(max(0, size - slot.size) for slot in slots_of_node)
     if not missing:
         return

@@ -59,7 +59,7 @@ class TransferError(Exception):
 
 
 class Settings(msgspec.Struct, frozen=True):
-    """Who an agent is, for its processes and for the other agents of its run.
+    """The identity of an agent, for its processes and for the other agents of its run.
 
     Attributes:
         secret: Of the run.
@@ -83,10 +83,7 @@ class Settings(msgspec.Struct, frozen=True):
 class Sender:
     """Serves the slots of an agent to the other agents of its run, in threads of its own.
 
-    Args:
-        settings: Of the agent.
-        slots: Returns its slots.
-        replicator: Returns the port of the process that copies parts to other nodes; None if nothing is copied.
+    `replicator` returns the port of the process that copies parts to other nodes; it is None if nothing is copied.
     """
 
     def __init__(
@@ -180,11 +177,7 @@ def accepted(listener: socket.socket) -> Iterator[socket.socket]:
 
 
 def connect(holder: Holder, settings: Settings, timeout: float | None = None) -> Channel:
-    """Open a session with another agent.
-
-    Raises:
-        OSError, SessionError, TransferError: It does not answer, or not with the secret of the run.
-    """
+    """Open a session with another agent; raises OSError, SessionError or TransferError."""
     connection = socket.create_connection((holder.address, holder.port), timeout=timeout or _TIMEOUT)
     try:
         name = _session_name(settings)
@@ -205,11 +198,7 @@ def _session_name(settings: Settings) -> str:
 
 
 def find_replicator(holder: Holder, settings: Settings) -> Holder:
-    """Ask an agent for its process that copies parts to other nodes.
-
-    Raises:
-        OSError, SessionError, TransferError: It does not say.
-    """
+    """Ask an agent for its process that copies parts to other nodes; raises as `connect`."""
     channel = connect(holder, settings)
     with channel.socket:
         channel.say({"replicator": True})
@@ -327,14 +316,7 @@ class Channel:
         return self._messages.pop(0)
 
     def send_body(self, bodies: Sequence[memoryview]) -> str:
-        """Send the bytes of a snapshot, and return their digest, which goes into a message after them.
-
-        Args:
-            bodies: The bytes, one after the other.
-
-        Raises:
-            OSError: They cannot be sent.
-        """
+        """Send bytes, one piece after the other, and return their digest, which goes into a message after them."""
         digest = _new_digest()
         for body in bodies:
             for start in range(0, len(body), _CHUNK):
@@ -348,13 +330,7 @@ class Channel:
     def receive_body(self, slot: Slot, pieces: Ranges) -> Iterator[None]:
         """Fill pieces of a slot with the bytes of a snapshot, and compare their digest; yields as they come.
 
-        Args:
-            slot: That gets them.
-            pieces: Where they go.
-
-        Raises:
-            OSError, SessionError, TransferError: They do not come whole.
-            OutOfMemoryError: There is no memory for them.
+        Raises OSError, SessionError or TransferError if they do not come whole, OutOfMemoryError if there is no memory.
         """
         self.say({"ready": True})
         digest, buffer = _new_digest(), memoryview(bytearray(_BUFFER))
@@ -408,11 +384,7 @@ def _new_digest() -> blake3:
 
 
 def _checked(ranges: object, shards: int) -> Ranges:
-    """Return ranges of the shards as they come from another agent.
-
-    Raises:
-        TransferError: They are none.
-    """
+    """Return ranges of the shards as they come from another agent; raises TransferError."""
     try:
         pairs = typed_json.convert(ranges, Ranges)
     except typed_json.JSONError:

@@ -13,7 +13,15 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TextIO
 
-from slurm_elastic.agent.forkserver._linux import children, set_parent_death_signal, set_task_name, set_title
+from slurm_elastic.agent.forkserver._linux import (
+    children,
+    sent_signals,
+    set_parent_death_signal,
+    set_task_name,
+    set_title,
+    signal_descriptor,
+)
+from slurm_elastic.agent.forkserver.protocol import wait_on
 from slurm_elastic.agent.forkserver.worker_command import PACKAGE_ROOT
 
 JOB_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
@@ -35,38 +43,29 @@ class ChildReaper:
         """Children that `sweep` does not kill: fork servers that replace this one, and children for the agent."""
         self._ended: set[int] = set()
         self._unreported: list[tuple[int, int]] = []
-        self._wakeup_reader, self._wakeup_writer = -1, -1
+        self._descriptor = -1
         self._previous_handler: Any = None
         self._next_scan = 0.0
         self._scan_pending = False
 
     def watch(self) -> None:
-        """Make `fileno` readable whenever a child ends (SIGCHLD)."""
-        self._wakeup_reader, self._wakeup_writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        self._previous_handler = signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
-        signal.set_wakeup_fd(self._wakeup_writer, warn_on_full_buffer=False)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
+        """Make `fileno` readable whenever a child ends (SIGCHLD, which is blocked here as all signals are)."""
+        # Where it is ignored the kernel reaps children.
+        self._previous_handler = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        self._descriptor = signal_descriptor([signal.SIGCHLD])
 
     def forget(self) -> None:
         """In a forked child: undo `watch`."""
-        signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, self._previous_handler)
-        os.close(self._wakeup_reader)
-        os.close(self._wakeup_writer)
+        os.close(self._descriptor)
 
     def fileno(self) -> int:
         """Readable after a child has ended."""
-        return self._wakeup_reader
-
-    def _wait(self, seconds: float) -> None:
-        """Wait until a child ends, at most this many seconds; the next call of `exits` says which."""
-        end = time.monotonic() + seconds
-        while time.monotonic() < end and not self._clear_wakeup():
-            time.sleep(0.002)
+        return self._descriptor
 
     def exits(self) -> Iterator[tuple[int, int]]:
         """Yield each worker that has ended once: its pid, and its exit code or minus the signal's number."""
-        self._clear_wakeup()
+        sent_signals(self._descriptor)
         has_exits = bool(self._unreported)
         yield from self._unreported
         self._unreported.clear()
@@ -121,14 +120,9 @@ class ChildReaper:
         return []
 
     def sweep(self, seconds: float, between: Callable[[], None]) -> list[int]:
-        """Kill every descendant.
+        """Kill every descendant, in at most so many seconds, and call `between` after each look at the children.
 
-        Args:
-            seconds: The longest time that this may take.
-            between: Called after each look at the children, until all have ended.
-
-        Returns:
-            The pids of those that have not ended in time (uninterruptible sleep).
+        Returns the pids of those that have not ended in time (uninterruptible sleep).
         """
         self._kill()
         end = time.monotonic() + seconds
@@ -137,7 +131,9 @@ class ChildReaper:
             between()
             if not left or time.monotonic() > end:
                 return left
-            self._wait(0.02)
+            # Until a child ends.
+            wait_on([self._descriptor], 0.02)
+            sent_signals(self._descriptor)
 
     def _reap_orphans(self) -> None:
         for pid in children(os.getpid()):
@@ -150,12 +146,6 @@ class ChildReaper:
         self.workers.discard(pid)
         self._ended.discard(pid)
         self.kept.discard(pid)
-
-    def _clear_wakeup(self) -> bool:
-        try:
-            return bool(os.read(self._wakeup_reader, 4096))
-        except BlockingIOError:
-            return False
 
 
 Changes = Mapping[str, tuple[str | None, str | None]]
@@ -224,16 +214,10 @@ def become_fresh_interpreter(
     task_name: bytes,
     torch_seed: int | None,
 ) -> None:
-    """Give this copy of the fork server the state of a fresh interpreter after the same imports.
+    """Give this copy of the fork server the state of a fresh interpreter after the same imports, by the agent's order.
 
-    Only the seed of Python's hashes stays that of the fork server, the same in all its workers.
-
-    Args:
-        order: The agent's order to start this worker, see `protocol.Order`.
-        environment: The environment of the worker.
-        descriptors: Its open files by name: stdout, stderr, call, result.
-        task_name: The name that ps shows as comm.
-        torch_seed: torch's seed right after its import; None without torch.
+    Only the seed of Python's hashes stays that of the fork server, the same in all its workers. `torch_seed` is torch's
+    seed right after its import.
     """
     set_task_name(task_name)
     for name, stream in (("stdout", sys.__stdout__), ("stderr", sys.__stderr__)):
@@ -287,10 +271,8 @@ def _replace_environment(environment: Mapping[str, str]) -> None:
 def run_agent_child(module: str, descriptor: int, signal_mask: Sequence[int]) -> None:
     """Send the agent a handle of this process, call ``main(descriptor)`` of a module, and end this process.
 
-    Args:
-        module: Of this package; its main function begins with the signals that Slurm sends to jobs blocked.
-        descriptor: The socket to the agent. Its first message is the process id, with a pidfd.
-        signal_mask: The signals that are blocked in the agent besides.
+    The descriptor is the socket to the agent; its first message is the process id, with a pidfd. The main function
+    begins with the signals to jobs blocked, and those that are blocked in the agent.
     """
     code = 1
     try:

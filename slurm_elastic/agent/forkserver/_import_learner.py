@@ -207,15 +207,8 @@ class ImportLearner:
     def carry_out(self, attempt: Attempt, imported: Callable[[], None]) -> str:
         """Import modules in this process, and find out whether workers can be forked from it after that.
 
-        Args:
-            attempt: The modules, and how to import them.
-            imported: Called before each import of a module.
-
-        Returns:
-            What keeps workers from being forked from it, for people; empty if nothing does.
-
-        Raises:
-            BrokenPreloadError: A preload cannot be imported.
+        `imported` is called before each import of a module. Returns what keeps workers from being forked, for people;
+        empty if nothing does. Raises BrokenPreloadError if a preload cannot be imported.
         """
         # Another node with the same script and packages may have tried them.
         self._take_over(self._stored())
@@ -348,11 +341,8 @@ class ImportRecord:
 def observe(record: ImportRecord, directories: Sequence[str]) -> None:
     """Record the imports of this process from now on; processes that it forks record nothing.
 
-    Draws a number from `random` and from numpy, whose seeds have to be of the system.
-
-    Args:
-        record: The memory for them.
-        directories: The entries that Python puts in front of sys.path for the script.
+    Draws a number from `random` and from numpy, whose seeds have to be of the system. The directories are what Python
+    puts in front of sys.path for the script.
     """
     listen(_Recorder(record, directories))
 

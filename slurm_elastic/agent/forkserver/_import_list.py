@@ -76,10 +76,8 @@ def package_directories(path: Sequence[str]) -> list[str]:
 def list_path(directory: str, options: Sequence[str], path: Sequence[str]) -> str:
     """Return the path of a script's list; empty for a function, which the fork server does not know yet.
 
-    Args:
-        directory: The directory of the lists.
-        options: The words of a worker's command between the interpreter and the script's own arguments.
-        path: sys.path before Python puts the script's directory in front.
+    `options` are the words of a worker's command between the interpreter and the script's own arguments, `path` is
+    sys.path before Python puts the script's directory in front.
     """
     if not options or "-c" in options:
         return ""
@@ -99,9 +97,7 @@ def list_path(directory: str, options: Sequence[str], path: Sequence[str]) -> st
 def read_list(path: str) -> ImportList | None:
     """Read a list; None if there is none.
 
-    Raises:
-        UsageError: Another user may have written the file, or it is damaged.
-        OSError: The file cannot be read.
+    Raises UsageError if another user may have written the file or it is damaged, and OSError.
     """
     try:
         with open(open_trusted(Path(path)), "rb") as file:  # noqa: PTH123
@@ -115,11 +111,7 @@ def read_list(path: str) -> ImportList | None:
 
 
 def parse_list(content: bytes) -> ImportList:
-    """Parse what `write_list` writes.
-
-    Raises:
-        ValueError: The content is no list.
-    """
+    """Parse what `write_list` writes; raises ValueError."""
     try:
         document = json.loads(content)
         left_out, files = (
@@ -134,9 +126,7 @@ def parse_list(content: bytes) -> ImportList:
 def write_list(path: str, imports: ImportList) -> None:
     """Write a list, and remove lists beside it that were not written for 90 days.
 
-    Raises:
-        UsageError: The directory belongs to another user.
-        OSError: The list cannot be written.
+    Raises UsageError if the directory belongs to another user, and OSError.
     """
     file = Path(path)
     file.parent.mkdir(0o700, parents=True, exist_ok=True)

@@ -45,11 +45,7 @@ class BrokenPreloadError(Exception):
 
 
 def import_module(name: str) -> None:
-    """Import one module, without collections of garbage: an import keeps nearly all that it makes.
-
-    Raises:
-        BrokenPreloadError: The import failed.
-    """
+    """Import one module, without collections of garbage: an import keeps nearly all. Raises BrokenPreloadError."""
     collecting = gc.isenabled()
     gc.disable()
     try:
@@ -63,16 +59,9 @@ def import_module(name: str) -> None:
 
 
 def import_required(about_to: Callable[[str], None]) -> tuple[str | None, int | None]:
-    """Import the modules of `REQUIRED`.
+    """Import the modules of `REQUIRED`, and call `about_to` with the name of each before; raises BrokenPreloadError.
 
-    Args:
-        about_to: Called with each name before its import.
-
-    Returns:
-        Why this process cannot be forked after them, for people (None if it can); and torch's first seed.
-
-    Raises:
-        BrokenPreloadError: An import failed.
+    Returns why this process cannot be forked after them, for people (None if it can); and torch's first seed.
     """
     seed = None
     for name in REQUIRED:
@@ -185,11 +174,7 @@ class ImportTrial:
     """
 
     def __init__(
-        self,
-        directories: Sequence[str],
-        preload: Sequence[str],
-        seeded: Collection[str],
-        progress: Callable[[], None],
+        self, directories: Sequence[str], preload: Sequence[str], seeded: Collection[str], progress: Callable[[], None]
     ) -> None:
         self._directories, self._preload, self._seeded, self._progress = directories, preload, seeded, progress
         self._preloaded: set[str] = set()

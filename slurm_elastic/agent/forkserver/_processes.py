@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
-import select
 import signal
 import subprocess
 import time
@@ -13,7 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from slurm_elastic.agent.forkserver._linux import children, session_of
-from slurm_elastic.agent.forkserver.protocol import Channel
+from slurm_elastic.agent.forkserver.protocol import Channel, wait_on
 from slurm_elastic.agent.forkserver.worker_command import Program, boot_environment
 from slurm_elastic.descriptors import given_limit
 
@@ -21,9 +20,7 @@ from slurm_elastic.descriptors import given_limit
 class ForkedProcess:
     """A process that a fork server has forked; like a Popen, though its parent may be the fork server.
 
-    Args:
-        pid: Of the process.
-        handle: A pidfd of it, which this object closes when the process has ended.
+    The handle, a pidfd, is closed when the process has ended.
     """
 
     def __init__(self, pid: int, handle: int) -> None:
@@ -37,15 +34,9 @@ class ForkedProcess:
         return self._code is not None
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait at most `timeout` seconds and return the exit code, or minus a signal's number.
-
-        Raises:
-            subprocess.TimeoutExpired: The process has not ended.
-        """
+        """Wait and return the exit code, or minus a signal's number; raises TimeoutExpired after `timeout` seconds."""
         if self._code is None:
-            waiting = select.poll()
-            waiting.register(self._handle, select.POLLIN)
-            if not waiting.poll(None if timeout is None else timeout * 1000):
+            if not wait_on([self._handle], timeout):
                 raise subprocess.TimeoutExpired("process of the fork server", timeout or 0.0)
             try:
                 self._code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
@@ -100,15 +91,10 @@ _MARKS = ("SLURM_ELASTIC_WARM", "SLURM_ELASTIC_ROUND")
 
 
 def kill_orphans(sessions: Collection[int], timeout: float, spared: Collection[int] = ()) -> dict[int, int]:
-    """Kill and reap the children of this process that belong to workers, and what they leave behind in turn.
+    """Kill and reap the children of this process that belong to these sessions of workers, and what they leave in turn.
 
-    Args:
-        sessions: The ids of the workers' sessions.
-        timeout: Seconds after which processes are left that do not end (uninterruptible sleep).
-        spared: The pids of processes that are no workers'.
-
-    Returns:
-        The exit codes, or minus signal numbers, of the reaped processes by pid.
+    After `timeout` seconds processes are left that do not end (uninterruptible sleep); `spared` ones are no workers'.
+    Returns the exit codes, or minus signal numbers, by pid.
     """
     codes: dict[int, int] = {}
     end = time.monotonic() + timeout

@@ -7,7 +7,6 @@ import gc
 import importlib
 import json
 import os
-import select
 import signal
 import sys
 import time
@@ -29,7 +28,7 @@ from slurm_elastic.agent.forkserver._linux import (
     set_task_name,
     signal_descriptor,
 )
-from slurm_elastic.agent.forkserver.protocol import Channel
+from slurm_elastic.agent.forkserver.protocol import Channel, wait_on
 from slurm_elastic.control import start_sampling
 
 _IDLE_BEFORE_IMPORTS = 2.0
@@ -123,12 +122,9 @@ class ServerProcess:
         if self._next_attempt is not None and self._fork_replacement():
             return False
         while True:
-            waiting = select.poll()
             outcome_fd = self._replacement.outcome_fd if self._replacement is not None else None
-            for descriptor in (self._channel.fileno(), self._agent, self._signals, self._children.fileno(), outcome_fd):
-                if descriptor is not None:
-                    waiting.register(descriptor, select.POLLIN)
-            ready = {descriptor for descriptor, _events in waiting.poll(self._timeout_ms(idle_since))}
+            descriptors = self._channel.fileno(), self._agent, self._signals, self._children.fileno(), outcome_fd
+            ready = wait_on([each for each in descriptors if each is not None], self._timeout(idle_since))
             if self._agent in ready:
                 self._shut_down()
             if self._signals in ready:
@@ -159,8 +155,8 @@ class ServerProcess:
         self._next_attempt, self._is_awaited = self._learner.next_attempt(), False
         return self._next_attempt is not None
 
-    def _timeout_ms(self, idle_since: float) -> float | None:
-        """Return the milliseconds until there is something to do without an event; None if there is nothing."""
+    def _timeout(self, idle_since: float) -> float | None:
+        """Return the seconds until there is something to do without an event; None if there is nothing."""
         if self._started:
             return 0
         seconds = [self._children.seconds_to_scan()]
@@ -168,7 +164,7 @@ class ServerProcess:
         if look is not None and self._replacement is None and self._has_workers:
             seconds.append(max(look, idle_since + _IDLE_BEFORE_IMPORTS - time.monotonic()))
         waits = [wait for wait in seconds if wait is not None]
-        return max(0.0, min(waits)) * 1000 if waits else None
+        return min(waits, default=None)
 
     # Imports
 
@@ -393,7 +389,7 @@ class ServerProcess:
 
     def _become_worker(self, order: dict[str, Any], descriptors: Sequence[int], record: ImportRecord | None) -> None:
         order |= json.loads(read_memory_file(descriptors[0]))
-        streams = dict(zip(order["streams"], descriptors[1:], strict=True))
+        streams = dict(zip(order["descriptors"], descriptors[1:], strict=True))
         extra = child.place_descriptors(streams)
         environment = order["environment"] | extra
         if order["how"] == "exec":

@@ -135,17 +135,9 @@ class ForkServer:
             self._drop(self.prepared)
 
     def wait_ready(self, timeout: float, should_stop: Callable[[], bool] | None = None) -> bool:
-        """Wait until workers can be started.
+        """Wait at most `timeout` seconds until workers can be started; returns False if that took longer.
 
-        Args:
-            timeout: Seconds to wait at most.
-            should_stop: Called every 0.1 s; the wait ends when it returns True.
-
-        Returns:
-            False if that took longer than `timeout`.
-
-        Raises:
-            StartInterruptedError: `should_stop` has returned True.
+        `should_stop` is called every 0.1 s; StartInterruptedError is raised when it returns True.
         """
         return self._wait(self._is_ready, timeout, should_stop)
 
@@ -155,11 +147,7 @@ class ForkServer:
         return self.state is not State.IMPORTING and (late or self.prepared is not None)
 
     def check_preload(self) -> None:
-        """Raise an error if workers cannot start before the user has changed something.
-
-        Raises:
-            UsageError: A module of `preload` cannot be imported.
-        """
+        """Raise UsageError if a module of `preload` cannot be imported, which the user has to change."""
         self.read()
         if self.state is State.BROKEN:
             raise UsageError(f"--preload: {self.reason}; install it for {self._launched.interpreter} or leave it out")
@@ -213,11 +201,7 @@ class ForkServer:
             self._switch_to(self._spawn)
 
     def distrust_learned(self, reason: str) -> None:
-        """Do without learned imports from now on, here and in later runs of this script.
-
-        Args:
-            reason: The reason that the list gives to later runs, for people.
-        """
+        """Do without learned imports from now on, here and in later runs, which are given the reason for people."""
         self._distrusted, self._imports = True, None
         if self._list:
             # A network file system may take long to answer.
@@ -233,16 +217,9 @@ class ForkServer:
     def start_workers(
         self, orders: Sequence[Order], *, warm: bool, should_stop: Callable[[], bool] | None = None
     ) -> dict[int, int]:
-        """Start workers and return their pids by local rank.
+        """Start workers, forked if `warm`, else executed, and return their pids by local rank.
 
-        Args:
-            orders: The workers to start.
-            warm: Whether to fork them; otherwise they are executed.
-            should_stop: Called every 0.1 s; the wait for the workers ends when it returns True.
-
-        Raises:
-            OSError: A worker could not be started; those that were started run on.
-            StartInterruptedError: `should_stop` has returned True.
+        See `wait_ready` for `should_stop`. Raises OSError if one could not be started; those that were started run on.
         """
         self._pids: dict[int, int] = {}
         self._refused = ""
@@ -260,15 +237,10 @@ class ForkServer:
     ) -> tuple[ForkedProcess, socket.socket] | None:
         """Fork a process that has imported torch and works for the agent; for any thread.
 
-        It is no worker: it outlives rounds, and the fork server. It ends by itself when the socket is closed.
-
-        Args:
-            module: Its ``main(descriptor)`` is called, with SIGTERM and other signals to jobs blocked.
-            should_stop: Called every 0.1 s; the wait for the process ends when it returns True.
-
-        Returns:
-            The process, and this end of the socket whose other end is the descriptor, where messages keep their
-            boundaries; None if there is no such process: torch is not imported there, or it cannot be forked.
+        It is no worker: it outlives rounds, and the fork server, and ends by itself when the socket is closed. It calls
+        ``main(descriptor)`` of a module, with SIGTERM and other signals to jobs blocked. `should_stop` ends the wait
+        for it. Returns the process, and this end of the socket whose other end is the descriptor, where messages keep
+        their boundaries; None if there is no such process: torch is not imported there, or it cannot be forked.
         """
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs, self._switching:
@@ -290,8 +262,7 @@ class ForkServer:
     def sweep(self, timeout: float) -> list[int]:
         """Kill all workers and all their descendants.
 
-        Returns:
-            The pids of those that have not ended within `timeout` seconds (uninterruptible sleep).
+        Returns the pids of those that have not ended within so many seconds (uninterruptible sleep).
         """
         self._unended: list[int] | None = None
         self._send({"order": "sweep", "seconds": timeout})

@@ -46,11 +46,7 @@ _KILLED_WITHIN = 5.0
 def start_workers(*of_torch: Any, **options: Any) -> ForkServerContext:
     """Start one worker per local rank, warm if possible; otherwise cold, with one line in the log that says why.
 
-    Functions start as multiprocessing's spawn starts them.
-
-    Args:
-        *of_torch: See `ForkServerContext`.
-        **options: See there.
+    See `ForkServerContext` for the arguments. Functions start as multiprocessing's spawn starts them.
 
     Raises:
         UsageError: A preload cannot be imported.
@@ -278,8 +274,7 @@ class ForkServerContext(PContext):
 def numa_prefixes(workers: int, options: NumaOptions | None) -> tuple[tuple[str, ...], ...]:
     """Return what torch puts in front of the command of each local rank to bind it to CPUs.
 
-    Raises:
-        RuntimeError: There is no GPU, or no numactl.
+    Raises RuntimeError if there is no GPU, or no numactl.
     """
     return ((),) * workers if options is None else _asked_numa_prefixes(workers, options)
 
@@ -298,14 +293,9 @@ def _asked_numa_prefixes(workers: int, options: NumaOptions) -> tuple[tuple[str,
 
 
 def bound_cpus(bound: tuple[str, ...], command: tuple[str, ...]) -> tuple[int, ...] | None:
-    """Return the CPUs that torch's NUMA wrapper binds a command to; None if it has left the command alone.
+    """Return the CPUs to which torch's NUMA wrapper has bound a command; None if it has left the command alone.
 
-    Args:
-        bound: The command as the wrapper has changed it (torch/numa/binding.py, 2.13).
-        command: The command as it was.
-
-    Raises:
-        RuntimeError: The wrapper has changed the command in another way.
+    Raises RuntimeError if it has changed the command in another way (torch/numa/binding.py, 2.13).
     """
     if bound == command:
         return None

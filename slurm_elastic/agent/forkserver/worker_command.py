@@ -43,15 +43,9 @@ class Program(NamedTuple):
     def from_command_line(cls, arguments: Sequence[str], environment: Mapping[str, str] = os.environ) -> Program | None:
         """Return what torchrun's parser would run for these arguments, found without importing torch.
 
-        If the result is wrong, workers start cold, since their command differs, and a log line says so.
-
-        Args:
-            arguments: torchrun's flags, then the script and its arguments. A flag that torchrun lacks is assumed to
-                have a value.
-            environment: Where torchrun's parser finds PET_* defaults for its switches.
-
-        Returns:
-            None if no Python script is run (--no-python) or named; FUNCTION with --run-path.
+        If the result is wrong, workers start cold, since their command differs, and a log line says so. The environment
+        has PET_* defaults for switches; a flag that torchrun lacks is assumed to have a value. None if no Python script
+        is run (--no-python) or named; FUNCTION with --run-path.
         """
         options = scan(arguments, environment)
         if options.script is None or options.has("no_python"):
@@ -109,16 +103,10 @@ def boot_environment(
     imports: str | None,
     **more: Any,
 ) -> dict[str, str]:
-    """Return the environment to execute the Python with. The settings come first, which `set_title` relies on.
+    """Return the environment to execute the Python with; the settings come first, which `set_title` relies on.
 
-    Args:
-        program: The program of the workers.
-        environment: The workers' environment, as far as known now.
-        preload: Modules that the fork server imports besides torch.
-        mask: The signals that are blocked in workers.
-        warm: True to import torch and fork workers; False to execute each worker.
-        imports: The directory of the lists of learned imports; None to learn none.
-        **more: What else the new process has to know.
+    They are the workers' environment, as far as known now, the modules to import besides torch, the signals that are
+    blocked in workers, whether workers are forked, the directory of the lists of learned imports, and more.
     """
     python_path = environment.get("PYTHONPATH")
     settings = {

@@ -119,14 +119,7 @@ class Next(NamedTuple):
 
 
 def next_snapshot(target: Target, progress: Progress, copies: Held, now: float) -> Next | None:
-    """Return the snapshot that has to be written now, or whose parts have to be; None if none.
-
-    Args:
-        target: The directory, and the round.
-        progress: What has been written.
-        copies: The memory of this agent.
-        now: Own monotonic time in seconds.
-    """
+    """Return the snapshot that has to be written now, by monotonic time, or whose parts have to be; None if none."""
     newest = _newest(target, progress, copies)
     agreed = next((copy for copy in _whole(target, copies) if copy.id.step == progress.agreed), None)
     if progress.last and newest is not None:
@@ -206,17 +199,12 @@ class _Unfinished:
 class DiskWriter:
     """Writes the snapshots of an agent, or of a process without an agent, to disk.
 
-    Args:
-        slots: Returns the memory.
-        ask: Asks for a step that all agents keep; it is given to `agree`.
-        fork: See :class:`.WriterProcess`.
+    `slots` returns the memory, `ask` asks for a step that all agents keep, which is given to `agree`; see
+    `WriterProcess`.
     """
 
     def __init__(
-        self,
-        slots: Callable[[], HeldSlots],
-        ask: Callable[[], None] = lambda: None,
-        fork: Fork | None = None,
+        self, slots: Callable[[], HeldSlots], ask: Callable[[], None] = lambda: None, fork: Fork | None = None
     ) -> None:
         self._slots, self._ask = slots, ask
         self._process = WriterProcess(fork)
@@ -254,12 +242,7 @@ class DiskWriter:
             self._changed.notify_all()
 
     def flush(self, until: float, is_leaving: Callable[[], bool]) -> None:
-        """Wait until the newest snapshot is on disk. No workers run.
-
-        Args:
-            until: Own monotonic time in seconds after which it is not waited for.
-            is_leaving: Returns True if the agent is to leave: then it ends with `close`.
-        """
+        """Wait until the newest snapshot is on disk, or until a monotonic time, or `is_leaving()`. No workers run."""
         with self._changed:
             self._progress = replace(self._progress, last=True)
             self._changed.notify_all()
@@ -267,14 +250,9 @@ class DiskWriter:
                 self._changed.wait(_TURN)
 
     def close(self, until: float | None = None, is_leaving: Callable[[], bool] = lambda: False) -> str:
-        """Write the newest snapshot, and end.
+        """Write the newest snapshot, and end; returns why it is not on disk, empty if there is no reason.
 
-        Returns:
-            Why the newest snapshot is not on disk; empty if it is, or if there is none to write.
-
-        Args:
-            until: Own monotonic time in seconds after which it is left; None to wait until it is written, or until
-                `is_leaving` returns True.
+        It is left at the monotonic time `until`; None to wait until it is written, or until `is_leaving` returns True.
         """
         with self._changed:
             self._closing = True

@@ -22,9 +22,7 @@ from blake3 import blake3
 
 from slurm_elastic import typed_json
 from slurm_elastic.rundir import list_names
-from slurm_elastic.snapshot.disk.lineage import (
-    CheckpointId,
-)
+from slurm_elastic.snapshot.disk.lineage import CheckpointId
 from slurm_elastic.snapshot.sharding import Layout, Piece
 
 if TYPE_CHECKING:
@@ -204,13 +202,9 @@ def describe_files(
     layout: Layout | None,
     digests: Mapping[str, Sequence[tuple[int, int, str]]],
 ) -> bytes:
-    """Return the description of a checkpoint.
+    """Return the description of a checkpoint, with state and layout as in that of a snapshot.
 
-    Args:
-        state: As in the description of a snapshot.
-        tensors: File, offset and length in bytes of each tensor.
-        layout: Of its sharded tensors; None if it has no parts.
-        digests: Offset, length and digest of each piece of these files.
+    It has file, offset and length of each tensor, and by file the offset, length and digest of each piece.
     """
     described = {"version": _VERSIONS[-1], "state": state, "tensors": tensors, "layout": msgspec.to_builtins(layout)}
     return sealed({**described, "pieces": digests})
@@ -270,11 +264,9 @@ def unsealed(content: bytes) -> dict[str, Any]:
 
 
 def pieces_of(path: Path, places: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int, str]]:
-    """Yield offset, length and digest of each piece of a file: of these places, and of what is between them.
+    """Yield offset, length and digest of each piece of a file.
 
-    Args:
-        path: The file.
-        places: Offsets and lengths, which do not overlap.
+    Pieces are these places, which do not overlap, and what is between them.
     """
     with path.open("rb") as file:
         size = file.seek(0, 2)
