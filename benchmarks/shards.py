@@ -22,15 +22,14 @@ from blake3 import blake3
 from benchmarks.tables import Results, Table, median
 from slurm_elastic.snapshot.agent_side import AgentMemory
 from slurm_elastic.snapshot.lineage import Copy, Holder, SnapshotId, read_inventories
-from slurm_elastic.snapshot.memory import Slot
-from slurm_elastic.snapshot.slots import HEADER
-from slurm_elastic.snapshot.transfer import receive
+from slurm_elastic.snapshot.memory import HEADER, Slot
+from slurm_elastic.snapshot.transfer import Settings, receive
 
 _MIB = 256
 _SIZE = _MIB << 20
 _TIMES = 7
 _PART = Copy.of_part(SnapshotId(0, 1), 0, 2)
-_SECRET, _RUN = bytes(32), "benchmark"
+_SETTINGS = Settings(bytes(32), "benchmark", "sender", "sender", "127.0.0.1")
 
 
 def main() -> int:
@@ -48,7 +47,7 @@ def main() -> int:
         used = _asked(here)
         begin, own = time.perf_counter(), time.process_time()
         slot = Slot.make()
-        receive(_PART, slot, [slot], [holder], _SECRET, _RUN, "receiver", lambda: False, ranges=((0, _SIZE),))
+        receive(_PART, slot, [slot], [holder], _SETTINGS, lambda: False, ranges=((0, _SIZE),))
         seconds = time.perf_counter() - begin
         taken.append((seconds, _asked(here) - used, time.process_time() - own))
         slot.close()
@@ -76,7 +75,7 @@ def main() -> int:
 
 def _send(connection: Connection) -> None:
     with tempfile.TemporaryDirectory() as directory:
-        agent = AgentMemory(Path(directory), _SECRET, _RUN, "sender", "sender", "127.0.0.1")
+        agent = AgentMemory(Path(directory), _SETTINGS)
         slot = agent._slots_of_rank(0)[0]
         slot.grow(HEADER + _SIZE + 1)
         slot.fill(_PART, _SIZE, b"x", lambda body: None, _SIZE)

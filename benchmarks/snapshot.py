@@ -38,6 +38,7 @@ from benchmarks.tables import Bar, Results, Table
 from slurm_elastic import snapshot
 from slurm_elastic.data import ElasticSampler
 from slurm_elastic.snapshot.agent_side import AgentMemory
+from slurm_elastic.snapshot.transfer import Settings
 
 _ROOT = Path(__file__).parents[1]
 _TENSORS, _MIB = 64, 4
@@ -57,7 +58,8 @@ def main() -> int:
     dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
     results = Results.of("snapshot")
     with tempfile.TemporaryDirectory() as directory:
-        memory = AgentMemory(Path(directory), secrets.token_bytes(32), "benchmark", "agent", "node", "127.0.0.1")
+        settings = Settings(secrets.token_bytes(32), "benchmark", "agent", "node", "127.0.0.1")
+        memory = AgentMemory(Path(directory), settings)
         os.environ |= memory.begin(0, "", first=True) | {"LOCAL_RANK": "0", "SLURM_ELASTIC_ROUND": "0"}
         # The steps of both are of one round, and only grow.
         plain = {f"layer{index}": torch.rand(_MIB << 18) for index in range(_TENSORS)}

@@ -29,7 +29,7 @@ class Trick:
 TRICKS = {
     "joint-import": Trick(
         "agent and fork server share one import of torch",
-        "agent/forkserver/joint.py",
+        "agent/forkserver/worker_command.py",
         'if program is FUNCTION:\n        return "--run-path"',
         'if True:\n        return "a benchmark"',
     ),

@@ -34,9 +34,9 @@ from slurm_elastic.rendezvous.connect import RendezvousConfig
 from slurm_elastic.rendezvous.membership import WorkerFailure
 from slurm_elastic.rendezvous.run_events import Entry
 from slurm_elastic.rendezvous.transport.messages import Assignment
-from slurm_elastic.snapshot.agent_round import Group
-from slurm_elastic.snapshot.agent_side import AgentMemory
+from slurm_elastic.snapshot.agent_side import AgentMemory, Group
 from slurm_elastic.snapshot.lineage import SLOTS
+from slurm_elastic.snapshot.transfer import Settings
 from slurm_elastic.text import size_text
 
 logger = logging.getLogger("slurm_elastic")
@@ -264,15 +264,17 @@ class SnapshotFeature(Feature):
         try:
             self._memory = AgentMemory(
                 self._directory.path,
-                rendezvous.run_dir.secret(),
-                rendezvous.incarnation,
-                rendezvous.agent,
-                rendezvous.node,
-                rendezvous.address,
+                Settings(
+                    rendezvous.run_dir.secret(),
+                    rendezvous.incarnation,
+                    rendezvous.agent,
+                    rendezvous.node,
+                    rendezvous.address,
+                    domain=rendezvous.domain,
+                ),
                 replicates=replicas > 0,
                 slots=slots,
                 fewest_nodes=rendezvous.min_nodes,
-                domain=rendezvous.domain,
                 fork=None if fork_server is None else fork_server.fork_child,
             )
         except OSError:

@@ -10,25 +10,24 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from slurm_elastic._lazy import lazy
-from slurm_elastic.control._fence import is_superseded, shield, unshield
-from slurm_elastic.control._worker_side import RECORDING, Stop, StopReason, WorkerControl, attach
+from slurm_elastic.control._worker_side import (
+    RECORDING,
+    Stop,
+    StopReason,
+    WorkerControl,
+    attach,
+    is_superseded,
+    shield,
+    unshield,
+)
 
 if TYPE_CHECKING:
     from slurm_elastic.control._agent_side import Agreement, RoundControl, TimeUse, WorkerProgress
     from slurm_elastic.control._shared_page import has_membarrier
     from slurm_elastic.control._time_use import start_sampling
 else:
-    __getattr__ = lazy(
-        __name__,
-        {
-            "Agreement": "_agent_side",
-            "RoundControl": "_agent_side",
-            "TimeUse": "_agent_side",
-            "WorkerProgress": "_agent_side",
-            "has_membarrier": "_shared_page",
-            "start_sampling": "_time_use",
-        },
-    )
+    of_agents = dict.fromkeys(("Agreement", "RoundControl", "TimeUse", "WorkerProgress"), "_agent_side")
+    __getattr__ = lazy(__name__, {**of_agents, "has_membarrier": "_shared_page", "start_sampling": "_time_use"})
 
 __all__ = [
     "RECORDING",

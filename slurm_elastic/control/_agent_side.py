@@ -13,44 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from slurm_elastic.control._flight_recorder import Collective
-from slurm_elastic.control._shared_page import (
-    ATTACHED,
-    AWAITED,
-    BOUNDARY,
-    BOUNDARY_TIME,
-    CHECKPOINT,
-    COLLECTIVES,
-    COLLECTIVES_FIELDS,
-    DEADLINE,
-    DUMP,
-    DUMPED,
-    FENCED,
-    FIRST_STEP,
-    FIRST_TIME,
-    FIRST_USES,
-    HOLD,
-    IN_COLLECTIVE,
-    IN_COLLECTIVE_TIME,
-    LOSS,
-    LOSS_STEP,
-    NONE,
-    PLACE,
-    REGISTERED,
-    SAMPLED,
-    SAVE_TIME,
-    SHIELDED,
-    STEP,
-    STOP,
-    STOPPED,
-    USES,
-    Fields,
-    bits_float,
-    full_barrier,
-    new_page,
-    read_text,
-    write_text,
-)
+from slurm_elastic.control import _shared_page as page
 from slurm_elastic.control._worker_side import VARIABLE
 from slurm_elastic.errors import UsageError
 from slurm_elastic.ownership import require_own
@@ -131,7 +94,7 @@ class WorkerProgress:
     save_time: float | None = None
     in_collective: bool | None = None
     place: str = ""
-    collectives: tuple[Collective, ...] = ()
+    collectives: tuple[page.Collective, ...] = ()
     seconds_awaited: float | None = None
 
 
@@ -159,7 +122,7 @@ class Agreement:
         barrier: Makes the workers execute a full memory barrier; its argument is True if all of them are registered.
     """
 
-    def __init__(self, pages: Sequence[Fields], barrier: Callable[[bool], None] = full_barrier) -> None:
+    def __init__(self, pages: Sequence[page.Fields], barrier: Callable[[bool], None] = page.full_barrier) -> None:
         self._pages, self._barrier_of = tuple(pages), barrier
         self._earliest: int | None = None
         self._stop: int | None = None
@@ -168,19 +131,18 @@ class Agreement:
     def hold(self) -> int | None:
         """Make the workers wait at their next boundary. Takes microseconds, at most about 10 ms.
 
-        Returns:
-            The earliest boundary, counted from 1, at which all workers can stop. None if a worker does not use the
-            trainer API, or has not imported it yet; then no worker waits.
+        Returns the earliest boundary, counted from 1, at which all workers can stop. None if a worker does not use the
+        trainer API, or has not imported it yet; then no worker waits.
         """
         if self._stop is not None:
             return self._stop
         if self._earliest is None:
-            if not self._pages or not all(page[ATTACHED] for page in self._pages):
+            if not self._pages or not all(fields[page.ATTACHED] for fields in self._pages):
                 return None
-            for page in self._pages:
-                page[HOLD] = 1
+            for fields in self._pages:
+                fields[page.HOLD] = 1
             self._barrier()
-            self._earliest = 1 + max(page[BOUNDARY] for page in self._pages)
+            self._earliest = 1 + max(fields[page.BOUNDARY] for fields in self._pages)
         return self._earliest
 
     def release(self) -> None:
@@ -190,8 +152,8 @@ class Agreement:
         """
         if self._stop is None:
             self._earliest = None
-            for page in self._pages:
-                page[HOLD] = 0
+            for fields in self._pages:
+                fields[page.HOLD] = 0
 
     def stop_at(self, step: int, reason: str, seconds: float | None = None) -> None:
         """Tell the workers, which wait at a boundary, where to stop. A second call changes the remaining time only.
@@ -207,35 +169,35 @@ class Agreement:
         """
         if self._earliest is None or step < self._earliest or self._stop not in (None, step):
             raise ValueError(f"cannot stop at {step}: told {self._stop}, earliest {self._earliest}")
-        deadline = NONE if seconds is None else time.monotonic_ns() + int(seconds * 1e9)
-        for page in self._pages:
-            page[DEADLINE] = deadline
+        deadline = page.NONE if seconds is None else time.monotonic_ns() + int(seconds * 1e9)
+        for fields in self._pages:
+            fields[page.DEADLINE] = deadline
             if self._stop is None:
-                write_text(page, reason)
+                page.write_text(fields, reason)
         if self._stop is None:
             # A worker that sees the step must see reason and deadline, on processors that reorder stores, too.
             self._barrier()
             self._stop = step
-            for page in self._pages:
-                page[STOP] = step
+            for fields in self._pages:
+                fields[page.STOP] = step
 
     def stopped(self) -> bool:
         """Return True if should_stop has told every worker to stop; workers may still be saving."""
-        return bool(self._pages) and all(page[STOPPED] for page in self._pages)
+        return bool(self._pages) and all(fields[page.STOPPED] for fields in self._pages)
 
     def shielded(self) -> bool:
         """Return True if SIGTERM has no effect on any worker."""
-        return bool(self._pages) and all(page[SHIELDED] for page in self._pages)
+        return bool(self._pages) and all(fields[page.SHIELDED] for fields in self._pages)
 
     def fence(self) -> None:
         """Forbid the workers to publish a checkpoint from now on: another group of workers may be training."""
-        for page in self._pages:
-            page[FENCED] = 1
+        for fields in self._pages:
+            fields[page.FENCED] = 1
 
     def progress(self) -> tuple[WorkerProgress, ...]:
         """Return the progress of the workers, by local rank. Any thread may call this."""
         now = time.monotonic_ns()
-        return tuple(_progress(rank, page, now) for rank, page in enumerate(self._pages))
+        return tuple(_progress(rank, fields, now) for rank, fields in enumerate(self._pages))
 
     def ask_for_dumps(self) -> None:
         """Let the workers write their collectives and stacks beside their logs; any thread may call this.
@@ -245,32 +207,28 @@ class Agreement:
         now = time.monotonic()
         if self._asked_at is None or now - self._asked_at > _DUMP_INTERVAL:
             self._asked_at = now
-            for page in self._pages:
-                page[DUMP] += 1
+            for fields in self._pages:
+                fields[page.DUMP] += 1
 
     @property
     def writes_dumps(self) -> bool:
         """True if a worker of this node writes dumps when it is asked for them."""
-        return any(page[SAMPLED] for page in self._pages)
+        return any(fields[page.SAMPLED] for fields in self._pages)
 
     def await_dumps(self, timeout: float) -> bool:
-        """Wait until all workers that take samples have written the dumps that they were asked for.
+        """Wait until all workers that take samples have written the dumps they were asked for; False if one has not.
 
-        Args:
-            timeout: Seconds to wait at most: a worker may keep Python's lock, or have ended.
-
-        Returns:
-            False if one has not.
+        At most so many seconds: a worker may keep Python's lock, or have ended.
         """
         end = time.monotonic() + timeout
-        while not all(page[DUMPED] >= page[DUMP] for page in self._pages if page[SAMPLED]):
+        while not all(fields[page.DUMPED] >= fields[page.DUMP] for fields in self._pages if fields[page.SAMPLED]):
             if time.monotonic() >= end:
                 return False
             time.sleep(_DUMP_POLL)
         return True
 
     def _barrier(self) -> None:
-        self._barrier_of(all(page[REGISTERED] for page in self._pages))
+        self._barrier_of(all(fields[page.REGISTERED] for fields in self._pages))
 
 
 class RoundControl(Agreement):
@@ -286,7 +244,7 @@ class RoundControl(Agreement):
 
     def __init__(self, directory: Path, round: int, local_world_size: int) -> None:
         self._paths: list[Path] = []
-        pages: list[Fields] = []
+        pages: list[page.Fields] = []
         try:
             # logind may have emptied /dev/shm at the last logout of the user (RemoveIPC, logind.conf(5)).
             directory.mkdir(mode=0o700, exist_ok=True)
@@ -296,14 +254,14 @@ class RoundControl(Agreement):
                 descriptor, path = tempfile.mkstemp(prefix=f"{round:04d}.{local_rank}.", dir=directory)
                 self._paths.append(Path(path))
                 try:
-                    pages.append(new_page(descriptor))
+                    pages.append(page.new_page(descriptor))
                 finally:
                     os.close(descriptor)
         except (OSError, UsageError) as error:
             logger.warning(
                 "workers will be stopped without notice: cannot make a control page in %s: %s", directory, error
             )
-            self._remove()
+            self.close()
             pages = []
         super().__init__(pages)
 
@@ -313,9 +271,6 @@ class RoundControl(Agreement):
 
     def close(self) -> None:
         """Remove the pages' files after the round. `progress` still works; a second call does nothing."""
-        self._remove()
-
-    def _remove(self) -> None:
         for path in self._paths:
             # A worker that uses the trainer API has removed its file.
             with contextlib.suppress(OSError):
@@ -323,50 +278,55 @@ class RoundControl(Agreement):
         self._paths = []
 
 
-def _progress(local_rank: int, page: Fields, now: int) -> WorkerProgress:
-    boundary, step, checkpoint, at = page[BOUNDARY], page[STEP], page[CHECKPOINT], page[BOUNDARY_TIME]
-    first_at, first_step = page[FIRST_TIME], page[FIRST_STEP]
-    loss_step = page[LOSS_STEP]
-    measured = _time_use(page, USES) if page[SAMPLED] else None
-    first = _time_use(page, FIRST_USES) if measured is not None and first_at else None
+def _progress(local_rank: int, fields: page.Fields, now: int) -> WorkerProgress:
+    boundary, step, checkpoint, at = (
+        fields[page.BOUNDARY],
+        fields[page.STEP],
+        fields[page.CHECKPOINT],
+        fields[page.BOUNDARY_TIME],
+    )
+    first_at, first_step = fields[page.FIRST_TIME], fields[page.FIRST_STEP]
+    loss_step = fields[page.LOSS_STEP]
+    measured = _time_use(fields, page.USES) if fields[page.SAMPLED] else None
+    first = _time_use(fields, page.FIRST_USES) if measured is not None and first_at else None
     return WorkerProgress(
         local_rank=local_rank,
-        attached=bool(page[ATTACHED]),
+        attached=bool(fields[page.ATTACHED]),
         boundary=boundary,
-        step=None if step == NONE else step,
-        checkpoint=None if checkpoint == NONE else checkpoint,
-        save_time=page[SAVE_TIME] / 1e9 or None,
+        step=None if step == page.NONE else step,
+        checkpoint=None if checkpoint == page.NONE else checkpoint,
+        save_time=fields[page.SAVE_TIME] / 1e9 or None,
         seconds_since_boundary=max(0, now - at) / 1e9 if boundary else None,
-        stopped=bool(page[STOPPED]),
+        stopped=bool(fields[page.STOPPED]),
         seconds_since_first=max(0, now - first_at) / 1e9 if first_at else None,
-        first_step=first_step if first_at and first_step != NONE else None,
-        loss=None if loss_step == NONE else bits_float(page[LOSS]),
-        loss_step=None if loss_step == NONE else loss_step,
+        first_step=first_step if first_at and first_step != page.NONE else None,
+        loss=None if loss_step == page.NONE else page.bits_float(fields[page.LOSS]),
+        loss_step=None if loss_step == page.NONE else loss_step,
         before_first=measured if first is None else first,
         since_first=None if measured is None or first is None else measured.since(first),
-        in_collective=_in_collective(page, now),
-        place=read_text(page, PLACE),
-        collectives=_collectives(page),
-        seconds_awaited=max(0, now - page[AWAITED]) / 1e9 if page[AWAITED] and not boundary else None,
+        in_collective=_in_collective(fields, now),
+        place=page.read_text(fields, page.PLACE),
+        collectives=_collectives(fields),
+        seconds_awaited=max(0, now - fields[page.AWAITED]) / 1e9 if fields[page.AWAITED] and not boundary else None,
     )
 
 
-def _collectives(page: Fields) -> tuple[Collective, ...]:
+def _collectives(fields: page.Fields) -> tuple[page.Collective, ...]:
     try:
         # The worker may be writing: then this is no JSON.
-        collectives = json.loads(read_text(page, COLLECTIVES, COLLECTIVES_FIELDS) or "[]")
+        collectives = json.loads(page.read_text(fields, page.COLLECTIVES, page.COLLECTIVES_FIELDS) or "[]")
         return tuple((str(group), int(number), str(name)) for group, number, name in collectives)
     except (ValueError, TypeError, OverflowError, RecursionError):
         return ()
 
 
-def _in_collective(page: Fields, now: int) -> bool | None:
-    if not page[IN_COLLECTIVE_TIME] or page[IN_COLLECTIVE] == NONE:
+def _in_collective(fields: page.Fields, now: int) -> bool | None:
+    if not fields[page.IN_COLLECTIVE_TIME] or fields[page.IN_COLLECTIVE] == page.NONE:
         return None
     # Without samples the main thread keeps Python's lock, which all collectives release.
-    return page[IN_COLLECTIVE] == 1 and now - page[IN_COLLECTIVE_TIME] < _SAMPLE_LIMIT_NS
+    return fields[page.IN_COLLECTIVE] == 1 and now - fields[page.IN_COLLECTIVE_TIME] < _SAMPLE_LIMIT_NS
 
 
-def _time_use(page: Fields, fields: Sequence[int]) -> TimeUse:
-    waiting, *others = (page[field] for field in fields)
-    return TimeUse(None if waiting == NONE else waiting / 1e9, *(nanoseconds / 1e9 for nanoseconds in others))
+def _time_use(fields: page.Fields, uses: Sequence[int]) -> TimeUse:
+    waiting, *others = (fields[use] for use in uses)
+    return TimeUse(None if waiting == page.NONE else waiting / 1e9, *(nanoseconds / 1e9 for nanoseconds in others))

@@ -33,7 +33,7 @@ DEADLINE = 4
 FENCED = 5
 """1: another group of workers may be training; the worker publishes nothing."""
 DUMP = 6
-"""Number of dumps that the agent has asked for, see `_flight_recorder`."""
+"""Number of dumps that the agent has asked for, see `_time_use`."""
 REASON = 8
 """The reason of the stop: text, in this field and the seven that follow."""
 _TEXT_FIELDS = 8
@@ -54,7 +54,7 @@ CHECKPOINT = 21
 STOPPED = 22
 """The boundary at which should_stop told it to stop; 0 before."""
 SHIELDED = 23
-"""1: SIGTERM has no effect on the worker, see `_fence`."""
+"""1: SIGTERM has no effect on the worker, see `shield`."""
 FIRST_TIME = 24
 """BOUNDARY_TIME of the first boundary; 0 before, and always from a worker with an older version of this package."""
 FIRST_STEP = 25
@@ -94,6 +94,9 @@ COLLECTIVES = 56
 follow; empty if it is unknown."""
 COLLECTIVES_FIELDS = 64
 
+Collective = tuple[str, int, str]
+"""The last collective that a rank has begun in a process group: name of the group, sequence number, operation."""
+
 
 class PageError(Exception):
     """Raised for a file that is no control page of this version."""
@@ -108,11 +111,7 @@ class Fields(Protocol):
 
 
 def new_page(descriptor: int) -> Fields:
-    """Map the page of a new worker onto an empty file.
-
-    Raises:
-        OSError: The page cannot be made.
-    """
+    """Map the page of a new worker onto an empty file; raises OSError."""
     # Written, not only sized: a full disk is an error here; later it would be SIGBUS in the worker (mmap(2)).
     view = memoryview(bytes(SIZE))
     while view:
@@ -126,12 +125,7 @@ def new_page(descriptor: int) -> Fields:
 
 
 def map_page(path: str) -> Fields:
-    """Map a page that an agent has made.
-
-    Raises:
-        OSError: The file does not exist or cannot be mapped.
-        PageError: The file is no control page of this version.
-    """
+    """Map a page that an agent has made; raises OSError, or PageError if the file is no page of this version."""
     descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
         status = os.fstat(descriptor)

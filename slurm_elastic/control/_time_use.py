@@ -4,6 +4,7 @@ A look says what the time since the last one counts as, and where the main threa
 whether a thread waits in a collective or computes in it (a backward pass does both), so time counts as waiting only if
 the kernel says that the thread sleeps; on GPUs it waits for kernels of any kind, and nothing is known. The fork server
 begins this in each worker that it forks, in others the trainer API does. Nothing in torch or in the script is replaced.
+The thread also writes the dumps that the agent asks for: collectives, from torch's flight recorder, and Python stacks.
 """
 
 from __future__ import annotations
@@ -16,28 +17,10 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import CodeType, FrameType
 
-from slurm_elastic.control._flight_recorder import MOST_GROUPS, collectives, dumps, write_dump
-from slurm_elastic.control._shared_page import (
-    COLLECTIVES,
-    COLLECTIVES_FIELDS,
-    DUMP,
-    DUMPED,
-    IN_COLLECTIVE,
-    IN_COLLECTIVE_TIME,
-    LAST_DUMP,
-    NONE,
-    PLACE,
-    SAMPLED,
-    SAMPLER,
-    USES,
-    Fields,
-    PageError,
-    map_page,
-    write_text,
-)
+from slurm_elastic.control import _shared_page as page
 from slurm_elastic.control._worker_side import VARIABLE
 
 SWITCH = "SLURM_ELASTIC_TIME_USE"
@@ -129,7 +112,12 @@ def place_of_stack(frame: FrameType | None) -> str:
 
 
 class Sampler:
-    """Looks at one thread of this process, and writes its use of time to the control page.
+    """Looks at one thread of this process from another, and writes its use of time to the control page.
+
+    The thread that looks ends before its process forks, and begins again in the parent after that: so a script that has
+    no threads can fork as before. A child would inherit the locks that a thread holds at this moment, and Python warns
+    of it (docs.python.org, os.fork, 3.12). It ends before Python does, too: Python would end it in the middle of a C++
+    function of torch, and then std::terminate ends the process by SIGABRT.
 
     Args:
         fields: The fields of the page.
@@ -140,7 +128,7 @@ class Sampler:
         OSError: The kernel does not tell the times of threads (no /proc, or built without CONFIG_SCHED_INFO).
     """
 
-    def __init__(self, fields: Fields, ident: int, task: int) -> None:
+    def __init__(self, fields: page.Fields, ident: int, task: int) -> None:
         self._fields, self._ident = fields, ident
         self._times = os.open(f"/proc/self/task/{task}/schedstat", os.O_RDONLY | os.O_CLOEXEC)
         self._state = os.open(f"/proc/self/task/{task}/stat", os.O_RDONLY | os.O_CLOEXEC)
@@ -150,13 +138,50 @@ class Sampler:
         self._instruction: tuple[CodeType, int] | None = None
         self._still = self._may_look_at = 0
         self._looked_at = _NEVER
-        for field in USES:
-            fields[field] = 0
-        fields[SAMPLED] = 1
+        self._over = threading.Event()
+        self._thread: threading.Thread | None = None
+        for use in page.USES:
+            fields[use] = 0
+        fields[page.SAMPLED] = 1
 
-    def pause(self) -> float:
-        """Return the seconds until the next look, 30 to 70 ms by chance, so that looks never have a script's rhythm."""
-        return 0.03 + time.monotonic_ns() % 1000 * 4e-5
+    def begin(self) -> None:
+        """Start the thread, unless it runs, as when two threads fork at once."""
+        if self._thread is None and self._fields[page.SAMPLER] == os.getpid():
+            self._over.clear()
+            self._thread = threading.Thread(target=self._run, daemon=True)
+            self._thread.start()
+
+    def end(self, timeout: float = _FORK_TIMEOUT) -> None:
+        """End the thread, and wait that long for it."""
+        if self._thread is None:
+            return
+        self._over.set()
+        # Not `join`, which returns before the kernel's thread is gone.
+        task, by = f"/proc/self/task/{self._thread.native_id}", time.monotonic() + timeout
+        while os.path.exists(task) and time.monotonic() < by:  # noqa: PTH110
+            time.sleep(0.0001)
+        self._thread = None
+
+    def at_exit(self) -> None:
+        """Leave the last collectives of a process that ends because one has failed, as by its time limit."""
+        self.end(_EXIT_TIMEOUT)
+        # Set by Python for an exception that ends the program (docs.python.org, sys.last_traceback).
+        last = getattr(sys, "last_traceback", None)
+        if last is None or self._fields[page.SAMPLER] != os.getpid():
+            return
+        while last.tb_next is not None:
+            last = last.tb_next
+        if use_of_stack(last.tb_frame) == WAITING:
+            self.look()
+            write_dump(stacks=False)
+            # The agent waits for no dump of this process any more.
+            self._fields[page.DUMPED] = page.LAST_DUMP
+
+    def _run(self) -> None:
+        while self._fields[page.SAMPLER] == os.getpid() and self.sample():
+            # 30 to 70 ms by chance, so that looks never have a script's rhythm.
+            if self._over.wait(0.03 + time.monotonic_ns() % 1000 * 4e-5):
+                return
 
     def sample(self) -> bool:
         """Take a look; return False when the thread has ended."""
@@ -173,30 +198,30 @@ class Sampler:
         self._last = now
         cuda = sys.modules.get("torch.cuda")
         on_gpu = cuda is not None and bool(getattr(cuda, "is_initialized", bool)())
-        for field, nanoseconds in zip(USES, self._uses, strict=True):
+        for field, nanoseconds in zip(page.USES, self._uses, strict=True):
             fields[field] = nanoseconds
         # The other thread sleeps for moments while this one has Python's lock; the kernel knows how long in all.
-        fields[USES[0]] = NONE if on_gpu else min(self._uses[0], max(0, slept))
-        fields[SAMPLED] = now - self._begin
-        write_text(fields, place_of_stack(frame), PLACE)
+        fields[page.USES[0]] = page.NONE if on_gpu else min(self._uses[0], max(0, slept))
+        fields[page.SAMPLED] = now - self._begin
+        page.write_text(fields, place_of_stack(frame), page.PLACE)
         # On a GPU the main thread may stand anywhere while its kernels wait in a collective.
-        fields[IN_COLLECTIVE] = 1 if use == WAITING else NONE if on_gpu else 0
-        fields[IN_COLLECTIVE_TIME] = now
+        fields[page.IN_COLLECTIVE] = 1 if use == WAITING else page.NONE if on_gpu else 0
+        fields[page.IN_COLLECTIVE_TIME] = now
         self._note_collectives(None if frame is None else (frame.f_code, frame.f_lasti), now)
         return True
 
     def _note_collectives(self, instruction: tuple[CodeType, int] | None, now: int) -> None:
         self._still = self._still + 1 if instruction == self._instruction else 0
         self._instruction = instruction
-        asked = self._fields[DUMP]
-        if asked > self._fields[DUMPED]:
+        asked = self._fields[page.DUMP]
+        if asked > self._fields[page.DUMPED]:
             self.look()
-            write_dump(os.environ)
-            self._fields[DUMPED] = asked
+            write_dump()
+            self._fields[page.DUMPED] = asked
         elif self._still == _LOOK_SAMPLES and now >= self._may_look_at:
             self.look()
         elif self._still < _LOOK_SAMPLES and now > self._looked_at + _VALID_NS:
-            write_text(self._fields, "", COLLECTIVES, COLLECTIVES_FIELDS)
+            page.write_text(self._fields, "", page.COLLECTIVES, page.COLLECTIVES_FIELDS)
             self._looked_at = _NEVER
         if self._still >= _LOOK_SAMPLES and self._looked_at != _NEVER:
             self._looked_at = now
@@ -210,7 +235,7 @@ class Sampler:
             # They are private: an untested release may raise anything. The training goes on.
             last = []
         text = json.dumps(last[:MOST_GROUPS], separators=(",", ":")) if last else ""
-        write_text(self._fields, text, COLLECTIVES, COLLECTIVES_FIELDS)
+        page.write_text(self._fields, text, page.COLLECTIVES, page.COLLECTIVES_FIELDS)
         self._looked_at = time.monotonic_ns()
         self._may_look_at = begin + _LOOK_SHARE * (self._looked_at - begin)
 
@@ -233,78 +258,146 @@ def start_sampling(environ: Mapping[str, str]) -> None:
     path = environ.get(VARIABLE)
     if path:
         try:
-            start(map_page(path))
-        except (OSError, ValueError, PageError):
+            start(page.map_page(path))
+        except (OSError, ValueError, page.PageError):
             # Only a script that attaches has to know.
             return
 
 
-def start(fields: Fields) -> None:
+def start(fields: page.Fields) -> None:
     """Have the calling thread looked at from now on, for as long as the process lives.
 
     Does nothing in a process that does so already, where the environment has ``SLURM_ELASTIC_TIME_USE=off``, or the
     kernel does not tell the times.
     """
-    if fields[SAMPLER] == os.getpid() or os.environ.get(SWITCH) == "off":
+    if fields[page.SAMPLER] == os.getpid() or os.environ.get(SWITCH) == "off":
         return
     try:
         sampler = Sampler(fields, _thread.get_ident(), _thread.get_native_id())
     except (OSError, ValueError):
         return
-    fields[SAMPLER] = os.getpid()
-    thread = _SamplerThread(sampler, fields)
-    atexit.register(_at_exit, sampler, thread, fields)
-    os.register_at_fork(before=thread.end, after_in_parent=thread.begin)
-    thread.begin()
+    fields[page.SAMPLER] = os.getpid()
+    atexit.register(sampler.at_exit)
+    os.register_at_fork(before=sampler.end, after_in_parent=sampler.begin)
+    sampler.begin()
 
 
-class _SamplerThread:
-    """The thread that looks. It ends before its process forks, and begins again in the parent after that.
+# Dumps.
+#
+# torch's flight recorder has the last 2,000 collectives (FlightRecorder.hpp and ProcessGroupNCCL.hpp, torch 2.12 to
+# 2.15), with TORCH_FR_BUFFER_SIZE=0 none. The functions that return them also work while the main thread blocks in a
+# collective; that of NCCL exists in builds with CUDA. Both have a variant that returns a pickle, which is never read.
+MOST_BYTES = 1 << 18
+"""Size of the file with a dump of the flight recorder, at most: some 500 collectives."""
+MOST_GROUPS = 4
+"""Process groups of which the last collective is told: 512 bytes have room for them."""
+_FUNCTIONS = {"flight_recorder.json": "_dump_fr_trace_json", "flight_recorder_nccl.json": "_dump_nccl_trace_json"}
+"""Functions of torch._C._distributed_c10d (torch 2.12 to 2.15), by the file for what they return."""
+_ENTRY = '{"collective_seq_id":'
+"""The beginning of an entry: keys are sorted (nlohmann::json, torch 2.13)."""
+_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 
-    So a script that has no threads can fork as before: a child would inherit the locks that a thread holds at this
-    moment, and Python warns of it (docs.python.org, os.fork, 3.12). It ends before Python does, too: Python would end
-    it in the middle of a C++ function of torch, and then std::terminate ends the process by SIGABRT.
+
+def dumps() -> dict[str, bytes]:
+    """Return what the flight recorders hold, by the name of the file for it; nothing without a process group.
+
+    Before the first process group, a script may still set the recorder's variables.
     """
-
-    def __init__(self, sampler: Sampler, fields: Fields) -> None:
-        self._sampler, self._fields = sampler, fields
-        self._over = threading.Event()
-        self._thread: threading.Thread | None = None
-
-    def begin(self) -> None:
-        # Two threads may fork at once.
-        if self._thread is None and self._fields[SAMPLER] == os.getpid():
-            self._over.clear()
-            self._thread = threading.Thread(target=self._run, daemon=True)
-            self._thread.start()
-
-    def end(self, timeout: float = _FORK_TIMEOUT) -> None:
-        if self._thread is None:
-            return
-        self._over.set()
-        # Not `join`, which returns before the kernel's thread is gone.
-        task, by = f"/proc/self/task/{self._thread.native_id}", time.monotonic() + timeout
-        while os.path.exists(task) and time.monotonic() < by:  # noqa: PTH110
-            time.sleep(0.0001)
-        self._thread = None
-
-    def _run(self) -> None:
-        while self._fields[SAMPLER] == os.getpid() and self._sampler.sample():
-            if self._over.wait(self._sampler.pause()):
-                return
+    distributed = sys.modules.get("torch.distributed")
+    c10d = sys.modules.get("torch._C._distributed_c10d")
+    if distributed is None or c10d is None or not distributed.is_initialized():
+        return {}
+    cuda = sys.modules.get("torch.cuda")
+    contents = {}
+    for name, function in _FUNCTIONS.items():
+        if "nccl" not in function or (cuda is not None and cuda.is_initialized()):
+            dump: Callable[[bool, bool], bytes] | None = getattr(c10d, function, None)
+            content = b"" if dump is None else dump(True, False)
+            if _ENTRY.encode() in content:
+                contents[name] = content
+    return contents
 
 
-def _at_exit(sampler: Sampler, thread: _SamplerThread, fields: Fields) -> None:
-    """Leave the last collectives of a process that ends because one has failed, as by its time limit."""
-    thread.end(_EXIT_TIMEOUT)
-    # Set by Python for an exception that ends the program (docs.python.org, sys.last_traceback).
-    last = getattr(sys, "last_traceback", None)
-    if last is None or fields[SAMPLER] != os.getpid():
+def collectives(content: bytes) -> tuple[page.Collective, ...]:
+    """Return the last collective of each process group, of at most four groups, that with the newest collective first.
+
+    Args:
+        content: A dump; one that cannot be read has none.
+    """
+    try:
+        entries = json.loads(content)["entries"]
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return ()
+    last: dict[str, page.Collective] = {}
+    for entry in entries if isinstance(entries, list) else ():
+        match entry:
+            case {
+                "is_p2p": False,
+                "process_group": [str(group), *_],
+                "collective_seq_id": int(number),
+                "profiling_name": str(name),
+            }:
+                last.pop(group, None)
+                last[group] = group[:40], number, name.rpartition(":")[2][:40]
+    return tuple(reversed(last.values()))[:MOST_GROUPS]
+
+
+def shortened(content: bytes, most: int = MOST_BYTES) -> bytes:
+    """Return a dump without its oldest entries, as JSON of the same shape with at most `most` bytes."""
+    if len(content) <= most:
+        return content
+    try:
+        dump = json.loads(content)
+        entries = dump["entries"]
+        kept = entries
+        while kept and len(content) > most:
+            kept = kept[len(kept) // 2 + 1 :]
+            content = json.dumps({**dump, "entries": kept}, separators=(",", ":")).encode()
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return b""
+    return content if len(content) <= most else b""
+
+
+def write_dump(*, stacks: bool = True) -> None:
+    """Write the dump of this process beside its logs; do nothing if it has none, or the disk is full.
+
+    Args:
+        stacks: True to append the stacks of all threads to ``stacks.txt``, too.
+    """
+    # The directory of torch's error file, see `slurm_elastic.agent.workers.logs`.
+    error_file = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    if not error_file:
         return
-    while last.tb_next is not None:
-        last = last.tb_next
-    if use_of_stack(last.tb_frame) == WAITING:
-        sampler.look()
-        write_dump(os.environ, stacks=False)
-        # The agent waits for no dump of this process any more.
-        fields[DUMPED] = LAST_DUMP
+    directory = os.path.dirname(error_file)  # noqa: PTH120 (pathlib takes milliseconds to import)
+    try:
+        if stacks:
+            _write_stacks(f"{directory}/stacks.txt")
+        for name, content in dumps().items():
+            _write(f"{directory}/{name}", shortened(content))
+    except Exception:
+        # A full disk, or functions of torch that have changed. The training goes on.
+        return
+
+
+def _write_stacks(path: str) -> None:
+    import faulthandler
+
+    descriptor = os.open(path, _FLAGS | os.O_APPEND, 0o600)
+    try:
+        os.write(descriptor, f"== Python, process {os.getpid()}\n".encode())
+        # At most 100 threads, with 100 frames each (Python/traceback.c).
+        faulthandler.dump_traceback(descriptor, all_threads=True)
+    finally:
+        os.close(descriptor)
+
+
+def _write(path: str, content: bytes) -> None:
+    # Under its name when it is complete: the process may be killed meanwhile.
+    descriptor = os.open(f"{path}.new", _FLAGS | os.O_TRUNC, 0o600)
+    try:
+        view = memoryview(content)
+        while view:
+            view = view[os.write(descriptor, view) :]
+    finally:
+        os.close(descriptor)
+    os.replace(f"{path}.new", path)  # noqa: PTH105

@@ -1,41 +1,16 @@
-"""The worker's side of its control page."""
+"""The worker's side: its control page, its fence in the run directory, its handling of Slurm's signals."""
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import os
+import signal
 import time
 from collections.abc import Callable, Iterable, Mapping
+from types import FrameType
 
-from slurm_elastic.control._shared_page import (
-    ATTACHED,
-    AWAITED,
-    BOUNDARY,
-    BOUNDARY_TIME,
-    CHECKPOINT,
-    DEADLINE,
-    FENCED,
-    FIRST_STEP,
-    FIRST_TIME,
-    FIRST_USES,
-    HOLD,
-    LOSS,
-    LOSS_STEP,
-    NONE,
-    REGISTERED,
-    SAVE_TIME,
-    SHIELDED,
-    STEP,
-    STOP,
-    STOPPED,
-    USES,
-    Fields,
-    PageError,
-    float_bits,
-    map_page,
-    read_text,
-    register,
-)
+from slurm_elastic.control import _shared_page as page
 
 VARIABLE = "SLURM_ELASTIC_CONTROL"
 RECORDING = "SLURM_ELASTIC_REHEARSAL"
@@ -87,15 +62,15 @@ class Stop:
 
     __slots__ = ("_fields", "reason")
 
-    def __init__(self, fields: Fields) -> None:
+    def __init__(self, fields: page.Fields) -> None:
         self._fields = fields
-        self.reason = StopReason(read_text(fields))
+        self.reason = StopReason(page.read_text(fields))
 
     @property
     def seconds_left(self) -> float | None:
         """Seconds until this process is killed, at the least 0; None if there is no such time."""
-        deadline = self._fields[DEADLINE]
-        return None if deadline == NONE else max(0.0, deadline / 1e9 - time.monotonic())
+        deadline = self._fields[page.DEADLINE]
+        return None if deadline == page.NONE else max(0.0, deadline / 1e9 - time.monotonic())
 
     def __repr__(self) -> str:
         return f"Stop(reason={self.reason.value!r}, seconds_left={self.seconds_left})"
@@ -107,7 +82,7 @@ class WorkerControl:
     Args:
         fields: The fields of the page.
         pause: Waits for a number of seconds; called repeatedly while the agents agree on a stop step.
-        shield: See `slurm_elastic.control._fence`. Called at the first boundary, when the script has set its
+        shield: See `shield`. Called at the first boundary, when the script has set its
             signal handlers, and when a stop is near. None for no shield.
     """
 
@@ -115,36 +90,31 @@ class WorkerControl:
 
     def __init__(
         self,
-        fields: Fields,
+        fields: page.Fields,
         pause: Callable[[float], None] = time.sleep,
         shield: Callable[[], bool] | None = None,
     ) -> None:
         self._fields, self._pause, self._shield = fields, pause, shield
         self._boundary = self._saved = 0
         self._stop: Stop | None = None
-        fields[REGISTERED] = register()
-        fields[ATTACHED] = 1
+        fields[page.REGISTERED] = page.register()
+        fields[page.ATTACHED] = 1
 
     def ask(self, step: int | None = None) -> Stop | None:
         """Count a boundary and return the answer of :func:`slurm_elastic.trainer.should_stop`.
 
-        Args:
-            step: The script's own count of steps; None if it does not report one.
-
-        Raises:
-            TypeError: The step is no whole number.
-            ValueError: The step does not fit into 64 bits.
+        Raises TypeError if the step is no whole number, ValueError if it does not fit into 64 bits.
         """
         if self._stop is not None:
             return self._stop
         fields = self._fields
         if step is not None:
-            fields[STEP] = step
+            fields[page.STEP] = step
         self._boundary = boundary = self._boundary + 1
-        fields[BOUNDARY_TIME] = time.monotonic_ns()
-        fields[BOUNDARY] = boundary
+        fields[page.BOUNDARY_TIME] = time.monotonic_ns()
+        fields[page.BOUNDARY] = boundary
         # A memory barrier has to stand between these two lines. The agent executes it, see Agreement.hold.
-        if fields[HOLD]:
+        if fields[page.HOLD]:
             return self._wait(boundary)
         if boundary == 1:
             self._note_first()
@@ -157,8 +127,8 @@ class WorkerControl:
             self._note_first()
         self._raise_shield()
         try:
-            while not (stop := fields[STOP]):
-                if not fields[HOLD]:
+            while not (stop := fields[page.STOP]):
+                if not fields[page.HOLD]:
                     return None
                 self._pause(_POLL)
         except BaseException:
@@ -168,7 +138,7 @@ class WorkerControl:
         if boundary < stop:
             return None
         self._stop = Stop(fields)
-        fields[STOPPED] = boundary
+        fields[page.STOPPED] = boundary
         return self._stop
 
     def measure(self) -> None:
@@ -179,41 +149,31 @@ class WorkerControl:
 
     def await_first(self, *, by_script: bool) -> None:
         """Note who comes to the first boundary: the script itself, which may forget it, or a loop or a framework."""
-        self._fields[AWAITED] = time.monotonic_ns() if by_script else 0
+        self._fields[page.AWAITED] = time.monotonic_ns() if by_script else 0
 
     def _note_first(self) -> None:
-        self._fields[FIRST_STEP] = self._fields[STEP]
-        for field, use in zip(FIRST_USES, USES, strict=True):
+        self._fields[page.FIRST_STEP] = self._fields[page.STEP]
+        for field, use in zip(page.FIRST_USES, page.USES, strict=True):
             self._fields[field] = self._fields[use]
-        self._fields[FIRST_TIME] = self._fields[BOUNDARY_TIME]
+        self._fields[page.FIRST_TIME] = self._fields[page.BOUNDARY_TIME]
 
     def _raise_shield(self) -> None:
         if self._shield is not None:
-            self._fields[SHIELDED] = int(self._shield())
+            self._fields[page.SHIELDED] = int(self._shield())
 
     def report_checkpoint(self, step: int) -> None:
-        """Report that the checkpoint of a step is in place.
-
-        Raises:
-            TypeError: The step is no whole number.
-            ValueError: The step does not fit into 64 bits.
-        """
-        self._fields[CHECKPOINT] = step
-        saved = self._fields[USES[2]]
-        self._fields[SAVE_TIME], self._saved = saved - self._saved, saved
+        """Report that the checkpoint of a step is in place; raises as `ask`."""
+        self._fields[page.CHECKPOINT] = step
+        saved = self._fields[page.USES[2]]
+        self._fields[page.SAVE_TIME], self._saved = saved - self._saved, saved
 
     def record_samples(self, epoch: int, samples: Iterable[int]) -> None:
         """Note the samples that this worker has trained on; only a rehearsal writes them down."""
 
     def report(self, step: int, loss: float) -> None:
-        """Report the loss of a step. The agent may read a new loss with the step of the one before.
-
-        Raises:
-            TypeError: The step is no whole number, or the loss no number.
-            ValueError: The step does not fit into 64 bits.
-        """
-        self._fields[LOSS] = float_bits(loss)
-        self._fields[LOSS_STEP] = step
+        """Report the loss of a step; raises as `ask`. The agent may read a new loss with the step of the one before."""
+        self._fields[page.LOSS] = page.float_bits(loss)
+        self._fields[page.LOSS_STEP] = step
 
     @property
     def stopped(self) -> Stop | None:
@@ -223,31 +183,24 @@ class WorkerControl:
     @property
     def fenced(self) -> bool:
         """True if the agent has said that another group of workers may be training."""
-        return bool(self._fields[FENCED])
+        return bool(self._fields[page.FENCED])
 
 
 def attach(environ: Mapping[str, str], shield: Callable[[], bool] | None = None) -> WorkerControl | None:
-    """Take the control page that the environment names.
+    """Take the control page that the environment names; None if it names none, or if another process has taken it.
 
     The first process that attaches removes the file, so that no other one can: a worker, or a program that a wrapper
-    script starts, but no child of the trainer, such as a process of a data loader.
-
-    Args:
-        environ: Environment of this process.
-        shield: See :class:`WorkerControl`.
-
-    Returns:
-        The control page; None if the environment names none, or if another process has taken it.
+    script starts, but no child of the trainer, such as a process of a data loader. See `WorkerControl` for `shield`.
     """
     path = environ.get(VARIABLE)
     if not path:
         return None
     try:
-        fields = map_page(path)
+        fields = page.map_page(path)
         os.unlink(path)  # noqa: PTH108 (pathlib takes milliseconds to import)
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, PageError) as error:
+    except (OSError, ValueError, page.PageError) as error:
         import logging
 
         logging.getLogger("slurm_elastic").warning("this worker cannot be told to stop at a step: %s", error)
@@ -257,3 +210,79 @@ def attach(environ: Mapping[str, str], shield: Callable[[], bool] | None = None)
 
         return RecordedControl(fields, environ, shield)
     return WorkerControl(fields, shield=shield)
+
+
+def is_superseded(environ: Mapping[str, str]) -> bool:
+    """Look in the run directory for a newer round, or a newer term, than that of the worker with this environment.
+
+    A leader transfers its leadership when no agent has workers, so no worker of a current group finds a newer term.
+    Records whose names the environment does not give are not read. True also if the run directory cannot be read, with
+    a warning.
+    """
+    run_dir, round_ = environ.get("SLURM_ELASTIC_RUN_DIR"), _number(environ, "SLURM_ELASTIC_ROUND")
+    if not run_dir or round_ is None:
+        return False
+    # Imported here: pathlib takes longer than the rest of this package, and only checkpoints need it.
+    from pathlib import Path
+
+    from slurm_elastic.rundir import RunDir, RunDirError
+
+    directory = RunDir(Path(run_dir), environ.get("SLURM_ELASTIC_RUN_ID", ""))
+    incarnation = environ.get("SLURM_ELASTIC_SCOPE")
+    # Agents of earlier releases give the older name only.
+    term = _number(environ, "SLURM_ELASTIC_TERM")
+    term = _number(environ, "SLURM_ELASTIC_EPOCH") if term is None else term
+    try:
+        last = directory.last_round()
+        if last is not None and last > round_:
+            return True
+        newest = directory.newest_epoch(incarnation) if incarnation and term is not None else None
+        return newest is not None and term is not None and newest > term
+    except RunDirError as error:
+        import logging
+
+        logging.getLogger("slurm_elastic").warning(
+            "no checkpoint is published, because it is unknown whether a newer group of workers trains: %s", error
+        )
+        return True
+
+
+def _number(environ: Mapping[str, str], name: str) -> int | None:
+    try:
+        return int(environ.get(name, ""))
+    except ValueError:
+        return None
+
+
+_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+
+
+def shield() -> bool:
+    """Make the signals with which Slurm announces an end have no effect on this process.
+
+    Their default action ends the process. With ProctrackType=proctrack/linuxproc Slurm sends them to all processes of a
+    step, and a worker would end before it can save; the agent gets them, too. A handler of the script stays in place.
+
+    Returns:
+        True if SIGTERM has no effect now. Then the agent uses SIGKILL where it would use SIGTERM.
+    """
+    # Only the main thread can set handlers; signal.signal raises ValueError in others.
+    with contextlib.suppress(ValueError):
+        for number in _SIGNALS:
+            if signal.getsignal(number) is signal.SIG_DFL:
+                # Not SIG_IGN: programs that the script starts would inherit it (execve(2)).
+                signal.signal(number, _leave_to_agent)
+                signal.siginterrupt(number, False)
+    return signal.getsignal(signal.SIGTERM) is _leave_to_agent
+
+
+def unshield() -> None:
+    """Restore the default action, in a process that is no worker, such as one of a data loader."""
+    with contextlib.suppress(ValueError):
+        for number in _SIGNALS:
+            if signal.getsignal(number) is _leave_to_agent:
+                signal.signal(number, signal.SIG_DFL)
+
+
+def _leave_to_agent(number: int, frame: FrameType | None) -> None:
+    pass

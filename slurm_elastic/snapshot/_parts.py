@@ -5,18 +5,12 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from slurm_elastic.snapshot.hand_over import (
-    MOST_RANGES,
-    HandOverError,
-    Request,
-    ask,
-)
+from slurm_elastic.snapshot.hand_over import MOST_RANGES, Request, ask
 from slurm_elastic.snapshot.lineage import Copy
-from slurm_elastic.snapshot.memory import Slot
+from slurm_elastic.snapshot.memory import HEADER, Contents, Slot
 from slurm_elastic.snapshot.sharding import Layout, Parts, Piece, Planner, needed_ranges
-from slurm_elastic.snapshot.slots import HEADER, Contents
 from slurm_elastic.snapshot.state import (
     PER_RANK,
     Flat,
@@ -52,14 +46,7 @@ class Part(NamedTuple):
 
 
 class PartsOfOrigin:
-    """The parts of the origin, from the agent.
-
-    Args:
-        path: Of the socket of the agent; None without an agent.
-        round_: The round of this worker.
-        origin: The state of all ranks.
-        layout: Of the snapshot; None if it has no parts.
-    """
+    """The parts of the origin, from the agent at a socket; there are none without an agent, or without a layout."""
 
     def __init__(self, path: str | None, round_: int, origin: Copy, layout: Layout | None) -> None:
         self._path, self._round, self._origin, self._layout = path, round_, origin, layout
@@ -95,11 +82,8 @@ class PartsOfOrigin:
         views = self._read.get((part, own)) or self._read.get((part, False))
         if views is None:
             assert self._path is not None
-            try:
-                ranges = None if own else self._ranges.get(part)
-                _, descriptors = ask(self._path, Request(self._round, part=part, own=own, ranges=ranges))
-            except HandOverError as error:
-                raise missing_snapshot(self._round, error) from None
+            request = Request(self._round, part=part, own=own, ranges=None if own else self._ranges.get(part))
+            _, descriptors = ask(self._path, request, snapshot_missing(self._round))
             slot = Slot(descriptors[0])
             contents = slot.contents()
             copy = Copy.of_part(self._origin.id, part, self._origin.parts)
@@ -109,17 +93,11 @@ class PartsOfOrigin:
         return views
 
 
-class PartsOfState(Parts, Protocol):
-    """The parts of a state, with what ranks had of their own."""
-
-    def own(self, rank: int, /) -> dict[str, Any]: ...
-
-
 def restored_state(
     tree: Mapping[str, Any],
     tensors: Sequence[torch.Tensor],
     layout: Layout | None,
-    parts: PartsOfState,
+    parts: Parts,
     present: Callable[[], Mapping[str, Any]],
     in_place: Collection[str],
     *,
@@ -128,8 +106,8 @@ def restored_state(
     """Return a state, with sharded tensors divided as those of the present state.
 
     Args:
-        tree: The state, with indices in the places of tensors.
-        tensors: Its tensors, which stay as they are.
+        tree: The state, with indices in the places of its tensors, which stay as they are.
+        tensors: These.
         layout: Of its sharded tensors; None if it has no parts.
         parts: Its parts.
         present: Returns the present state.
@@ -160,11 +138,7 @@ def slot_size(table: Table, description: bytes) -> int:
 
 
 def own_state(per_rank: Mapping[str, Any]) -> Flat:
-    """Return the state that this rank alone has.
-
-    Raises:
-        StateError: It has sharded tensors.
-    """
+    """Return the state that this rank alone has; raises StateError if it has sharded tensors."""
     flat = flatten({PER_RANK: dict(per_rank)})
     if flat.sharded:
         raise StateError("per_rank has a DTensor: pass sharded state beside it, as part of the state of all ranks")
@@ -176,6 +150,6 @@ def global_rank() -> int:
     return int(os.environ.get("RANK", "0"))
 
 
-def missing_snapshot(round_: int, error: HandOverError) -> RuntimeError:
-    """Return the error of a rank without its part, which would start from another state than the others."""
-    return RuntimeError(f"the snapshot that round {round_} starts from cannot be had: {error}")
+def snapshot_missing(round_: int) -> str:
+    """Return why a rank fails that would start from another state than the others."""
+    return f"the snapshot that round {round_} starts from cannot be had"

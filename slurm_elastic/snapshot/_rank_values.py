@@ -11,7 +11,7 @@ import json
 import logging
 import os
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from slurm_elastic import typed_json
 
@@ -21,15 +21,6 @@ _SHOWN = 24
 """Characters of a value that is shown; of a longer one there is a digest."""
 _TIMEOUT = 5.0
 """Seconds for a request to the store, which is on a node of the round."""
-
-
-class Store(Protocol):
-    """The store of the round: torch's TCPStore."""
-
-    def set(self, key: str, value: str, /) -> object: ...
-    def get(self, key: str, /) -> bytes: ...
-    def check(self, keys: list[str], /) -> bool: ...
-    def add(self, key: str, amount: int, /) -> int: ...
 
 
 class RankValues:
@@ -42,7 +33,7 @@ class RankValues:
         store: The store of the round; None to connect to it.
     """
 
-    def __init__(self, rank: int, nodes: int, round_: int, store: Store | None = None) -> None:
+    def __init__(self, rank: int, nodes: int, round_: int, store: Any = None) -> None:
         self._rank, self._store, self._over = rank, store, nodes == 1
         self._prefix, self._calls = f"slurm_elastic/values/{round_}", 0
         self._pending: tuple[str, int, Mapping[str, str]] | None = None
@@ -61,7 +52,7 @@ class RankValues:
             logger.debug("the values of ranks are not compared: %s", error)
 
     def _compare(self, step: int, tree: Mapping[str, Any], *, due: bool) -> None:
-        store = self._store = self._store or _connect()
+        store = self._store = self._store or round_store(_TIMEOUT)
         if due:
             key, own = f"{self._prefix}/{self._calls}", digests(tree)
             if self._rank == 0:
@@ -91,7 +82,10 @@ def digests(tree: Mapping[str, Any]) -> dict[str, str]:
     for name, value in tree.items():
         inner = value.get("d") if isinstance(value, dict) else None
         values = {name: value} if inner is None else {f"{name}.{key}": below for key, below in inner}
-        texts |= {path: _text(below) for path, below in values.items() if not _is_tensor(below)}
+        for path, below in values.items():
+            # Not the index of a tensor.
+            if not (isinstance(below, dict) and below.keys() <= {"x", "s"}):
+                texts[path] = _text(below)
     return texts
 
 
@@ -105,21 +99,19 @@ def difference(first: Mapping[str, str], second: Mapping[str, str]) -> tuple[str
     return None
 
 
-def _is_tensor(value: Any) -> bool:
-    return isinstance(value, dict) and value.keys() <= {"x", "s"}
-
-
 def _text(value: Any) -> str:
     text = json.dumps(value)
     return text if len(text) <= _SHOWN else hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
-def _connect() -> Store:
+def round_store(timeout: float) -> Any:
+    """Connect to the store of the round, torch's TCPStore, with a time limit in seconds for each request.
+
+    Values are bytes; nothing is unpickled. Raises RuntimeError, or LookupError without an address.
+    """
     from datetime import timedelta
 
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    timeout = timedelta(seconds=_TIMEOUT)
-    store: Store = TCPStore(address, port, is_master=False, timeout=timeout, wait_for_workers=False)
-    return store
+    return TCPStore(address, port, is_master=False, timeout=timedelta(seconds=timeout), wait_for_workers=False)

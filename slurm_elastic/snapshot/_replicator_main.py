@@ -13,10 +13,10 @@ from collections.abc import Sequence
 import msgspec
 
 from slurm_elastic import typed_json
-from slurm_elastic.rendezvous.transport.session import Role, Session, SessionError
+from slurm_elastic.rendezvous.transport.session import SessionError
 from slurm_elastic.snapshot._child_process import ignore_signals
-from slurm_elastic.snapshot.lineage import REPLICA_SLOTS, Copy, Holder, Protection, SnapshotId
-from slurm_elastic.snapshot.memory import OutOfMemoryError, Slot, copies_in, require_memory
+from slurm_elastic.snapshot.lineage import REPLICA_SLOTS, Holder, Protection, SnapshotId
+from slurm_elastic.snapshot.memory import HEADER, Contents, OutOfMemoryError, Slot, copies_in, require_memory
 from slurm_elastic.snapshot.replication import (
     Goal,
     Report,
@@ -27,9 +27,17 @@ from slurm_elastic.snapshot.replication import (
     partners,
     slot_for_replica,
 )
-from slurm_elastic.snapshot.replicator import LONGEST, Ended, Members, News, Settings, Slots, Wanted
-from slurm_elastic.snapshot.slots import HEADER, Contents
-from slurm_elastic.snapshot.transfer import Channel, TransferError, accepted, find_replicator, session_name
+from slurm_elastic.snapshot.replicator import LONGEST, Ended, Members, News, Slots, Wanted
+from slurm_elastic.snapshot.transfer import (
+    Channel,
+    Settings,
+    TransferError,
+    accepted,
+    answering,
+    connect,
+    find_replicator,
+    listen,
+)
 
 logger = logging.getLogger("slurm_elastic")
 
@@ -94,10 +102,7 @@ class _Push(msgspec.Struct, frozen=True):
 
     round: int
     local_rank: int = 0
-    copy: Copy | None = None
-    tensors: int = 0
-    description: int = 0
-    shards: int = 0
+    contents: Contents | None = None
     safe: SnapshotId | None = None
 
 
@@ -105,14 +110,10 @@ class _Replicator:
     """The process."""
 
     def __init__(self, settings: Settings, agent: socket.socket) -> None:
-        self._settings, self._agent = settings, agent
+        self.settings, self._agent, self.port = settings, agent, 0
         self._news_lock = threading.Lock()
         self._lock = threading.Lock()
-        self._shared: list[Slot] = []
-        self._banks: dict[int, list[Slot]] = {}
         self._replicas: dict[int, list[Slot]] = {}
-        self._members: Members | None = None
-        self._ended = threading.Event()
         self._collector = _Collector()
         self._received: dict[int, threading.Event] = {}
         """By round: set when no more comes from the other agent."""
@@ -125,41 +126,38 @@ class _Replicator:
 
     def run(self) -> None:
         """Carry out orders until the agent has ended."""
-        dual = socket.has_dualstack_ipv6()
-        family = socket.AF_INET6 if dual else socket.AF_INET
-        listener = socket.create_server(("", 0), family=family, dualstack_ipv6=dual)
-        self._port = listener.getsockname()[1]
+        listener, self.port = listen()
         threading.Thread(target=self._serve, args=(listener,), daemon=True).start()
-        self._tell(News(port=self._port))
+        self.tell(News(port=self.port))
         while True:
             content, descriptors, _, _ = socket.recv_fds(self._agent, LONGEST, 8, socket.MSG_CMSG_CLOEXEC)
             if not content:
                 return
             order = typed_json.decode(content, Members | Slots | Wanted | Ended)
-            slots = [Slot(descriptor) for descriptor in descriptors]
-            with self._lock:
+            slots, side = [Slot(descriptor) for descriptor in descriptors], self._side
+            if isinstance(order, Members):
+                if side is not None:
+                    # The workers of the new round write these slots.
+                    side.shared = []
+                self._side = side = _Side(self, order)
+                threading.Thread(target=self._take_part, args=(side,), daemon=True).start()
+            elif side is not None:
                 match order:
-                    case Members():
-                        self._members, self._ended = order, threading.Event()
-                        self._banks, self._shared = {}, []
-                        self._side = _Side(self, order, self._ended)
-                        threading.Thread(target=self._take_part, args=(self._side,), daemon=True).start()
                     case Slots(None):
-                        self._shared = slots
-                    case Slots(local_rank):
-                        assert local_rank is not None
-                        self._banks[local_rank] = slots
+                        side.shared = slots
+                    case Slots(int(local_rank)):
+                        side.banks[local_rank] = slots
                     case Wanted():
-                        if self._side is not None:
-                            self._side.wanted = True
+                        side.wanted = True
                     case Ended(moves):
-                        self._ended.set()
-                        if self._side is not None and moves:
-                            threading.Thread(target=self._await_source, args=(self._side,), daemon=True).start()
-                        elif self._side is not None:
-                            self._side.abandon()
+                        side.ended.set()
+                        if moves:
+                            threading.Thread(target=self._await_source, args=(side,), daemon=True).start()
+                        else:
+                            side.abandon()
 
-    def _tell(self, news: News, slots: Sequence[Slot] = ()) -> None:
+    def tell(self, news: News, slots: Sequence[Slot] = ()) -> None:
+        """Tell the agent something."""
         with self._news_lock, contextlib.suppress(OSError):
             socket.send_fds(self._agent, [msgspec.json.encode(news)], [slot.descriptor for slot in slots])
 
@@ -170,13 +168,13 @@ class _Replicator:
             side.run()
         finally:
             side.close()
-            self._tell(News(sent=side.members.round))
+            self.tell(News(sent=side.members.round))
 
     def _await_source(self, side: _Side) -> None:
         received, self._last_byte = self._end_of_source(side.members.round), time.monotonic()
-        while side.has_others and not received.is_set() and time.monotonic() < self._last_byte + self._settings.silence:
+        while side.has_others and not received.is_set() and time.monotonic() < self._last_byte + self.settings.silence:
             received.wait(0.05)
-        self._tell(News(received=side.members.round))
+        self.tell(News(received=side.members.round))
 
     def _end_of_source(self, round_: int) -> threading.Event:
         with self._lock:
@@ -187,7 +185,7 @@ class _Replicator:
         if problem != self._problem:
             self._problem = problem
             if problem:
-                self._tell(News(problem=problem))
+                self.tell(News(problem=problem))
 
     # What other agents send.
 
@@ -199,8 +197,7 @@ class _Replicator:
         source: int | None = None
         try:
             with connection:
-                name = session_name(self._settings.run)
-                channel = Channel(connection, Session(Role.LEADER, self._settings.secret, name, port=self._port))
+                channel = answering(connection, self.settings, self.port)
                 # An agent whose workers make long steps says nothing for as long.
                 connection.settimeout(None)
                 while True:
@@ -211,10 +208,10 @@ class _Replicator:
                     push = typed_json.convert(order, _Push)
                     source = push.round
                     self._last_byte = time.monotonic()
-                    if push.copy is None:
+                    if push.contents is None:
                         self._end_of_source(push.round).set()
                     else:
-                        self._take(channel, push, push.copy)
+                        self._take(channel, push, push.contents)
         except (OSError, SessionError, TransferError, typed_json.JSONError, OutOfMemoryError) as error:
             if isinstance(error, OutOfMemoryError):
                 self.say_problem(f"this node takes no copies from another one: {error}")
@@ -229,38 +226,34 @@ class _Replicator:
             raise TransferError("a round that is over")
         channel.say(msgspec.to_builtins(answer))
 
-    def _take(self, channel: Channel, push: _Push, copy: Copy) -> None:
+    def _take(self, channel: Channel, push: _Push, contents: Contents) -> None:
         with self._lock:
-            members, taking = self._members, self._taking.setdefault(push.local_rank, threading.Lock())
-        if members is None or not members.replicates or {members.round} != {push.round, copy.id.round}:
+            side, taking = self._side, self._taking.setdefault(push.local_rank, threading.Lock())
+        if side is None or not side.members.replicates or {side.members.round} != {push.round, contents.copy.id.round}:
             raise TransferError("a part of another round")
         if not taking.acquire(blocking=False):
             raise TransferError("another part is on its way")
         try:
-            self._take_alone(channel, push, copy)
+            self._take_alone(channel, push, contents, side)
         finally:
             taking.release()
 
-    def _take_alone(self, channel: Channel, push: _Push, copy: Copy) -> None:
+    def _take_alone(self, channel: Channel, push: _Push, contents: Contents, side: _Side) -> None:
         with self._lock:
-            side = self._side
             slots = self._replicas.get(push.local_rank)
             if slots is None:
                 slots = self._replicas[push.local_rank] = [Slot.make() for _ in range(REPLICA_SLOTS)]
-                self._tell(News(replicas=push.local_rank), slots)
+                self.tell(News(replicas=push.local_rank), slots)
         copies = copies_in(slots)
-        if copy in copies:
+        if contents.copy in copies:
             channel.say({"copied": True})
             return
-        assert side is not None
         slot = slots[slot_for_replica(copies, newest_of(push.safe, side.protection().safe))]
         if slot.busy:
             raise TransferError("its slot is being written to disk")
-        if min(push.tensors, push.description, push.shards) < 0 or push.shards > push.tensors:
+        if contents.description < 0 or not 0 <= contents.shards <= contents.tensors:
             raise TransferError("a part without sizes")
-        require_memory(HEADER + push.tensors + 2 * push.description, slots)
-
-        contents = Contents(copy, push.tensors, push.description, push.shards)
+        require_memory(contents.size + contents.description, slots)
 
         def write() -> None:
             for _ in channel.receive_body(slot, ((HEADER, contents.size),)):
@@ -273,8 +266,14 @@ class _Replicator:
 class _Side:
     """The part of this agent in a round: reports, protects, sends."""
 
-    def __init__(self, owner: _Replicator, members: Members, ended: threading.Event) -> None:
-        self._owner, self.members, self._ended = owner, members, ended
+    def __init__(self, owner: _Replicator, members: Members) -> None:
+        self._owner, self.members = owner, members
+        self.ended = threading.Event()
+        """Set when the workers have ended."""
+        self.shared: list[Slot] = []
+        """The slots for the state of all ranks; empty when another round has started."""
+        self.banks: dict[int, list[Slot]] = {}
+        """Those for the parts of each local rank."""
         self._goal = Goal()
         self.partner: Report | None = None
         """The agent that takes copies; None before all agents of the round have reported, or if it has no other."""
@@ -293,16 +292,16 @@ class _Side:
         """Take part until the workers have ended, and send what is newest then."""
         turn = (_TURN if self.members.replicates else _SLOW_TURN) * max(1.0, self.members.nodes / 32)
         last = None
-        while not self._abandoned and (not self._ended.is_set() or self._seeks(last)):
-            if self._ended.is_set():
+        while not self._abandoned and (not self.ended.is_set() or self._seeks(last)):
+            if self.ended.is_set():
                 # In a short round not all agents have reported yet.
-                last = last or time.monotonic() + self._owner._settings.silence
+                last = last or time.monotonic() + self._owner.settings.silence
             with contextlib.suppress(OSError, SessionError, TransferError, typed_json.JSONError):
                 self._turn()
-                (time.sleep if last else self._ended.wait)(turn)
+                (time.sleep if last else self.ended.wait)(turn)
                 continue
             self._drop_collector()
-            (time.sleep if last else self._ended.wait)(turn if last else 0.2)
+            (time.sleep if last else self.ended.wait)(turn if last else 0.2)
         if not self._abandoned and self.partner is not None and self._banks():
             with contextlib.suppress(OSError, SessionError, TransferError):
                 for local_rank, slots in self._banks().items():
@@ -333,29 +332,24 @@ class _Side:
     def close(self) -> None:
         """Let go of the connections."""
         self._drop_collector()
-        if self._target is not None:
-            # Read by the other side to its end.
-            with contextlib.suppress(OSError):
-                self._target[1].socket.close()
+        self._drop_target()
 
     def _banks(self) -> dict[int, list[Slot]]:
-        owner = self._owner
-        with owner._lock:
-            return dict(owner._banks) if owner._side is self and owner._shared else {}
+        return dict(self.banks) if self.shared else {}
 
     def _turn(self) -> None:
+        members, settings, shared = self.members, self._owner.settings, self.shared
         banks = self._banks()
-        if len(banks) < self.members.workers:
+        if not shared or len(banks) < members.workers:
             return
-        with self._owner._lock:
-            shared = list(self._owner._shared)
+        groups = (shared, *banks.values())
         protection = self.protection()
-        for slots in (shared, *banks.values()):
+        for slots in groups:
             slots[0].protection = protection
-        round_ = self.members.round
+        round_ = members.round
         snapshots = [
             [None if copy is None or copy.id.round != round_ else copy.id for copy in copies_in(slots)]
-            for slots in (shared, *banks.values())
+            for slots in groups
         ]
         newest = [max((snapshot.step for snapshot in ids if snapshot is not None), default=None) for ids in snapshots]
         kept, differs = kept_step(protection, snapshots)
@@ -363,8 +357,8 @@ class _Side:
             self._copy(banks, SnapshotId(round_, kept))
         steps = [step for step in newest if step is not None]
         report = Report(
-            self._owner._settings.node,
-            Holder(self._owner._settings.address, self._owner._port),
+            settings.node,
+            Holder(settings.address, self._owner.port),
             min(steps) if len(steps) == len(newest) else None,
             self._goal.take,
             kept,
@@ -372,28 +366,25 @@ class _Side:
             self._copied,
             self.wanted,
             self._pauses(),
-            self._owner._settings.domain,
+            settings.domain,
         )
-        members = self.members
         if self._collector is None:
             holder = members.collector
-            self._collector = self._connect(
-                find_replicator(holder, *self._identity()) if members.replicates else holder
-            )
+            self._collector = self._connect(find_replicator(holder, settings) if members.replicates else holder)
         hello = _Hello(round_, members.rank, members.nodes, members.replicates, report)
         self._collector.say(msgspec.to_builtins(hello))
         answer = typed_json.convert(self._collector.next(), _Answer)
         if members.replicates and answer.goal.safe != self._goal.safe and answer.goal.safe is not None:
-            self._owner._tell(News(safe=SnapshotId(round_, answer.goal.safe)))
+            self._owner.tell(News(safe=SnapshotId(round_, answer.goal.safe)))
         if answer.goal.disk != self._goal.disk and answer.goal.disk is not None:
             disk = SnapshotId(round_, answer.goal.disk)
             # Before the next report: until then the step is protected, because it is the newest that is safe.
-            for slots in (shared, *banks.values()):
+            for slots in groups:
                 for slot in slots:
                     if (contents := slot.contents()) is not None and contents.copy.id == disk:
                         slot.busy = True
             self.wanted = False
-            self._owner._tell(News(disk=disk))
+            self._owner.tell(News(disk=disk))
         self._goal, self.partner = answer.goal, answer.partner
 
     def protection(self) -> Protection:
@@ -443,9 +434,7 @@ class _Side:
             if contents is None or contents.copy.id != snapshot:
                 continue
             channel = self._channel_to_partner()
-            safe = self.protection().safe
-            sizes = contents.tensors, contents.description, contents.shards
-            push = _Push(self.members.round, local_rank, contents.copy, *sizes, safe)
+            push = _Push(self.members.round, local_rank, contents, self.protection().safe)
             try:
                 channel.say(msgspec.to_builtins(push))
                 answered = channel.next()
@@ -474,20 +463,9 @@ class _Side:
         return self._target[1]
 
     def _connect(self, holder: Holder) -> Channel:
-        secret, run, agent = self._identity()
-        connection = socket.create_connection((holder.address, holder.port), timeout=_STALLED)
-        try:
-            session = Session(Role.AGENT, secret, session_name(run), agent=agent, port=holder.port)
-            channel = Channel(connection, session)
-            connection.settimeout(_STALLED)
-            return channel
-        except BaseException:
-            connection.close()
-            raise
-
-    def _identity(self) -> tuple[bytes, str, str]:
-        settings = self._owner._settings
-        return settings.secret, settings.run, settings.agent
+        channel = connect(holder, self._owner.settings, _STALLED)
+        channel.socket.settimeout(_STALLED)
+        return channel
 
     def _drop_collector(self) -> None:
         if self._collector is not None:
@@ -496,5 +474,6 @@ class _Side:
 
     def _drop_target(self) -> None:
         if self._target is not None:
-            self._target[1].socket.close()
+            with contextlib.suppress(OSError):
+                self._target[1].socket.close()
             self._target = None

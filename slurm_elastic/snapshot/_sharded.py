@@ -22,22 +22,21 @@ def key_of(sharded: Sequence[DTensor]) -> tuple[object, ...]:
 
 
 def layout_of(sharded: Sequence[DTensor], rank: int, world: int, *, own: bool) -> Layout:
-    """Return the layout of these tensors.
+    """Return the layout of these tensors on a rank of a world; `own`: ranks have state of their own besides.
 
-    Args:
-        sharded: The tensors.
-        rank: Of this process.
-        world: Number of ranks.
-        own: True if ranks have state of their own besides.
-
-    Raises:
-        StateError: They are divided in a way that a snapshot does not have.
+    Raises StateError if they are divided in a way that a snapshot does not have.
     """
     meshes: dict[Mesh, int] = {}
     tensors = []
     for tensor in sharded:
-        mesh, described = _described(tensor)
-        described = _with_mesh(described, meshes.setdefault(mesh, len(meshes)))
+        mesh = _mesh_of(tensor.device_mesh)
+        described = Sharded(
+            str(tensor.dtype).removeprefix("torch."),
+            tensor.dtype.itemsize,
+            tuple(tensor.shape),
+            meshes.setdefault(mesh, len(meshes)),
+            tuple(map(_dimension, tensor.placements)),
+        )
         region = region_of(described, mesh, rank)
         if region is not None and region.size != tuple(tensor.to_local().shape):
             raise StateError(
@@ -55,16 +54,8 @@ def locals_of(sharded: Sequence[DTensor]) -> list[torch.Tensor]:
         return [tensor.to_local() for tensor in sharded if tensor.device_mesh.get_coordinate() is not None]
 
 
-def _described(tensor: DTensor) -> tuple[Mesh, Sharded]:
-    mesh = tensor.device_mesh
-    ranks = Mesh(tuple(mesh.mesh.shape), tuple(mesh.mesh.flatten().tolist()))
-    name = str(tensor.dtype).removeprefix("torch.")
-    dimensions = tuple(map(_dimension, tensor.placements))
-    return ranks, Sharded(name, tensor.dtype.itemsize, tuple(tensor.shape), 0, dimensions)
-
-
-def _with_mesh(tensor: Sharded, mesh: int) -> Sharded:
-    return Sharded(tensor.dtype, tensor.item, tensor.shape, mesh, tensor.dimensions)
+def _mesh_of(mesh: DeviceMesh) -> Mesh:
+    return Mesh(tuple(mesh.mesh.shape), tuple(mesh.mesh.flatten().tolist()))
 
 
 def _dimension(placement: Placement) -> int | None:
@@ -87,23 +78,12 @@ class _Division(NamedTuple):
 
 
 def restore(
-    views: Sequence[torch.Tensor],
-    planner: Planner | None,
-    present: PresentTensors,
-    rank: int,
-    parts: Parts,
+    views: Sequence[torch.Tensor], planner: Planner | None, present: PresentTensors, rank: int, parts: Parts
 ) -> tuple[dict[int, torch.Tensor], dict[int, torch.Tensor]]:
     """Return the tensors and the sharded tensors that are wanted of a snapshot, divided as those of the present state.
 
     A sharded tensor that the present state does not have yet, such as an optimizer's before its first step, is divided
-    as present tensors are that were divided like it.
-
-    Args:
-        views: The tensors of the snapshot, which stay as they are.
-        planner: Of the layout of its sharded tensors; None if it has none.
-        present: The tensors of the present state.
-        rank: Of this process.
-        parts: Of the snapshot.
+    as present tensors are that were divided like it. The views of the snapshot stay as they are.
 
     Raises:
         StateError: A tensor is divided in a way that is not known.
@@ -116,9 +96,9 @@ def restore(
         if ("x", index) not in present.wanted:
             continue
         if isinstance(target, DTensor) and target.shape == view.shape:
-            region = _wanted(target, rank)
-            local = view[region.within(Region((0,) * view.dim(), tuple(view.shape)))].clone()
-            tensors[index] = _divided(local, tuple(view.shape), _division(target))
+            now, shape = _division(target), tuple(view.shape)
+            local = view[_region(shape, now, rank).within(Region((0,) * view.dim(), shape))].clone()
+            tensors[index] = _divided(local, shape, now)
         else:
             tensors[index] = present.copied(index, view)
     if planner is None:
@@ -142,7 +122,7 @@ def restore(
                     " tensor was divided like it: load all that was saved together by one call of snapshot.load"
                 )
         whole = Region((0,) * len(saved.shape), saved.shape)
-        regions[index] = division, whole if division is None else _region(saved, division, rank)
+        regions[index] = division, whole if division is None else _region(saved.shape, division, rank)
     pieces = {index: [*planner.pieces(index, region)] for index, (_, region) in regions.items()}
     parts.expect((index, piece) for index, group in pieces.items() for piece in group)
     sharded: dict[int, torch.Tensor] = {}
@@ -150,9 +130,10 @@ def restore(
         division, region = regions[index]
         target = targets.get(("s", index))
         dtype = getattr(torch, saved.dtype)
-        own = _local(target) if present.takes("s", index) else None
-        local = own if own is not None and can_take(own, dtype, region.size) else torch.empty(region.size, dtype=dtype)
         with torch.no_grad():
+            own = target.to_local() if isinstance(target, DTensor) and present.takes("s", index) else None
+            fits = own is not None and can_take(own, dtype, region.size)
+            local = own if own is not None and fits else torch.empty(region.size, dtype=dtype)
             for piece in pieces[index]:
                 local[piece.region.within(region)] = parts.shard(index, piece)[piece.region.within(piece.shard)]
         sharded[index] = local if division is None else _divided(local, saved.shape, division)
@@ -163,23 +144,11 @@ def _division(tensor: DTensor) -> _Division:
     return _Division(tensor.device_mesh, tuple(tensor.placements), tensor.to_local().device)
 
 
-def _wanted(target: DTensor, rank: int) -> Region:
-    mesh, described = _described(target)
-    region = region_of(described, mesh, rank)
-    return region if region is not None else Region((0,) * len(described.shape), (0,) * len(described.shape))
-
-
-def _region(saved: Sharded, division: _Division, rank: int) -> Region:
-    mesh = division.mesh.mesh
-    ranks = Mesh(tuple(mesh.shape), tuple(mesh.flatten().tolist()))
-    tensor = Sharded(saved.dtype, saved.item, saved.shape, 0, tuple(map(_dimension, division.placements)))
-    region = region_of(tensor, ranks, rank)
-    return region if region is not None else Region((0,) * len(saved.shape), (0,) * len(saved.shape))
-
-
-def _local(tensor: torch.Tensor | None) -> torch.Tensor | None:
-    with torch.no_grad():
-        return tensor.to_local() if isinstance(tensor, DTensor) else None
+def _region(shape: tuple[int, ...], division: _Division, rank: int) -> Region:
+    """Return what this rank has of a tensor; no elements if it is not in the mesh."""
+    tensor = Sharded("", 0, shape, 0, tuple(map(_dimension, division.placements)))
+    nothing = Region((0,) * len(shape), (0,) * len(shape))
+    return region_of(tensor, _mesh_of(division.mesh), rank) or nothing
 
 
 def _divided(local: torch.Tensor, shape: tuple[int, ...], division: _Division) -> DTensor:

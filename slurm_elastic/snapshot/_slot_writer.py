@@ -8,8 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from slurm_elastic.snapshot.lineage import Copy, SnapshotId, slot_to_write
-from slurm_elastic.snapshot.memory import Slot, require_memory
-from slurm_elastic.snapshot.slots import FIELDS, HEADER
+from slurm_elastic.snapshot.memory import FIELDS, HEADER, Slot, require_memory
 from slurm_elastic.snapshot.state import Table, TensorPlace
 
 if TYPE_CHECKING:
@@ -21,11 +20,7 @@ _PORTABLE = 1
 
 
 class SlotWriter:
-    """Writes into the slots of an agent, for one worker.
-
-    Args:
-        slots: To write in turn.
-    """
+    """Writes into the slots of an agent in turn, for one worker."""
 
     def __init__(self, slots: Sequence[Slot]) -> None:
         self.slots = slots
@@ -36,17 +31,9 @@ class SlotWriter:
         """By slot: the address of the mapping whose pages CUDA has locked; None if it has refused."""
 
     def write(self, copy: Copy, description: bytes, table: Table, tensors: list[torch.Tensor], shards: int = 0) -> None:
-        """Write a snapshot, or a part of one.
+        """Write a snapshot, or a part of one, with tensors at the places of a table; raises OutOfMemoryError.
 
-        Args:
-            copy: What it is.
-            description: Of the state.
-            table: The places of the tensors.
-            tensors: To copy.
-            shards: Bytes of the shards that they begin with.
-
-        Raises:
-            OutOfMemoryError: The memory of the node or job does not suffice.
+        They begin with so many bytes of shards.
         """
         # Plain values change their length.
         needed = HEADER + table.size + 2 * len(description)

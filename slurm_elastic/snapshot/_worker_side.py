@@ -10,22 +10,15 @@ import sys
 from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from slurm_elastic.snapshot._rank_values import RankValues
 from slurm_elastic.snapshot._slot_writer import SlotWriter
 from slurm_elastic.snapshot.disk.worker_side import DiskSide
-from slurm_elastic.snapshot.hand_over import (
-    VARIABLE,
-    Answer,
-    Directory,
-    HandOverError,
-    Request,
-    ask,
-    name_directory,
-)
+from slurm_elastic.snapshot.hand_over import VARIABLE, Answer, Directory, Request, ask
 from slurm_elastic.snapshot.lineage import SLOTS, Copy, Holder, SnapshotId
-from slurm_elastic.snapshot.memory import OutOfMemoryError, Reserve, Slot, free_memory
+from slurm_elastic.snapshot.memory import HEADER, OutOfMemoryError, Reserve, Slot, free_memory
 from slurm_elastic.snapshot.sharding import Layout, Planner
-from slurm_elastic.snapshot.slots import HEADER, Contents
 from slurm_elastic.snapshot.state import (
     PER_RANK,
     Describer,
@@ -37,21 +30,19 @@ from slurm_elastic.snapshot.state import (
     read_description,
     read_layout,
     table_of,
-    write_layout,
 )
 
 if TYPE_CHECKING:
     import torch
 
-    from slurm_elastic.snapshot.disk.stored import Stored
 from slurm_elastic.snapshot._parts import (
     Part,
     PartsOfOrigin,
     global_rank,
-    missing_snapshot,
     own_state,
     restored_state,
     slot_size,
+    snapshot_missing,
 )
 
 logger = logging.getLogger("slurm_elastic")
@@ -62,11 +53,9 @@ class WorkerMemory:
 
     Args:
         slots: Of the agent, or of this process if it has none.
-        start: Index of the slot that this worker starts from; None for none.
+        answered: The answer of the agent, which names the slot that this worker starts from.
         round_: The round of this worker.
         writes: True if this worker writes snapshots for its node.
-        below: Only checkpoints of earlier steps are used, if the round starts from disk; None for all.
-        lost: See :class:`~.lineage.Origin`.
         path: Of the socket of the agent; None without an agent.
         part_slots: Without an agent, the slots for the part of this process; None if nothing reads them.
     """
@@ -74,17 +63,15 @@ class WorkerMemory:
     def __init__(
         self,
         slots: list[Slot],
-        start: int | None,
+        answered: Answer,
         round_: int,
         *,
         writes: bool,
-        below: int | None = None,
-        lost: SnapshotId | None = None,
         path: str | None = None,
         part_slots: list[Slot] | None = None,
     ) -> None:
-        self.slots, self._start, self._round, self._writes, self._path = slots, start, round_, writes, path
-        self.below, self.lost = below, lost
+        self.slots, self.answered, self._start = slots, answered, answered.slot
+        self._round, self._writes, self._path = round_, writes, path
         self._writer = SlotWriter(slots)
         self._own_writer = None if part_slots is None else SlotWriter(part_slots)
         self._describer = Describer()
@@ -103,40 +90,22 @@ class WorkerMemory:
     def load(
         self, present: Callable[[], Mapping[str, Any]], in_place: Collection[str] = (), *, own: bool
     ) -> dict[str, Any] | None:
-        """Return the state of the snapshot that the round starts from; None if it starts from none.
-
-        Args:
-            present: Returns the present state.
-            in_place: See :class:`~.state.PresentTensors`.
-            own: True to return what the ranks had of their own, too, as a list.
-        """
+        """Return the state that the round starts from; None if from no snapshot. See `restored_state`."""
         if self._start is None:
             return None
         slot = self.slots[self._start]
         contents = slot.contents()
-        state_read = None
         if contents is not None and contents.copy.id.round != self._round:
-            state_read = self._read(contents, slot, present, in_place, own)
-        if state_read is None or slot.contents() != contents:
-            # The worker that writes for this node has saved so often since the start that it needed this slot.
-            raise RuntimeError("snapshot.load comes too late: call it on all ranks before the first snapshot.save")
-        return state_read
-
-    def _read(
-        self,
-        contents: Contents,
-        slot: Slot,
-        present: Callable[[], Mapping[str, Any]],
-        in_place: Collection[str],
-        own: bool,
-    ) -> dict[str, Any] | None:
-        body = slot.memory()[HEADER : contents.size]
-        description = bytes(body[contents.tensors :])
-        tree, views = read_description(description, body[: contents.tensors])
-        layout = read_layout(description)
-        parts = PartsOfOrigin(self._path, self._round, contents.copy, layout)
-        restored = restored_state(tree, views, layout, parts, present, in_place, own=own)
-        return restored if parts.are_unchanged() else None
+            body = slot.memory()[HEADER : contents.size]
+            description = bytes(body[contents.tensors :])
+            tree, views = read_description(description, body[: contents.tensors])
+            layout = read_layout(description)
+            parts = PartsOfOrigin(self._path, self._round, contents.copy, layout)
+            restored = restored_state(tree, views, layout, parts, present, in_place, own=own)
+            if parts.are_unchanged() and slot.contents() == contents:
+                return restored
+        # The worker that writes for this node has saved so often since the start that it needed this slot.
+        raise RuntimeError("snapshot.load comes too late: call it on all ranks before the first snapshot.save")
 
     def save(
         self, step: int, state: Mapping[str, Any], per_rank: Mapping[str, Any] | None, *, check_finite: bool
@@ -189,10 +158,7 @@ class WorkerMemory:
         answered = Answer(held=sum(slot.size for slot in self.slots))
         if self._path is not None:
             # What other workers have taken meanwhile is not free any more.
-            try:
-                answered, descriptors = ask(self._path, Request(self._round))
-            except HandOverError as error:
-                raise RuntimeError(f"the agent has no memory for snapshots: {error}") from None
+            answered, descriptors = ask(self._path, Request(self._round))
             for descriptor in descriptors:
                 os.close(descriptor)
         workers = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
@@ -222,7 +188,7 @@ class WorkerMemory:
             layout = Layout(world, own is not None, (), ())
             if flat.sharded:
                 layout = layout_of(flat.sharded, global_rank(), world, own=own is not None)
-            self._layout = key, Planner(layout), write_layout(layout)
+            self._layout = key, Planner(layout), msgspec.json.encode(layout)
         planner = self._layout[1]
         own = own or flatten({})
         description = describe(own.tree, self._table_of("own", own.tensors))
@@ -238,10 +204,8 @@ class WorkerMemory:
         if self._own_writer is None:
             assert self._path is not None
             local_rank = int(os.environ.get("LOCAL_RANK", "0"))
-            try:
-                _, descriptors = ask(self._path, Request(self._round, writes=local_rank))
-            except HandOverError as error:
-                raise RuntimeError(f"the agent has no memory for what rank {global_rank()} saves: {error}") from None
+            failure = f"the agent has no memory for what rank {global_rank()} saves"
+            _, descriptors = ask(self._path, Request(self._round, writes=local_rank), failure)
             self._own_writer = SlotWriter([Slot(descriptor) for descriptor in descriptors])
         table = self._table_of("part", part.tensors)
         copy = Copy.of_part(snapshot, part.number, part.of)
@@ -347,7 +311,11 @@ def load(**state: Any) -> Any:
     restored = memory.load(lambda: _state_of(state), modules, own=own) if memory is not None else None
     is_in_memory = restored is not None
     if _disk.is_configured:
-        stored = _start_on_disk(memory, is_in_memory, own or _has_sharded(state))
+        # A process that has sharded tensors has imported their module.
+        has_sharded = "torch.distributed.tensor" in sys.modules and bool(flatten(_state_of(state)).sharded)
+        origin, answered = (None, Answer()) if memory is None else (memory.origin(), memory.answered)
+        start = origin if is_in_memory else None
+        stored = _disk.start(start, answered, _name_directory, has_parts=own or has_sharded)
         if stored is not None:
             is_in_memory = False
             layout, present = stored.layout, lambda: _state_of(state)
@@ -384,42 +352,18 @@ def _is_module(value: Any) -> bool:
     return torch is not None and isinstance(value, torch.nn.Module)
 
 
-def _has_sharded(state: Mapping[str, Any]) -> bool:
-    # A process that has sharded tensors has imported their module.
-    return "torch.distributed.tensor" in sys.modules and bool(flatten(_state_of(state)).sharded)
-
-
-def _start_on_disk(memory: WorkerMemory | None, is_in_memory: bool, has_parts: bool) -> Stored | None:
-    """Record the start of this group in the directory of checkpoints, and return the state there that it starts from.
-
-    Args:
-        memory: Of the agent.
-        is_in_memory: True if the group starts from a snapshot in memory.
-        has_parts: True if ranks have more than the state of all ranks.
-    """
-    if _disk.started is None:
-        origin = None if memory is None or not is_in_memory else memory.origin()
-        below, lost = (None, None) if memory is None else (memory.below, memory.lost)
-        _disk.start(origin, below, lost, _name_directory, has_parts=has_parts)
-    assert _disk.started is not None
-    return _disk.started.stored
-
-
 def _name_directory(directory: Directory) -> Holder | None:
     """Have an agent write, or this process if it has none."""
     global _attached
     path = os.environ.get(VARIABLE)
     if path:
-        try:
-            return name_directory(path, Request(_round(), directory))
-        except HandOverError as error:
-            raise RuntimeError(f"no checkpoint can be written: {error}") from None
+        return ask(path, Request(_round(), directory), "no checkpoint can be written")[0].collector
     if directory.first:
         # Without an agent this process holds what it writes.
         slots = [Slot.make() for _ in range(SLOTS)]
         alone = os.environ.get("WORLD_SIZE", "1") == "1"
         parts = [Slot.make() for _ in range(SLOTS)] if directory.has_parts and alone else None
-        _attached = WorkerMemory(slots, None, _round(), writes=True, part_slots=parts)
+        _attached = WorkerMemory(slots, Answer(), _round(), writes=True, part_slots=parts)
         _disk.write(directory, slots, parts or [], _round())
     return None
 
@@ -436,24 +380,15 @@ def _memory() -> WorkerMemory | None:
         _asked = True
         path = os.environ.get(VARIABLE)
         if path:
-            _attached = _ask(path)
+            answered, descriptors = ask(path, Request(_round()), snapshot_missing(_round()))
+            writes = os.environ.get("LOCAL_RANK", "0") == "0"
+            slots = [Slot(descriptor) for descriptor in descriptors]
+            _attached = WorkerMemory(slots, answered, _round(), writes=writes, path=path)
     return _attached
 
 
 def _round() -> int:
     return int(os.environ.get("SLURM_ELASTIC_ROUND", "0"))
-
-
-def _ask(path: str) -> WorkerMemory:
-    round_ = _round()
-    try:
-        answered, descriptors = ask(path, Request(round_))
-    except HandOverError as error:
-        raise missing_snapshot(round_, error) from None
-    writes = os.environ.get("LOCAL_RANK", "0") == "0"
-    slots = [Slot(descriptor) for descriptor in descriptors]
-    bounds = answered.below, answered.lost
-    return WorkerMemory(slots, answered.slot, round_, writes=writes, below=bounds[0], lost=bounds[1], path=path)
 
 
 def _forget() -> None:

@@ -8,15 +8,16 @@ import os
 import socket
 import threading
 import time
-import zlib
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
 from pathlib import Path
 
 from slurm_elastic.rendezvous.transport.messages import INVENTORY_LIMIT
 from slurm_elastic.snapshot import lineage
 from slurm_elastic.snapshot._child_process import Fork
-from slurm_elastic.snapshot.agent_round import Borrowed, Group, RoundSnapshots, log_origin, start_thread, target_of
-from slurm_elastic.snapshot.disk.agent_side import DiskWriter, HeldSlots
+from slurm_elastic.snapshot.disk.agent_side import DiskWriter, HeldSlots, Target
+from slurm_elastic.snapshot.disk.lineage import CheckpointId
 from slurm_elastic.snapshot.hand_over import (
     MOST_RANGES,
     VARIABLE,
@@ -28,12 +29,11 @@ from slurm_elastic.snapshot.hand_over import (
     read_request,
 )
 from slurm_elastic.snapshot.lineage import SLOTS, Copy, Holder, Origin, Protection
-from slurm_elastic.snapshot.memory import OutOfMemoryError, Slot, copies_in, require_memory
-from slurm_elastic.snapshot.replicator import Ended, Members, ReplicatorProcess, Settings, Slots, Wanted
+from slurm_elastic.snapshot.memory import HEADER, OutOfMemoryError, Slot, copies_in, require_memory
+from slurm_elastic.snapshot.replicator import Ended, Members, ReplicatorProcess, Slots, Wanted
 from slurm_elastic.snapshot.sharding import expected_ranges
-from slurm_elastic.snapshot.slots import HEADER
 from slurm_elastic.snapshot.state import read_layout
-from slurm_elastic.snapshot.transfer import Ranges, Sender, TransferError, accepted, receive
+from slurm_elastic.snapshot.transfer import Ranges, Sender, Settings, TransferError, accepted, receive
 
 logger = logging.getLogger("slurm_elastic")
 
@@ -41,21 +41,102 @@ _SETTLE = 30.0
 """Seconds at most for the copies of the newest parts when the workers have ended; others that fall silent end it."""
 
 
+@dataclass(frozen=True, slots=True)
+class Group:
+    """The place of an agent among those of a round.
+
+    Attributes:
+        rank: Of the agent.
+        nodes: Number of agents.
+        workers: Number of its workers.
+        base_rank: Global rank of its first worker.
+        world: Number of workers of all agents.
+    """
+
+    rank: int
+    nodes: int
+    workers: int
+    base_rank: int
+    world: int
+
+
+class _Round:
+    """The preparation of the memory for one round, and what it holds for that.
+
+    Attributes:
+        number: Of the round.
+        origin: Of the round.
+        group: The place of the agent among those of the round; None if it copies no parts to other nodes.
+        slot: Index of the slot from which its workers start; None if from none.
+        replacement: An empty slot that takes its place if the round ends before the transfer: made before, because
+            there may be no descriptor left then, and the agent cannot wait for the other side.
+        ready: Set when the slot has its snapshot, or will not have it.
+        cancelled: Set when the round is over.
+        error: Why the slot does not have it.
+        borrowed: Memory with parts of the origin that other agents hold, until the workers have loaded them: by number,
+            whether without shards, and ranges.
+        asked: Those of them that a worker has asked for.
+        expected: Parts, with their ranges, that workers will probably ask for; empty if that is not known.
+        collector: The process that finds steps for the disk, if no parts are copied to other nodes.
+        writers: The slots of the local ranks that write parts.
+        reports: True if the other process of this agent copies parts to another node, or reports them.
+        settled: True if that process knows that the workers have ended.
+    """
+
+    def __init__(self, number: int, origin: Origin, group: Group | None = None, slot: int | None = None) -> None:
+        self.number, self.origin, self.group, self.slot = number, origin, group, slot
+        self.replacement: Slot | None = None
+        self.ready, self.cancelled = threading.Event(), threading.Event()
+        self.error = ""
+        self.borrowed: dict[tuple[int, bool, Ranges | None], Future[Slot]] = {}
+        self.asked: set[tuple[int, bool, Ranges | None]] = set()
+        self.expected: frozenset[tuple[int, Ranges | None]] = frozenset()
+        self.collector: Holder | None = None
+        self.writers: dict[int, Sequence[Slot]] = {}
+        self.reports = self.settled = False
+
+    def fail(self, why: str) -> None:
+        """Have the workers fail, unless the round is over: another state than that of the others is not theirs."""
+        if not self.cancelled.is_set():
+            self.error = why
+            logger.error("the snapshot that round %d starts from: %s", self.number, why)
+        self.ready.set()
+
+    def start_thread(self, work: Callable[..., None], *arguments: object) -> None:
+        """Do a part of the preparation in a thread of its own."""
+
+        def prepare() -> None:
+            try:
+                work(self, *arguments)
+            except OSError:
+                # An agent that ends closes its slots.
+                if not self.cancelled.is_set():
+                    raise
+
+        threading.Thread(target=prepare, name="slurm-elastic-snapshot-fetch", daemon=True).start()
+
+    def log_origin(self) -> None:
+        """Log the snapshot that the round starts from."""
+        origin = self.origin
+        if origin.note:
+            logger.warning("snapshots: %s", origin.note)
+        if origin.copy is not None:
+            logger.info(
+                "the workers of round %d start from the snapshot of step %d, taken in round %d%s",
+                *(self.number, origin.copy.id.step, origin.copy.id.round),
+                f", unless one up to step {origin.lost.step} is on disk" if origin.lost is not None else "",
+            )
+
+
 class AgentMemory:
     """The memory in which an agent keeps snapshots for the workers of later rounds. For the agent's main thread.
 
     Args:
         directory: That only this user can enter; the socket for workers is made in it.
-        secret: Of the run.
-        run: Name of the incarnation.
-        agent: Identity of this agent.
-        node: Of this agent.
-        address: At which other agents reach this one.
+        settings: Who this agent is.
         replicates: True to have copies of parts on another node.
-        slots: Number of snapshots that it holds of the state of all ranks, and of each rank's parts.
-        silence: See :class:`.replicator.Settings`.
+        slots: Number of snapshots that it holds.
         fewest_nodes: Number of nodes that a round has at least.
-        domain: Failure domain of the agent: copies go to another one.
         fork: See :class:`.WriterProcess`.
 
     Raises:
@@ -65,40 +146,30 @@ class AgentMemory:
     def __init__(
         self,
         directory: Path,
-        secret: bytes,
-        run: str,
-        agent: str,
-        node: str,
-        address: str,
+        settings: Settings,
         *,
         replicates: bool = False,
         slots: int = SLOTS,
-        silence: float = 1.0,
         fewest_nodes: int = 1,
-        domain: str = "",
         fork: Fork | None = None,
     ) -> None:
-        self._fewest_nodes = fewest_nodes
-        self._secret, self._run, self._agent, self._node, self._address = secret, run, agent, node, address
+        self._settings, self._node = settings, settings.node
+        self._replicates, self._fewest_nodes = replicates, fewest_nodes
         self._slots = [Slot.make() for _ in range(slots)]
         self._parts: dict[int, list[Slot]] = {}
         """Slots for the parts of each local rank."""
         self._replicas: dict[int, list[Slot]] = {}
         """Slots for copies of the parts of each local rank of another agent."""
-        self._replicates = replicates
-        self._settings = Settings(secret, run, agent, node, address, silence, domain)
-        self._replicator: ReplicatorProcess | None = None
-        """Copies parts to other nodes; without that it finds the steps that agents write to disk, if they do."""
         self._lock = threading.Lock()
         self._sender: Sender | None = None
         self._path = directory / "snapshot"
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.bind(str(self._path))
         self._listener.listen(128)
-        self._round = RoundSnapshots(-1)
+        self._round = _Round(-1, Origin())
         self._disk = DiskWriter(self._held_slots, self._ask_for_step, fork)
-        if replicates:
-            self._replicator = self._make_replicator()
+        self._replicator = ReplicatorProcess(settings, self._add_replicas, self._disk.agree)
+        """Copies parts to other nodes; without that it finds the steps that agents write to disk, if they do."""
         threading.Thread(target=self._serve, name="slurm-elastic-snapshot-workers", daemon=True).start()
 
     def inventory(
@@ -125,38 +196,34 @@ class AgentMemory:
             return ""
         if self._sender is None:
             try:
-                self._sender = Sender(self._secret, self._run, self._all_slots, self._port_of_replicator)
+                replicator = self._replicator.port if self._replicates else None
+                self._sender = Sender(self._settings, self._all_slots, replicator)
             except OSError as error:
                 logger.warning("%s cannot send snapshots to other nodes: %s", self._node, error)
         # With port 0 this node alone can use what it holds.
-        port = self._sender.port if self._sender is not None else 0
-        holder = Holder(self._address, port)
+        holder = Holder(self._settings.address, 0 if self._sender is None else self._sender.port)
         return lineage.take_inventory(copies, holder, self._node, INVENTORY_LIMIT, replicates=self._replicates)
 
     def begin(self, round_: int, text: str, *, first: bool, group: Group | None = None) -> dict[str, str]:
-        """Prepare the memory for the workers of a round.
+        """Prepare the memory for the workers of a round; returns variables for their environment.
 
         Args:
             round_: Its number.
             text: Its origin.
             first: True for the agent of rank 0, which logs what all agents do.
             group: The place of this agent among those of the round; None to copy no parts to other nodes.
-
-        Returns:
-            Variables for the environment of the workers.
         """
         self._end_round()
         origin = lineage.read_origin(text)
-        if first:
-            log_origin(round_, origin)
         plan = lineage.prepare(copies_in(self._slots), origin)
         for slot in plan.clear:
             self._slots[slot].clear()
         for slots in (*self._parts.values(), *self._replicas.values()):
             for slot in lineage.off_line(copies_in(slots), origin):
                 slots[slot].clear()
-        current = self._round = RoundSnapshots(round_, plan.slot, origin)
-        current.group = group
+        current = self._round = _Round(round_, origin, group, plan.slot)
+        if first:
+            current.log_origin()
         # Nothing is to be taken yet.
         protection = Protection(origin.protected)
         for slots in (self._slots, *self._parts.values()):
@@ -166,45 +233,40 @@ class AgentMemory:
             # The memory of what was there is given back before that of the other is taken.
             try:
                 current.replacement = Slot.make()
-                self._slots[plan.slot] = current.fetches = Slot.make()
+                self._slots[plan.slot] = Slot.make()
             except OSError as error:
                 current.fail(f"{self._node} has no memory for it: {error.strerror}")
                 return {VARIABLE: str(self._path)}
-            start_thread(current, self._fetch, origin, current.fetches)
+            current.start_thread(self._fetch, origin.copy, self._slots[plan.slot])
         else:
             current.ready.set()
             if plan.slot is not None and group is not None and origin.copy is not None and origin.copy.parts:
-                start_thread(current, self._fetch_parts, group, self._slots[plan.slot])
+                current.start_thread(self._fetch_parts, group, self._slots[plan.slot])
         return {VARIABLE: str(self._path)}
 
     def held(self) -> tuple[int, int | None]:
         """Return the bytes of all slots, and the newest step of which other nodes have copies; from any thread."""
-        safe = None if self._replicator is None or not self._replicates else self._replicator.safe
+        safe = self._replicator.safe if self._replicates else None
         size = 0
         # The agent may be closing.
         with contextlib.suppress(OSError):
             with self._lock:
-                borrowed = [loan.slot for loan in self._round.borrowed.values() if loan.slot is not None]
-            size = sum(slot.size - HEADER for slot in self._all_slots()) + sum(slot.allocated for slot in borrowed)
+                loans = [loan for loan in self._round.borrowed.values() if loan.done() and loan.exception() is None]
+            size = sum(slot.size - HEADER for slot in self._all_slots())
+            size += sum(loan.result().allocated for loan in loans)
         return size, None if safe is None else safe.step
 
     def close(self, until: float | None = None, is_leaving: Callable[[], bool] = lambda: False) -> str:
         """Write the newest snapshot to disk if this agent does that, and let go of the memory. No workers run.
 
-        Returns:
-            See :meth:`.DiskWriter.close`.
-
-        Args:
-            until: See :meth:`.DiskWriter.close`.
-            is_leaving: See there.
+        See :meth:`.DiskWriter.close`.
         """
         if until is not None:
             # Others go on without this agent.
             self._settle(until, lambda: False, moves=True, leaving=True)
         self._end_round()
         missing = self._disk.close(until, is_leaving)
-        if self._replicator is not None:
-            self._replicator.close()
+        self._replicator.close()
         if self._sender is not None:
             self._sender.close()
         with contextlib.suppress(OSError):
@@ -216,37 +278,28 @@ class AgentMemory:
             slot.close()
         return missing
 
-    def _all_slots(self) -> tuple[Slot, ...]:
+    def _held_slots(self) -> HeldSlots:
         with self._lock:
-            parts = (*self._parts.values(), *self._replicas.values())
-            return (*self._slots, *(slot for slots in parts for slot in slots))
+            parts, replicas = (
+                [slot for slots in groups.values() for slot in slots] for groups in (self._parts, self._replicas)
+            )
+            return HeldSlots(tuple(self._slots), parts, replicas)
+
+    def _all_slots(self) -> tuple[Slot, ...]:
+        return tuple(slot for slots in self._held_slots() for slot in slots)
 
     def _add_replicas(self, local_rank: int, slots: list[Slot]) -> None:
         with self._lock:
             self._replicas[local_rank] = slots
 
-    def _held_slots(self) -> HeldSlots:
-        with self._lock:
-            parts = [slot for slots in self._parts.values() for slot in slots]
-            return HeldSlots(tuple(self._slots), parts, [slot for slots in self._replicas.values() for slot in slots])
-
-    def _make_replicator(self) -> ReplicatorProcess:
-        return ReplicatorProcess(self._settings, self._add_replicas, self._disk.agree)
-
     def _ask_for_step(self) -> None:
-        if self._replicator is not None:
-            with contextlib.suppress(OSError):
-                self._replicator.order(Wanted())
-
-    def _port_of_replicator(self) -> int:
-        if self._replicator is None or not self._replicates:
-            raise OSError("no parts are copied to other nodes")
-        return self._replicator.port()
+        with contextlib.suppress(OSError):
+            self._replicator.order(Wanted())
 
     def _settle(self, until: float, is_leaving: Callable[[], bool], *, moves: bool, leaving: bool = False) -> None:
         """Wait until the newest parts are where they are needed, if this agent leaves or others do."""
         current = self._round
-        if self._replicator is None or not current.reports or current.settled:
+        if not current.reports or current.settled:
             return
         current.settled = True
         with contextlib.suppress(OSError):
@@ -254,12 +307,11 @@ class AgentMemory:
             if self._replicates and moves:
                 self._replicator.settle(current.number, leaving=leaving, until=until, is_leaving=is_leaving)
 
-    def _replicate(self, current: RoundSnapshots, local_rank: int, slots: Sequence[Slot]) -> None:
+    def _replicate(self, current: _Round, local_rank: int, slots: Sequence[Slot]) -> None:
         """Have the parts of a local rank copied to another node, or reported, from now on."""
-        collector = current.origin.collector if self._replicates else current.collector
-        if self._replicator is None or current.group is None or collector is None:
+        collector, group = current.origin.collector if self._replicates else current.collector, current.group
+        if group is None or collector is None:
             return
-        group = current.group
         try:
             with self._lock:
                 first, current.reports = not current.reports, True
@@ -285,23 +337,22 @@ class AgentMemory:
         with self._lock:
             current.borrowed.clear()
 
-    def _fetch(self, current: RoundSnapshots, origin: Origin, slot: Slot) -> None:
-        assert origin.copy is not None
+    def _fetch(self, current: _Round, copy: Copy, slot: Slot) -> None:
         slots = tuple(self._slots)
         try:
-            self._receive(current, origin.copy, slot, slots, origin.holders)
+            receive(copy, slot, slots, current.origin.holders, self._settings, current.cancelled.is_set)
         except (TransferError, OutOfMemoryError) as error:
             current.fail(f"{self._node} cannot get it: {error}")
             return
         finally:
             current.ready.set()
-        if current.group is not None and origin.copy.parts:
+        if current.group is not None and copy.parts:
             self._fetch_parts(current, current.group, slot)
         # Beside the start of the workers, which else wait for it at their first snapshot, and then say if it fails.
         with contextlib.suppress(OutOfMemoryError):
             require_memory(slot.size, slots)
 
-    def _fetch_parts(self, current: RoundSnapshots, group: Group, slot: Slot) -> None:
+    def _fetch_parts(self, current: _Round, group: Group, slot: Slot) -> None:
         """Get what workers will probably ask for, while they start: their models may take as long as the transfer."""
         contents = slot.contents()
         if contents is None:
@@ -320,23 +371,6 @@ class AgentMemory:
             with contextlib.suppress(HandOverError):
                 self._part(current, part, own=False, ranges=ranges)
 
-    def _receive(
-        self,
-        current: RoundSnapshots,
-        copy: Copy,
-        slot: Slot,
-        slots: tuple[Slot, ...],
-        holders: tuple[Holder, ...],
-        own: bool = False,
-        ranges: Ranges | None = None,
-    ) -> None:
-        # Agents that come together ask different ones first.
-        turn = zlib.crc32(self._agent.encode()) % max(1, len(holders))
-        holders = (*holders[turn:], *holders[:turn])
-        cancelled = current.cancelled.is_set
-        sender = self._secret, self._run, self._agent
-        receive(copy, slot, slots, holders, *sender, cancelled, own=own, ranges=ranges)
-
     def _slots_of_rank(self, local_rank: int) -> list[Slot]:
         """Return the slots for the parts of a local rank; made when it asks for the first time."""
         with self._lock:
@@ -344,20 +378,10 @@ class AgentMemory:
                 self._parts[local_rank] = [Slot.make() for _ in self._slots]
             return self._parts[local_rank]
 
-    def _part(
-        self, current: RoundSnapshots, part: int, own: bool, ranges: Ranges | None, *, asked: bool = False
-    ) -> Slot:
-        """Return memory with a part of the origin, or with these ranges of it; waits until it is there.
+    def _part(self, current: _Round, part: int, own: bool, ranges: Ranges | None, *, asked: bool = False) -> Slot:
+        """Return memory with a part of the origin, or with these ranges of it, see `receive`; waits until it is there.
 
-        Args:
-            current: The round.
-            part: Number of the part.
-            own: True to get it without its shards.
-            ranges: See :func:`.transfer.receive`.
-            asked: True if a worker asks for it.
-
-        Raises:
-            HandOverError: It cannot be had.
+        `asked` is true if a worker asks for it. Raises HandOverError if it cannot be had.
         """
         origin = current.origin
         if origin.copy is None or not 0 <= part < origin.copy.parts:
@@ -366,27 +390,27 @@ class AgentMemory:
         for slot in self._all_slots():
             if (contents := slot.contents()) is not None and contents.copy == copy:
                 return slot
+        key = part, own, ranges
         with self._lock:
-            borrowed = current.borrowed.get((part, own, ranges))
-            first = borrowed is None
-            if borrowed is None:
+            loan = current.borrowed.get(key)
+            first = loan is None
+            if loan is None:
                 if asked and not own and current.expected and (part, ranges) not in current.expected:
-                    current.drop_expected()
-                borrowed = current.borrowed[part, own, ranges] = Borrowed()
-            borrowed.asked |= asked
+                    # What they need was not foreseen, and the memory of what no worker has asked for may be needed.
+                    current.expected = frozenset()
+                    for unasked in current.borrowed.keys() - current.asked:
+                        del current.borrowed[unasked]
+                loan = current.borrowed[key] = Future()
+            if asked:
+                current.asked.add(key)
         if first:
             try:
-                slot = Slot.make()
-                self._receive(current, copy, slot, (slot,), origin.holders_of(part), own, ranges)
-                borrowed.slot = slot
-            except (TransferError, OutOfMemoryError, OSError) as error:
-                borrowed.error = f"{self._node} cannot get part {part} of it: {error}"
-            finally:
-                borrowed.ready.set()
-        borrowed.ready.wait()
-        if borrowed.slot is None:
-            raise HandOverError(borrowed.error)
-        return borrowed.slot
+                slot, holders, over = Slot.make(), origin.holders_of(part), current.cancelled.is_set
+                receive(copy, slot, (slot,), holders, self._settings, over, own=own, ranges=ranges)
+                loan.set_result(slot)
+            except Exception as error:
+                loan.set_exception(HandOverError(f"{self._node} cannot get part {part} of it: {error}"))
+        return loan.result()
 
     def _serve(self) -> None:
         for connection in accepted(self._listener):
@@ -396,52 +420,47 @@ class AgentMemory:
         with connection, contextlib.suppress(OSError, ValueError, HandOverError):
             connection.settimeout(10.0)
             request = read_request(connection)
-            current = self._round
-            if request.round != current.number:
-                answer(connection, Answer(error=f"round {request.round} is over"), [])
-                return
-            if request.directory is not None:
-                if request.directory.checkpoint:
-                    logger.info(
-                        "the workers of round %d start from the checkpoint %s of %s",
-                        *(request.round, request.directory.checkpoint, request.directory.path),
-                    )
-                self._disk.aim(target_of(request.directory, current))
-                answer(connection, Answer(collector=self._find_steps(request.directory, current)), [])
-                return
-            current.ready.wait()
-            if current.cancelled.is_set():
-                answer(connection, Answer(error=f"round {request.round} is over"), [])
-                return
+            slots: Sequence[Slot] = ()
             try:
-                slots = self._wanted(request, current)
+                answered, slots = self._answered(request, self._round)
             except (HandOverError, OSError) as error:
-                answer(connection, Answer(error=str(error)), [])
-                return
-            descriptors = [slot.descriptor for slot in slots]
-            copies, _ = self.held()
-            origin = current.origin
-            answered = Answer(
-                current.slot,
-                current.error,
-                origin.below,
-                origin.lost,
-                held=copies,
-                replicates=self._replicates,
-                fewest_nodes=self._fewest_nodes,
-            )
-            answer(connection, answered, descriptors)
+                answered = Answer(error=str(error))
+            answer(connection, answered, [slot.descriptor for slot in slots])
 
-    def _find_steps(self, directory: Directory, current: RoundSnapshots) -> Holder | None:
+    def _answered(self, request: Request, current: _Round) -> tuple[Answer, Sequence[Slot]]:
+        if request.round == current.number and request.directory is not None:
+            self._write_to(request.directory, current)
+            return Answer(collector=self._find_steps(request.directory, current)), ()
+        if request.round == current.number:
+            current.ready.wait()
+        if request.round != current.number or current.cancelled.is_set():
+            raise HandOverError(f"round {request.round} is over")
+        slots, origin = self._wanted(request, current), current.origin
+        more = self.held()[0], self._replicates, self._fewest_nodes
+        return Answer(current.slot, current.error, origin.below, origin.lost, None, *more), slots
+
+    def _write_to(self, directory: Directory, current: _Round) -> None:
+        """Write the snapshots of a round to disk."""
+        if directory.checkpoint:
+            logger.info(
+                "the workers of round %d start from the checkpoint %s of %s",
+                *(current.number, directory.checkpoint, directory.path),
+            )
+        copy, group = current.origin.copy, current.group or Group(0, 1, 1, 0, 1)
+        origin = None
+        if copy is not None and directory.origin is not None:
+            origin = copy.id, CheckpointId(directory.origin, copy.id.step)
+        self._disk.aim(Target(directory, current.number, origin, group.nodes, group.workers))
+
+    def _find_steps(self, directory: Directory, current: _Round) -> Holder | None:
         """Have steps found that all agents keep for the disk; returns the process that finds them if it is ours."""
         group = current.group
         if self._replicates or not directory.has_parts or group is None or group.nodes == 1:
             return None
-        self._replicator = self._replicator or self._make_replicator()
         collector = directory.collector
         if directory.first:
             try:
-                collector = Holder(self._address, self._replicator.port())
+                collector = Holder(self._settings.address, self._replicator.port())
             except OSError as error:
                 # Training goes on, and memory holds the snapshots.
                 logger.warning("shards get to disk only when the workers end: %s", error)
@@ -452,7 +471,7 @@ class AgentMemory:
             self._replicate(current, local_rank, slots)
         return collector
 
-    def _wanted(self, request: Request, current: RoundSnapshots) -> Sequence[Slot]:
+    def _wanted(self, request: Request, current: _Round) -> Sequence[Slot]:
         if request.part is not None:
             return [self._part(current, request.part, request.own, request.ranges, asked=True)]
         if request.writes is not None:

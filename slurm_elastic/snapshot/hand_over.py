@@ -1,9 +1,8 @@
 """The socket at which a worker gets the memory of its agent: one request and one answer, with descriptors (unix(7)).
 
-At the same socket a worker names the directory in which the agent writes checkpoints.
-
-The socket is in a directory that only this user can enter, and both sides check the user of the other one. A worker
-asks when it uses snapshots for the first time, whatever started it; no other process inherits a descriptor.
+A worker asks when it uses snapshots for the first time, whatever started it; no other process inherits a descriptor. At
+the same socket it names the directory in which the agent writes checkpoints. The socket is in a directory that only
+this user can enter, and both sides check the user of the other one.
 """
 
 from __future__ import annotations
@@ -23,6 +22,7 @@ VARIABLE = "SLURM_ELASTIC_SNAPSHOT"
 
 MOST_RANGES = 256
 _LIMIT = 1 << 14
+_NO_MEMORY = "the agent has no memory for snapshots"
 _CREDENTIALS = struct.Struct("3i")
 
 
@@ -93,7 +93,7 @@ class Answer:
         error: Why the worker gets no memory; empty if it does.
         below: Only checkpoints of earlier steps are used, if the round starts from disk; None for all.
         lost: See :class:`~.lineage.Origin`.
-        collector: See `Directory`.
+        collector: To the agent of rank 0 that names a directory, see `Directory`; None if there is no need.
         held: Bytes that the agent holds for snapshots.
         replicates: True if it holds copies of the parts of another node.
         fewest_nodes: Number of nodes that a round has at least.
@@ -109,35 +109,20 @@ class Answer:
     fewest_nodes: int = 1
 
 
-def ask(path: str, request: Request) -> tuple[Answer, list[int]]:
-    """Ask the agent for memory; waits until what was saved of the round's origin is there.
+def ask(path: str, request: Request, failure: str = _NO_MEMORY) -> tuple[Answer, list[int]]:
+    """Ask the agent for memory, and wait until what was saved of the round's origin is there; or name a directory.
 
     Returns:
-        The answer, and descriptors, not inheritable: of all slots, so their number is that of the agent's snapshots; or
-        of one slot with a part.
+        The answer, and descriptors, not inheritable: of all slots, so their number is that of the agent's snapshots; of
+        one slot with a part; or none if the request names a directory.
 
     Raises:
-        HandOverError: The agent has ended, is another user's, or refuses.
+        RuntimeError: It fails, as the agent has ended, is another user's, or refuses.
     """
-    answered, descriptors = _exchange(path, request)
-    if answered.error or not descriptors:
-        raise HandOverError(answered.error or "the agent has no memory for snapshots")
-    return answered, descriptors
-
-
-def name_directory(path: str, request: Request) -> Holder | None:
-    """Tell the agent in which directory it writes checkpoints.
-
-    Returns:
-        From the agent of rank 0, the process that finds the step which all agents write; None if there is no need.
-
-    Raises:
-        HandOverError: The agent has ended, is another user's, or refuses.
-    """
-    answered, _ = _exchange(path, request)
-    if answered.error:
-        raise HandOverError(answered.error)
-    return answered.collector
+    try:
+        return _exchange(path, request)
+    except HandOverError as error:
+        raise RuntimeError(f"{failure}: {error}") from None
 
 
 def _exchange(path: str, request: Request) -> tuple[Answer, list[int]]:
@@ -155,16 +140,14 @@ def _exchange(path: str, request: Request) -> tuple[Answer, list[int]]:
         for descriptor in descriptors:
             os.close(descriptor)
         raise HandOverError("this process may not open so many files; raise its limit (ulimit -n)")
-    return typed_json.decode(content, Answer), descriptors
+    answered = typed_json.decode(content, Answer)
+    if answered.error or not (descriptors or request.directory):
+        raise HandOverError(answered.error or _NO_MEMORY)
+    return answered, descriptors
 
 
 def read_request(connection: socket.socket) -> Request:
-    """Return the request of a worker.
-
-    Raises:
-        HandOverError: It is not one, or of another user.
-        OSError: The worker has gone.
-    """
+    """Return the request of a worker; raises HandOverError for no request or another user, OSError if it has gone."""
     _require_own_user(connection)
     content = b""
     while not content.endswith(b"\n"):
@@ -179,11 +162,7 @@ def read_request(connection: socket.socket) -> Request:
 
 
 def answer(connection: socket.socket, answered: Answer, descriptors: list[int]) -> None:
-    """Answer a worker.
-
-    Raises:
-        OSError: The worker has gone.
-    """
+    """Answer a worker; raises OSError if it has gone."""
     socket.send_fds(connection, [msgspec.json.encode(answered)], [] if answered.error else descriptors)
 
 

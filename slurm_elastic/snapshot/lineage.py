@@ -1,24 +1,17 @@
 """Decides which snapshot the next round starts from. Pure.
 
-Each agent sends its inventory when it joins: the snapshots that its memory holds. Its workers have ended then, so the
-inventory is final. The leader calls :func:`choose` with the inventories of all agents that wait for a place, spares
-included, and writes the result, the origin, into the record of the round. Membership takes both as text.
-
-A snapshot is named by the round in which it was taken and the step. Two rules keep off-lineage state out:
-
-- A round starts from its origin, so every snapshot taken in it descends from that origin. The group of a round that was
-  cut off goes on with snapshots of its own; its round is not the last one any more then.
-- The line of an origin has, for each round before, the last step that counts: the state of the run went from there to
-  the next round. A snapshot of an earlier round is on the line if its step is not later.
-
-State that all ranks have needs one committed copy. Copies of one snapshot whose digests differ are of ranks whose
-plain values differ; no such snapshot is chosen. What ranks have besides, their own state and shards, are the parts of a
-snapshot, by number. A snapshot covers its layout if the agents together hold each of its parts.
+The leader calls :func:`choose` with the inventories of all agents that wait for a place, spares included, and writes
+the result, the origin, into the record of the round. Their workers have ended, so inventories are final. Membership
+takes both as text. A snapshot is named by the round in which it was taken and the step. Off-lineage state stays out:
+what is taken in a round descends from its origin, and the line of an origin has, for each round before, the last step
+from which the state of the run went on. Copies of one snapshot whose digests differ are of ranks whose plain values
+differ; no such snapshot is chosen. It needs one copy of the state of all ranks, and agents that together hold each of
+its parts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import msgspec
@@ -166,18 +159,14 @@ class Preparation:
 
 
 def choose(last_round: int | None, before: str, inventories: Sequence[str], failed: bool = False) -> str:
-    """Return the origin of the next round.
+    """Return the origin of the next round; empty if it starts from no snapshot and there is nothing to say about that.
 
     Args:
         last_round: Number of the last round of this incarnation; None before the first.
         before: The origin of that round, as its record has it.
-        inventories: What the agents that wait for a place hold; empty for an agent that holds nothing. An inventory
-            that cannot be read counts as empty.
+        inventories: What the agents that wait for a place hold; one that cannot be read counts as empty.
         failed: True if the last round ended because a worker failed. If it took no snapshot, the state that it started
             from may be why: then the next round starts from an older snapshot.
-
-    Returns:
-        The origin; empty if the round starts from no snapshot and there is nothing to say about that.
     """
     present = read_inventories(inventories)
     collector = next(
@@ -224,22 +213,14 @@ def _chosen(last_round: int | None, line: Origin, present: Sequence[Inventory], 
             lost = max(newer, default=None)
         return Origin(copy, holders, (*kept, snapshot)[-_LINE:], note, sources=sources, lost=lost)
     note = note or uncovered
-    if line.copy is not None:
-        note = (
-            note
-            or f"no agent that is left holds a snapshot since step {line.copy.id.step} of round {line.copy.id.round}"
-        )
+    if line.copy is not None and not note:
+        note = f"no agent that is left holds a snapshot since step {line.copy.id.step} of round {line.copy.id.round}"
     below = line.copy.id.step if again and line.copy is not None else None
     return Origin(note=f"{note}; it starts from no snapshot", below=below) if note else Origin()
 
 
 def prepare(copies: Sequence[Copy | None], origin: Origin) -> Preparation:
-    """Return what an agent does with its slots before the workers of a round start.
-
-    Args:
-        copies: The committed snapshot of each slot; None for a slot without one.
-        origin: Of the round.
-    """
+    """Return what an agent does with its slots, by their committed snapshots, before the workers of a round start."""
 
     def stays(copy: Copy | None) -> bool:
         # A snapshot whose plain values differ from those of the origin is not the one that the round starts from.
@@ -263,12 +244,7 @@ def off_line(copies: Sequence[Copy | None], origin: Origin) -> tuple[int, ...]:
 def take_inventory(copies: Iterable[Copy], holder: Holder, node: str, limit: int, *, replicates: bool = False) -> str:
     """Return the inventory of an agent as text; empty if it holds nothing and has no copies on other nodes.
 
-    Args:
-        copies: What it holds.
-        holder: Where other agents get it.
-        node: Of the agent.
-        limit: Characters at most: the oldest snapshots are left out where there are more.
-        replicates: True if it has copies of parts on another node.
+    `holder` is where other agents get it. The oldest snapshots are left out where it has more than `limit` characters.
     """
     whole: list[Copy] = []
     parts: dict[SnapshotId, set[int]] = {}
@@ -318,7 +294,7 @@ _UNPROTECTED = Protection()
 def slot_to_write(
     snapshots: Sequence[SnapshotId | None], busy: Collection[int] = (), protection: Protection = _UNPROTECTED
 ) -> int | None:
-    """Return the slot for the next snapshot: one without a committed snapshot, else the one with the oldest.
+    """Return the slot for the next snapshot: an empty one, else that with the oldest snapshot; None if all are needed.
 
     Args:
         snapshots: The committed snapshot of each slot, all on one line; None for a slot without one.
@@ -326,9 +302,6 @@ def slot_to_write(
             one of two it is: a worker that is killed while it copies then leaves the one that is being written.
         protection: Of snapshots that become safe. It leaves one slot of three for the newest snapshots, and none of
             two while a copy is on its way.
-
-    Returns:
-        The slot; None if none may be overwritten.
     """
     kept = {snapshot for snapshot in (protection.safe, protection.kept(snapshots)) if snapshot is not None}
     free = [slot for slot in range(len(snapshots)) if slot not in busy and snapshots[slot] not in kept]
@@ -386,12 +359,13 @@ def _sources(snapshot: SnapshotId, inventories: Iterable[Inventory]) -> tuple[So
     )
 
 
+def _numbers(ranges: Iterable[tuple[int, int]], parts: int) -> Iterator[int]:
+    for first, last in ranges:
+        yield from range(max(first, 0), min(last, parts - 1) + 1)
+
+
 def _missing(parts: int, sources: Iterable[Source]) -> tuple[tuple[int, int], ...]:
-    numbers: set[int] = set()
-    for source in sources:
-        for first, last in source.ranges:
-            numbers.update(range(max(first, 0), min(last, parts - 1) + 1))
-    return _ranges(set(range(parts)) - numbers)
+    return _ranges(set(range(parts)).difference(*(_numbers(source.ranges, parts) for source in sources)))
 
 
 def _safe(origin: Origin, inventories: Sequence[Inventory]) -> SnapshotId | None:
@@ -416,11 +390,9 @@ def _are_twice(copy: Copy, inventories: Iterable[Inventory]) -> bool:
     twice: set[int] = set()
     for inventory in inventories:
         for parts_here in inventory.parts:
-            if parts_here.id == copy.id:
-                for begin, end in parts_here.ranges:
-                    for part in range(max(begin, 0), min(end, copy.parts - 1) + 1):
-                        if first.setdefault(part, inventory.node) != inventory.node:
-                            twice.add(part)
+            for part in _numbers(parts_here.ranges, copy.parts) if parts_here.id == copy.id else ():
+                if first.setdefault(part, inventory.node) != inventory.node:
+                    twice.add(part)
     return len(twice) == copy.parts
 
 

@@ -1,8 +1,11 @@
-"""Slots as files in memory: made by the agent, mapped by agents and workers, grown by the process that writes.
+"""Slots, files in memory (memfd_create(2)) with a snapshot or a part of one each, and the memory that is left for them.
 
-The files have no name, so they are gone with the last process that has them: the agent, when its workers have ended.
-They are sealed against shrinking: what a process has mapped stays there, whatever another one does (fcntl(2),
-F_SEAL_SHRINK).
+Agents make them, the process that writes one grows it. They have no name, so they are gone with the last process that
+has them: the agent, when its workers have ended. They are sealed against shrinking: what a process has mapped stays
+there, whatever another one does (fcntl(2), F_SEAL_SHRINK). The worker of local rank 0 writes those for the state that
+all ranks have, each worker those for its own part, which begins with the shards of its rank::
+
+    header: one page of 8-byte fields | tensors | description, as JSON
 """
 
 from __future__ import annotations
@@ -14,13 +17,94 @@ import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Protocol
 
-from slurm_elastic.snapshot import lineage, slots
-from slurm_elastic.snapshot.lineage import Copy, Protection
-from slurm_elastic.snapshot.slots import HEADER, Contents
+from slurm_elastic.snapshot import lineage
+from slurm_elastic.snapshot.lineage import Copy, Protection, SnapshotId
 from slurm_elastic.text import size_text
 
 _PAGE = 4096
+
+# The header.
+#
+# The agent reads it when the worker that wrote it has ended; while workers run, only to write the slot to disk, and
+# then once more afterwards. A worker that is killed has carried out its stores in the order of the program up to some
+# instruction, and they are visible before the end of the process is reported. So a commit field that is set proves
+# that everything written before it is there.
+HEADER = 4096
+"""Bytes before the tensors."""
+FIELDS = 16
+"""Number of fields in use."""
+_MAGIC, _COMMITTED, _ROUND, _STEP, _TENSORS, _DESCRIPTION, _DIGEST, _BUSY, _PART, _PARTS, _SHARDS = range(11)
+_SAFE_STEP, _SAFE_ROUND, _TAKE_STEP, _TAKE_ROUND, _PROTECTS = range(11, FIELDS)
+_MAGIC_VALUE = int.from_bytes(b"slurm_s2", "little", signed=True)
+"""The last character is the version of the layout."""
+_MOST_PARTS = 1 << 20
+_UNPROTECTED = Protection()
+
+
+class Fields(Protocol):
+    """The fields of a header: of shared memory, or in a simulation."""
+
+    def __getitem__(self, index: int, /) -> int: ...
+
+    def __setitem__(self, index: int, value: int, /) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """The contents of a slot with a committed snapshot.
+
+    Attributes:
+        copy: The snapshot.
+        tensors: Bytes of all tensors, which follow the header.
+        description: Bytes of the description, which follows the tensors.
+        shards: Bytes of the shards, with which the tensors of a part begin.
+    """
+
+    copy: Copy
+    tensors: int
+    description: int
+    shards: int = 0
+
+    @property
+    def size(self) -> int:
+        """Bytes of the slot that are in use."""
+        return HEADER + self.tensors + self.description
+
+
+def clear_slot(fields: Fields) -> None:
+    """Mark the slot as one without a committed snapshot."""
+    fields[_COMMITTED] = 0
+
+
+def fill_slot(fields: Fields, written: Contents, copy: Callable[[], object]) -> None:
+    """Write a snapshot; `copy` writes tensors and description. If it raises, the slot holds nothing."""
+    clear_slot(fields)
+    copy()
+    fields[_MAGIC] = _MAGIC_VALUE
+    fields[_ROUND], fields[_STEP] = written.copy.id.round, written.copy.id.step
+    fields[_TENSORS], fields[_DESCRIPTION] = written.tensors, written.description
+    fields[_PART] = -1 if written.copy.part is None else written.copy.part
+    fields[_PARTS], fields[_SHARDS] = written.copy.parts, written.shards
+    fields[_DIGEST] = int.from_bytes(bytes.fromhex(written.copy.digest), "little", signed=True)
+    fields[_COMMITTED] = 1
+
+
+def contents_of(fields: Fields, size: int) -> Contents | None:
+    """Return what a slot of so many bytes holds; None if no committed snapshot of this version.
+
+    A worker can write anything, so the header is not believed beyond the bytes.
+    """
+    if fields[_MAGIC] != _MAGIC_VALUE or fields[_COMMITTED] != 1:
+        return None
+    digest = fields[_DIGEST].to_bytes(8, "little", signed=True).hex()
+    part = None if fields[_PART] == -1 else fields[_PART]
+    copy = Copy(SnapshotId(fields[_ROUND], fields[_STEP]), digest, fields[_PARTS], part)
+    content = Contents(copy, fields[_TENSORS], fields[_DESCRIPTION], fields[_SHARDS])
+    fits = 0 <= content.shards <= content.tensors and content.description >= 0 and content.size <= size
+    names_part = 0 <= copy.parts <= _MOST_PARTS and (part is None or 0 <= part < copy.parts)
+    return content if fits and names_part else None
 
 
 class OutOfMemoryError(MemoryError):
@@ -44,11 +128,7 @@ class Slot:
 
     @classmethod
     def make(cls) -> Slot:
-        """Make the memory of a slot; it has a header and holds nothing.
-
-        Raises:
-            OSError: It cannot be made.
-        """
+        """Make the memory of a slot, with a header that says it holds nothing; raises OSError."""
         descriptor = os.memfd_create("slurm-elastic-snapshot", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.ftruncate(descriptor, HEADER)
@@ -93,39 +173,47 @@ class Slot:
 
     def contents(self) -> Contents | None:
         """Return what the slot holds; None if no committed snapshot."""
-        content = slots.contents(self.header(), self.mapped)
-        if content is None:
-            # It may hold more than was mapped.
-            content = slots.contents(self.header(), len(self.memory()))
-        return content
+        # It may hold more than was mapped.
+        return contents_of(self.header(), self.mapped) or contents_of(self.header(), len(self.memory()))
 
     def clear(self) -> None:
         """Drop what the slot holds."""
-        slots.clear(self.header())
+        clear_slot(self.header())
 
     @property
     def busy(self) -> bool:
-        """True while a process reads the slot that would have to begin again if it was overwritten."""
-        return slots.is_busy(self.header())
+        """True while a process reads the slot: workers are asked to overwrite another one.
+
+        A worker may not see it in time, so a process that reads a slot beside workers compares its contents afterwards.
+        """
+        return self.header()[_BUSY] == 1
 
     @busy.setter
     def busy(self, busy: bool) -> None:
-        slots.set_busy(self.header(), busy)
+        self.header()[_BUSY] = int(busy)
 
     @property
     def protection(self) -> Protection:
         """The snapshots that workers do not overwrite; said in the first of the slots that one writes in turn."""
-        return slots.protection(self.header())
+        fields = self.header()
+        if fields[_PROTECTS] != 1:
+            return _UNPROTECTED
+        take = SnapshotId(fields[_TAKE_ROUND], fields[_TAKE_STEP])
+        safe = SnapshotId(fields[_SAFE_ROUND], fields[_SAFE_STEP])
+        return Protection(None if safe.round < 0 else safe, None if take.round < 0 else take)
 
     @protection.setter
     def protection(self, protection: Protection) -> None:
-        slots.set_protection(self.header(), protection)
+        fields, safe, take = self.header(), protection.safe, protection.take
+        # What is safe is said first: a worker that sees the step to take next knows what became safe before.
+        fields[_SAFE_STEP], fields[_SAFE_ROUND] = (0, -1) if safe is None else (safe.step, safe.round)
+        fields[_TAKE_STEP], fields[_TAKE_ROUND] = (0, -1) if take is None else (take.step, take.round)
+        fields[_PROTECTS] = int(protection != _UNPROTECTED)
 
     def grow(self, size: int) -> None:
         """Make the file at least so large; its pages are there afterwards.
 
-        Raises:
-            OSError: There is no memory for them. Without this a write would end the process with SIGBUS.
+        Raises OSError where there is no memory: without this a write would end the process with SIGBUS.
         """
         size = -(-size // _PAGE) * _PAGE
         if size > self.size:
@@ -134,8 +222,7 @@ class Slot:
     def put(self, offset: int, content: memoryview) -> None:
         """Write bytes without a mapping, and make their pages: through a mapping each page is cleared before.
 
-        Raises:
-            OutOfMemoryError: There is no memory for them.
+        Raises OutOfMemoryError.
         """
         try:
             while len(content):
@@ -147,14 +234,9 @@ class Slot:
     def fill(
         self, copy: Copy, tensors: int, description: bytes, write: Callable[[memoryview], object], shards: int = 0
     ) -> None:
-        """Write a snapshot, into a file that is large enough.
+        """Write a snapshot into a file that is large enough: tensors of so many bytes by `write`, and a description.
 
-        Args:
-            copy: The snapshot.
-            tensors: Bytes of its tensors.
-            description: Its description.
-            write: Writes the tensors into their memory.
-            shards: Bytes of the shards among the tensors of a part.
+        `shards` are the bytes of the shards with which the tensors of a part begin.
         """
         written = Contents(copy, tensors, len(description), shards)
         # At each step of a training, so without the system call by which `memory` sees whether the file has grown.
@@ -168,13 +250,8 @@ class Slot:
         self.fill_by(written, put)
 
     def fill_by(self, contents: Contents, write: Callable[[], object]) -> None:
-        """Write a snapshot.
-
-        Args:
-            contents: The snapshot.
-            write: Writes all of it behind the header. If it raises, the slot holds nothing.
-        """
-        slots.fill(self.header(), contents, write)
+        """Write a snapshot; `write` writes all of it behind the header. If it raises, the slot holds nothing."""
+        fill_slot(self.header(), contents, write)
 
     def close(self) -> None:
         """Close the file; the mapping goes with the last view into it."""
@@ -205,15 +282,7 @@ class Reserve:
     slots: int = lineage.SLOTS
 
     def require(self, reserved: int, free: int) -> None:
-        """Check that the memory is there.
-
-        Args:
-            reserved: Bytes that the agent holds for snapshots already.
-            free: Bytes that it can still get.
-
-        Raises:
-            OutOfMemoryError: It is not.
-        """
+        """Raise OutOfMemoryError unless the bytes are there: those held for snapshots already, and those still free."""
         needs = [(self.slots, 1, self.whole, "of the state that all ranks have")]
         if self.part:
             needs.append((self.slots, self.workers, self.part, "of what each rank alone has"))
@@ -259,21 +328,13 @@ def _lacking(needs: str, missing: int, free: int, error: OSError | None = None, 
 
 
 def check_memory(missing: int) -> None:
-    """Check that so many bytes can still be had.
-
-    Raises:
-        OutOfMemoryError: They cannot.
-    """
+    """Raise OutOfMemoryError unless so many bytes can still be had."""
     if missing > (free := free_memory()):
         raise OutOfMemoryError(_lacking(size_text(missing), missing, free))
 
 
 def require_memory(size: int, slots_of_node: Sequence[Slot]) -> None:
-    """Make room in all slots for snapshots of this size, in bytes.
-
-    Raises:
-        OutOfMemoryError: The node or the job does not have the memory.
-    """
+    """Make room in all slots for snapshots of this size, in bytes; raises OutOfMemoryError."""
     missing = sum(max(0, size - slot.size) for slot in slots_of_node)
     if not missing:
         return

@@ -1,13 +1,10 @@
 """Decides which step becomes safe next: other nodes have copies of all its parts. Pure.
 
 Every agent of a round reports how far its workers and its copies are to one agent, the collector, and gets the answer
-of :func:`next_goal`: a step to take, ahead of all workers. Each worker keeps its first snapshot from that step on.
-Workers that were further on already keep a later one; then the agents' steps differ, and the collector names another
-step. When all agents have copied the same step, it is safe, and its predecessor may be overwritten.
-
-What is safe decides what is overwritten, and nothing else: the next round starts from what agents hold.
-
-Agents that write snapshots to disk agree on a step in the same way, also where nothing is copied to other nodes.
+of :func:`next_goal`: a step to take, ahead of all workers. Each worker keeps its first snapshot from that step on. If
+some were further on already, steps differ, and the collector names another one. When all agents have copied the same
+step, it is safe, and its predecessor may be overwritten; nothing else depends on it. Agents that write snapshots to
+disk agree on a step in the same way, also where nothing is copied to other nodes.
 """
 
 from __future__ import annotations
@@ -75,14 +72,9 @@ class Report:
 
 
 def next_goal(goal: Goal, reports: Mapping[int, Report], nodes: int, *, replicates: bool = True) -> Goal:
-    """Return the goal that follows.
+    """Return the goal that follows the present one, by the reports of the agents of a round of so many nodes.
 
-    Args:
-        goal: The present one.
-        reports: Of the agents, by their rank in the round.
-        nodes: Number of agents in the round.
-        replicates: False if nothing is copied to other nodes: then a step is only named if one has to be written to
-            disk.
+    With `replicates` False nothing is copied to other nodes: a step is only named if one has to be written to disk.
     """
     is_asked = any(report.wanted for report in reports.values())
     # A step that is taken before it can be copied is older than it need be when it becomes safe.
@@ -108,9 +100,7 @@ def next_goal(goal: Goal, reports: Mapping[int, Report], nodes: int, *, replicat
 def kept_step(protection: Protection, groups: Iterable[Sequence[SnapshotId | None]]) -> tuple[int | None, bool]:
     """Return the step that the workers of a node keep, None if one has not come to it; and whether they differ.
 
-    Args:
-        protection: That they know of.
-        groups: The committed snapshots of each worker.
+    `protection` is what they know of, `groups` are the committed snapshots of each.
     """
     kept = [protection.kept(snapshots) for snapshots in groups]
     steps = [snapshot.step for snapshot in kept if snapshot is not None]
@@ -140,11 +130,7 @@ def partners(reports: Mapping[int, Report]) -> dict[int, int]:
 def link_problem(node: str, seconds: float, size: int, error: str = "") -> str:
     """Return in one line that copies take long or do not arrive; empty if all is well.
 
-    Args:
-        node: That takes the copies.
-        seconds: That one copy has taken, or since when none arrives.
-        size: Bytes of that copy.
-        error: Why it does not arrive; empty if it has.
+    One of `size` bytes to a node has taken so many seconds; with an error, none has arrived for so long.
     """
     if seconds < _SLOW:
         return ""
@@ -160,15 +146,6 @@ def newest_of(*snapshots: SnapshotId | None) -> SnapshotId | None:
 
 
 def slot_for_replica(copies: Sequence[Copy | None], safe: SnapshotId | None) -> int:
-    """Return the slot for a copy from another node: never that of the newest safe snapshot.
-
-    Args:
-        copies: What the slots hold, at least two.
-        safe: The newest snapshot that is safe, as the sender or the receiver knows; None if none is.
-    """
+    """Return the slot for a copy from another node, of two or more: never that of the newest safe snapshot."""
     free = [slot for slot, copy in enumerate(copies) if copy is None or copy.id != safe]
-    return min(free, key=lambda slot: _age(copies[slot]))
-
-
-def _age(copy: Copy | None) -> tuple[int, int]:
-    return (-1, 0) if copy is None else (copy.id.round, copy.id.step)
+    return min(free, key=lambda slot: SnapshotId(-1, 0) if (copy := copies[slot]) is None else copy.id)

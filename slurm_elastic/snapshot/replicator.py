@@ -1,10 +1,9 @@
 """Copies the parts of snapshots to another node, in a process of its own: no heartbeat and no worker waits for it.
 
 The agent starts the process when a worker saves a part, or another agent asks for it, and sends orders with the
-descriptors of slots. The process reads the headers of these slots again and again, reports to the collector
-(:mod:`~slurm_elastic.snapshot.replication`), says to workers which slots to keep, sends the parts that become safe to
-the agent on another node, and takes those of another one. When the workers have ended because agents leave, it sends
-the newest parts.
+descriptors of slots. The process reads the headers of these slots again and again, reports to the collector, says to
+workers which slots to keep, sends the parts that become safe to the agent on another node, and takes those of another
+one. When the workers have ended because agents leave, it sends the newest parts.
 """
 
 from __future__ import annotations
@@ -22,6 +21,7 @@ from slurm_elastic import typed_json
 from slurm_elastic.snapshot._child_process import Child, start_child
 from slurm_elastic.snapshot.lineage import REPLICA_SLOTS, Holder, SnapshotId
 from slurm_elastic.snapshot.memory import Slot
+from slurm_elastic.snapshot.transfer import Settings
 
 logger = logging.getLogger("slurm_elastic")
 
@@ -29,22 +29,6 @@ LONGEST = 1 << 16
 """Bytes of a message between the two processes."""
 PROCESS = "slurm_elastic.snapshot._replicator_main"
 """The module whose `main` the process runs."""
-
-
-class Settings(msgspec.Struct, frozen=True):
-    """The first order: who the agent is.
-
-    Attributes:
-        silence: Seconds without a byte after which the end of what another agent sends is not waited for.
-    """
-
-    secret: bytes
-    run: str
-    agent: str
-    node: str
-    address: str
-    silence: float = 1.0
-    domain: str = ""
 
 
 class Members(msgspec.Struct, frozen=True, tag=True):
@@ -84,8 +68,7 @@ class Wanted(msgspec.Struct, frozen=True, tag=True):
 class Ended(msgspec.Struct, frozen=True, tag=True):
     """An order: the workers of the round have ended.
 
-    Attributes:
-        moves: True if agents leave as announced, so that the newest parts are copied; else nothing more is.
+    With `moves` agents leave as announced, so that the newest parts are copied; else nothing more is.
     """
 
     moves: bool
@@ -114,19 +97,14 @@ class News(msgspec.Struct, frozen=True):
 
 
 class ReplicatorProcess:
-    """The process, as its agent sees it. Started by the first order.
+    """The process, as its agent sees it; started by the first order.
 
-    Args:
-        settings: Who the agent is.
-        replicas: Takes the slots for copies from another node, by local rank there.
-        disk: Takes the step that all agents write to disk.
+    `replicas` takes the slots for copies from another node, by local rank there; `disk` the step that all write to
+    disk.
     """
 
     def __init__(
-        self,
-        settings: Settings,
-        replicas: Callable[[int, list[Slot]], None],
-        disk: Callable[[SnapshotId], None],
+        self, settings: Settings, replicas: Callable[[int, list[Slot]], None], disk: Callable[[SnapshotId], None]
     ) -> None:
         self._settings, self._replicas, self._disk = settings, replicas, disk
         self._lock = threading.Lock()
@@ -139,17 +117,8 @@ class ReplicatorProcess:
         self.safe: SnapshotId | None = None
         """The newest snapshot that is safe, as far as this agent knows."""
 
-    @property
-    def started(self) -> bool:
-        """True if the process runs."""
-        return self._socket is not None
-
     def port(self) -> int:
-        """Return the port of the process, which is started for that.
-
-        Raises:
-            OSError: It cannot be started.
-        """
+        """Return the port of the process, which is started for that; raises OSError if it cannot be."""
         with self._lock:
             self._start()
         with self._changed:
@@ -159,24 +128,17 @@ class ReplicatorProcess:
             return self._port
 
     def order(self, order: Members | Slots | Wanted | Ended, slots: Sequence[Slot] = ()) -> None:
-        """Give an order.
-
-        Raises:
-            OSError: The process cannot be started, or has ended.
-        """
+        """Give an order; raises OSError if the process cannot be started, or has ended."""
         with self._lock:
             self._start()
             assert self._socket is not None
             socket.send_fds(self._socket, [msgspec.json.encode(order)], [slot.descriptor for slot in slots])
 
     def settle(self, round_: int, *, leaving: bool, until: float, is_leaving: Callable[[], bool]) -> None:
-        """Wait until the newest parts of a round that is over are where they are needed.
+        """Wait until the newest parts of a round that is over are where they are needed, or until a monotonic time.
 
-        Args:
-            round_: Number of the round.
-            leaving: True to wait until this agent has sent its own; else until those of another agent are here.
-            until: Own monotonic time in seconds at which the wait ends.
-            is_leaving: Returns True to end it.
+        With `leaving` this agent has to have sent its own; else those of another one have to be here. Ends if
+        `is_leaving()`.
         """
         with self._changed:
             while not self._over and not is_leaving() and time.monotonic() < until:

@@ -11,15 +11,20 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise, product
-from typing import TYPE_CHECKING, Protocol
-
-from slurm_elastic.snapshot.slots import round_up
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     import torch
 
+_ALIGNMENT = 64
+"""Each tensor in a slot begins at a multiple of this."""
 _MOST_BETWEEN = 1.25
 """Bytes of ranges, as a multiple of those needed, at most: else a part is needed as a whole."""
+
+
+def round_up(offset: int) -> int:
+    """Return the next offset at which a tensor may begin."""
+    return -(-offset // _ALIGNMENT) * _ALIGNMENT
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,19 +125,18 @@ class Parts(Protocol):
         """Return the shard of a sharded tensor, by its index, to which a piece belongs. It may lack other elements."""
         ...
 
+    def own(self, rank: int, /) -> dict[str, Any]:
+        """Return what a rank had of its own."""
+        ...
+
 
 def needed_ranges(
     layout: Layout, pieces: Iterable[tuple[int, Piece]], most: int
 ) -> dict[int, tuple[tuple[int, int], ...]]:
-    """Return which bytes of the parts have these pieces, by part.
+    """Return which bytes of the parts have these pieces of tensors, given by index: at most so many ranges of each.
 
     A part is not among them if many other bytes lie between the pieces, as in a tensor that is divided by columns: it
     is needed as a whole then, which the workers of a node share.
-
-    Args:
-        layout: Of the parts.
-        pieces: Each with the index of its tensor.
-        most: Number of ranges of a part at most.
     """
     ranges: dict[int, list[tuple[int, int]]] = {}
     needed: dict[int, int] = {}
@@ -151,15 +155,8 @@ def needed_ranges(
 def expected_ranges(layout: Layout, rank: int, world: int, most: int) -> dict[int, tuple[tuple[int, int], ...] | None]:
     """Return which bytes of the parts a rank of the next world needs, if tensors are divided as they were.
 
-    Args:
-        layout: Of the parts.
-        rank: In the next world.
-        world: Number of its ranks.
-        most: Number of ranges of a part at most.
-
-    Returns:
-        The ranges by part, None for a part that is needed as a whole. Empty if meshes are not of all ranks in one
-        dimension: how they change with the number of ranks only the script knows.
+    They are the ranges by part, at most `most` of each, and None for a part that is needed as a whole; empty if meshes
+    are not of all ranks in one dimension: how they change with the number of ranks only the script knows.
     """
     if any(mesh != _mesh_of_all(layout.world) for mesh in layout.meshes):
         return {}
@@ -179,12 +176,7 @@ def _mesh_of_all(world: int) -> Mesh:
 
 
 def byte_range(piece: Piece, item: int) -> tuple[int, int]:
-    """Return where in its part a piece begins and ends, with what lies between its elements.
-
-    Args:
-        piece: The piece.
-        item: Bytes of an element.
-    """
+    """Return where in its part a piece of such items begins and ends, with what lies between its elements."""
     first = last = 0
     for at, base, count, size in zip(
         piece.region.start, piece.shard.start, piece.region.size, piece.shard.size, strict=True
@@ -195,11 +187,9 @@ def byte_range(piece: Piece, item: int) -> tuple[int, int]:
 
 
 def merged(ranges: Iterable[tuple[int, int]], most: int) -> tuple[tuple[int, int], ...]:
-    """Return ranges that contain these, in order and without overlaps.
+    """Return ranges that contain these, in order, without overlaps, and at most so many, 1 or more.
 
-    Args:
-        ranges: Where each begins and ends.
-        most: Number of ranges at most, 1 or more; those with the smallest gaps between them become one.
+    Those with the smallest gaps between them become one.
     """
     joined: list[tuple[int, int]] = []
     for begin, end in sorted(ranges):
@@ -272,16 +262,14 @@ class Planner:
         return self._shards[rank]
 
     def pieces(self, index: int, target: Region) -> Iterator[Piece]:
-        """Yield what makes up a region of a tensor, each element once.
-
-        Args:
-            index: Of the tensor.
-            target: The region.
-        """
+        """Yield what makes up a region of a tensor, by its index: each element once."""
         tensor = self.layout.tensors[index]
         mesh = self.layout.meshes[tensor.mesh]
         for position in _positions(mesh, tensor, target):
-            rank = mesh.ranks[_flat(position, mesh.shape)]
+            index_in_mesh = 0
+            for at, size in zip(position, mesh.shape, strict=True):
+                index_in_mesh = index_in_mesh * size + at
+            rank = mesh.ranks[index_in_mesh]
             own = self.shards(rank)[0][index]
             assert own is not None
             offset, shard = own
@@ -323,10 +311,3 @@ def _positions(mesh: Mesh, tensor: Sharded, target: Region) -> Iterator[tuple[in
             begin, size = target.start[dimension], target.size[dimension]
             ranges.append(range(begin // most, -(-(begin + size) // most)))
     return product(*ranges)
-
-
-def _flat(position: Sequence[int], shape: Sequence[int]) -> int:
-    index = 0
-    for at, size in zip(position, shape, strict=True):
-        index = index * size + at
-    return index

@@ -17,11 +17,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-import msgspec
-
 from slurm_elastic import typed_json
-from slurm_elastic.snapshot.sharding import Layout
-from slurm_elastic.snapshot.slots import round_up
+from slurm_elastic.snapshot.sharding import Layout, round_up
 
 if TYPE_CHECKING:
     import torch
@@ -83,11 +80,7 @@ class Flat(NamedTuple):
 
 
 def flatten(state: Mapping[str, Any]) -> Flat:
-    """Take a state apart.
-
-    Raises:
-        StateError: The state has something that a snapshot cannot hold.
-    """
+    """Take a state apart; raises StateError if a snapshot cannot hold it."""
     # A process that has tensors has imported torch.
     loaded = sys.modules.get("torch")
     # A process that has DTensors has imported their module.
@@ -138,16 +131,13 @@ def flatten(state: Mapping[str, Any]) -> Flat:
     try:
         tree = {name: node(value) for name, value in state.items()}
     except _UnsupportedError as error:
-        raise StateError(f"{_shown(_path_of(error.value, state))} is {_refusal(error.value)}") from None
+        path = ".".join(map(str, _path_of(error.value, state)))
+        raise StateError(f"{path} is {_refusal(error.value)}") from None
     return Flat(tree, tensors, sharded)
 
 
 class _UnsupportedError(Exception):
-    """A snapshot cannot hold this value.
-
-    Args:
-        value: The value, a part of the state.
-    """
+    """A snapshot cannot hold this value, a part of the state."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
@@ -179,10 +169,6 @@ def _path_of(target: Any, state: Mapping[str, Any]) -> tuple[object, ...]:
         return next((path_found for path_found in paths if path_found is not None), None)
 
     return next((place for name, value in state.items() if (place := find(value, (name,))) is not None), ())
-
-
-def _shown(path: tuple[object, ...]) -> str:
-    return ".".join(map(str, path))
 
 
 def table_of(tensors: Sequence[torch.Tensor]) -> Table:
@@ -225,31 +211,17 @@ class Describer:
 
 
 def read_description(description: bytes, tensors: memoryview) -> tuple[Any, list[torch.Tensor]]:
-    """Return the state of a slot with an index in the place of each tensor, and the tensors in the memory of the slot.
+    """Return the state of a slot with an index in the place of each tensor, and the tensors in this memory.
 
-    Args:
-        description: Of the state.
-        tensors: The memory of the tensors.
-
-    Raises:
-        ValueError: The description does not fit the memory.
+    Raises ValueError if the description does not fit.
     """
     content = typed_json.loads(description)
     views = [tensor_in(tensors, name, shape, offset) for name, shape, offset in content["tensors"]]
     return content["state"], views
 
 
-def write_layout(layout: Layout) -> bytes:
-    """Return a layout as JSON, for a description."""
-    return msgspec.json.encode(layout)
-
-
 def read_layout(description: bytes) -> Layout | None:
-    """Return the layout in a description; None if all ranks have the whole state.
-
-    Raises:
-        ValueError: There is none that can be read.
-    """
+    """Return the layout in a description; None if all ranks have the whole state. Raises ValueError for none."""
     # Not by msgspec: JSON here has NaN.
     content = typed_json.loads(description)
     if not isinstance(content, dict) or "layout" not in content:
@@ -258,16 +230,9 @@ def read_layout(description: bytes) -> Layout | None:
 
 
 def tensor_in(memory: memoryview, name: str, shape: Sequence[int], offset: int) -> torch.Tensor:
-    """Return the tensor at an offset in bytes, in this memory.
+    """Return the contiguous tensor of a type, such as ``float32``, at an offset in bytes in this memory.
 
-    Args:
-        memory: Of tensors.
-        name: Of its type, such as ``float32``.
-        shape: Its shape; it is contiguous.
-        offset: In bytes.
-
-    Raises:
-        ValueError: The memory does not have it.
+    Raises ValueError if the memory does not have it.
     """
     import torch
 
@@ -358,13 +323,7 @@ def can_take(target: torch.Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -
 
 
 def rebuild(tree: Any, tensors: ByIndex, sharded: ByIndex = ()) -> dict[str, Any]:
-    """Return a state from one that has an index in the place of each tensor.
-
-    Args:
-        tree: The state, as `flatten` returns it.
-        tensors: By index.
-        sharded: What takes the places of sharded tensors, by index.
-    """
+    """Return a state from one of `flatten`, with these tensors, and what takes the places of sharded ones, by index."""
 
     def value(node: Any) -> Any:
         if not isinstance(node, dict):

@@ -17,14 +17,16 @@ import socket
 import struct
 import threading
 import time
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from slurm_elastic import typed_json
 from slurm_elastic.rendezvous.transport.session import Role, Session, SessionError
 from slurm_elastic.snapshot.lineage import Copy, Holder
-from slurm_elastic.snapshot.memory import Slot, check_memory
-from slurm_elastic.snapshot.slots import HEADER, Contents
+from slurm_elastic.snapshot.memory import HEADER, Contents, Slot, check_memory
 
 if TYPE_CHECKING:
     from blake3 import blake3
@@ -36,6 +38,8 @@ Ranges = tuple[tuple[int, int], ...]
 
 _TIMEOUT = 10.0
 """Seconds without a byte after which the other side is given up."""
+_GIVE_UP = 60.0
+"""Seconds after which no holder is asked again."""
 _CHUNK = 1 << 22
 """Bytes that are sent, or received at most, at a time."""
 _UNSENT = 1 << 18
@@ -54,26 +58,41 @@ class TransferError(Exception):
     """A snapshot does not come from another agent."""
 
 
+class Settings(msgspec.Struct, frozen=True):
+    """The identity of an agent, for its processes and for the other agents of its run.
+
+    Attributes:
+        secret: Of the run.
+        run: Name of the incarnation.
+        agent: Identity of the agent.
+        node: Of the agent.
+        address: At which other agents reach it.
+        silence: Seconds without a byte after which the end of what another agent sends is not waited for.
+        domain: Its failure domain: copies go to another one.
+    """
+
+    secret: bytes
+    run: str
+    agent: str
+    node: str
+    address: str
+    silence: float = 1.0
+    domain: str = ""
+
+
 class Sender:
     """Serves the slots of an agent to the other agents of its run, in threads of its own.
 
-    Args:
-        secret: Of the run.
-        run: Name of the incarnation.
-        slots: Returns the slots of this agent.
-        replicator: Returns the port of the process that copies parts to other nodes; raises OSError if it has none.
+    `replicator` returns the port of the process that copies parts to other nodes; it is None if nothing is copied.
     """
 
     def __init__(
-        self, secret: bytes, run: str, slots: Callable[[], Sequence[Slot]], replicator: Callable[[], int]
+        self, settings: Settings, slots: Callable[[], Sequence[Slot]], replicator: Callable[[], int] | None
     ) -> None:
-        self._secret, self._run, self._slots, self._replicator = secret, run, slots, replicator
+        self._settings, self._slots, self._replicator = settings, slots, replicator
         self._places = threading.Semaphore(_AT_ONCE)
         self._strangers: dict[socket.socket, None] = {}
-        dual = socket.has_dualstack_ipv6()
-        family = socket.AF_INET6 if dual else socket.AF_INET
-        self._listener = socket.create_server(("", 0), family=family, dualstack_ipv6=dual)
-        self.port: int = self._listener.getsockname()[1]
+        self._listener, self.port = listen()
         threading.Thread(target=self._serve, name="slurm-elastic-snapshot-sender", daemon=True).start()
 
     def close(self) -> None:
@@ -98,8 +117,7 @@ class Sender:
         try:
             with connection:
                 try:
-                    session = Session(Role.LEADER, self._secret, session_name(self._run), port=self.port)
-                    channel = Channel(connection, session)
+                    channel = answering(connection, self._settings, self.port)
                 finally:
                     self._strangers.pop(connection, None)
                 if self._places.acquire(blocking=False):
@@ -113,6 +131,8 @@ class Sender:
     def _send(self, channel: Channel) -> None:
         request = channel.next()
         if request.get("replicator") is True:
+            if self._replicator is None:
+                raise TransferError("no parts are copied to other nodes")
             channel.say({"port": self._replicator()})
             return
         own, ranges = request.pop("own", False) is True, request.pop("ranges", None)
@@ -124,7 +144,9 @@ class Sender:
             skipped = contents.shards - shards
             sizes = {"tensors": contents.tensors - skipped, "description": contents.description, "shards": shards}
             body = slot.memory()[HEADER + skipped : contents.size]
-            bodies = [body] if ranges is None else _taken(body, _checked(ranges, shards), shards)
+            bodies = [body]
+            if ranges is not None:
+                bodies = [*(body[begin:end] for begin, end in _checked(ranges, shards)), body[shards:]]
             channel.say(sizes)
             if channel.next().get("ready") is not True:
                 raise TransferError("a receiver that is not ready")
@@ -134,6 +156,14 @@ class Sender:
                 channel.say({"digest": digest})
             return
         raise TransferError(f"{request} is not here any more")
+
+
+def listen() -> tuple[socket.socket, int]:
+    """Return a listener on all addresses, and its port."""
+    dual = socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if dual else socket.AF_INET
+    listener = socket.create_server(("", 0), family=family, dualstack_ipv6=dual)
+    return listener, listener.getsockname()[1]
 
 
 def accepted(listener: socket.socket) -> Iterator[socket.socket]:
@@ -146,21 +176,31 @@ def accepted(listener: socket.socket) -> Iterator[socket.socket]:
         yield connection
 
 
-def find_replicator(holder: Holder, secret: bytes, run: str, agent: str) -> Holder:
-    """Ask an agent for its process that copies parts to other nodes.
+def connect(holder: Holder, settings: Settings, timeout: float | None = None) -> Channel:
+    """Open a session with another agent; raises OSError, SessionError or TransferError."""
+    connection = socket.create_connection((holder.address, holder.port), timeout=timeout or _TIMEOUT)
+    try:
+        name = _session_name(settings)
+        return Channel(connection, Session(Role.AGENT, settings.secret, name, agent=settings.agent, port=holder.port))
+    except BaseException:
+        connection.close()
+        raise
 
-    Args:
-        holder: The agent.
-        secret: Of the run.
-        run: Name of the incarnation.
-        agent: Identity of this agent.
 
-    Raises:
-        OSError, SessionError, TransferError: It does not say.
-    """
-    with socket.create_connection((holder.address, holder.port), timeout=_TIMEOUT) as connection:
-        session = Session(Role.AGENT, secret, session_name(run), agent=agent, port=holder.port)
-        channel = Channel(connection, session)
+def answering(connection: socket.socket, settings: Settings, port: int) -> Channel:
+    """Return a session with the agent that has connected to a port; raises as `connect`."""
+    return Channel(connection, Session(Role.LEADER, settings.secret, _session_name(settings), port=port))
+
+
+def _session_name(settings: Settings) -> str:
+    # No proof of such a session is good for one with the leader.
+    return f"{settings.run} snapshot"
+
+
+def find_replicator(holder: Holder, settings: Settings) -> Holder:
+    """Ask an agent for its process that copies parts to other nodes; raises as `connect`."""
+    channel = connect(holder, settings)
+    with channel.socket:
         channel.say({"replicator": True})
         port = channel.next().get("port")
     if type(port) is not int:
@@ -173,11 +213,8 @@ def receive(
     slot: Slot,
     slots: Sequence[Slot],
     holders: Sequence[Holder],
-    secret: bytes,
-    run: str,
-    agent: str,
+    settings: Settings,
     cancelled: Callable[[], bool],
-    timeout: float = 60.0,
     *,
     own: bool = False,
     ranges: Ranges | None = None,
@@ -188,12 +225,9 @@ def receive(
         copy: The snapshot.
         slot: To write.
         slots: All slots of this agent that will have to hold as much.
-        holders: To ask, in this order, again and again.
-        secret: Of the run.
-        run: Name of the incarnation.
-        agent: Identity of this agent.
+        holders: To ask, again and again, beginning with one that depends on this agent.
+        settings: Of this agent.
         cancelled: Asked all the time: True if the snapshot is not wanted any more.
-        timeout: Seconds after which no holder is asked again.
         own: True to get a part without its shards.
         ranges: Where the bytes of the shards begin and end that are needed, in order; the others stay zero. None for
             all.
@@ -202,15 +236,16 @@ def receive(
         TransferError: No holder sends it.
         OutOfMemoryError: The memory of the node or job does not suffice.
     """
-    give_up = time.monotonic() + timeout
-    why = "no agent holds it"
+    give_up, why = time.monotonic() + _GIVE_UP, "no agent holds it"
+    # Agents that come together ask different ones first.
+    turn = zlib.crc32(settings.agent.encode()) % max(1, len(holders))
     while holders and not cancelled():
-        for holder in holders:
+        for holder in (*holders[turn:], *holders[:turn]):
             try:
-                with socket.create_connection((holder.address, holder.port), timeout=_TIMEOUT) as connection:
-                    session = Session(Role.AGENT, secret, session_name(run), agent=agent, port=holder.port)
-                    _receive(Channel(connection, session), copy, slot, slots, cancelled, own, ranges)
-                    return
+                channel = connect(holder, settings)
+                with channel.socket:
+                    _receive(channel, copy, slot, slots, cancelled, own, ranges)
+                return
             except (OSError, SessionError, TransferError) as error:
                 why = f"{holder.address}: {error or type(error).__name__}"
             if cancelled():
@@ -281,14 +316,7 @@ class Channel:
         return self._messages.pop(0)
 
     def send_body(self, bodies: Sequence[memoryview]) -> str:
-        """Send the bytes of a snapshot, and return their digest, which goes into a message after them.
-
-        Args:
-            bodies: The bytes, one after the other.
-
-        Raises:
-            OSError: They cannot be sent.
-        """
+        """Send bytes, one piece after the other, and return their digest, which goes into a message after them."""
         digest = _new_digest()
         for body in bodies:
             for start in range(0, len(body), _CHUNK):
@@ -302,13 +330,7 @@ class Channel:
     def receive_body(self, slot: Slot, pieces: Ranges) -> Iterator[None]:
         """Fill pieces of a slot with the bytes of a snapshot, and compare their digest; yields as they come.
 
-        Args:
-            slot: That gets them.
-            pieces: Where they go.
-
-        Raises:
-            OSError, SessionError, TransferError: They do not come whole.
-            OutOfMemoryError: There is no memory for them.
+        Raises OSError, SessionError or TransferError if they do not come whole, OutOfMemoryError if there is no memory.
         """
         self.say({"ready": True})
         digest, buffer = _new_digest(), memoryview(bytearray(_BUFFER))
@@ -361,17 +383,8 @@ def _new_digest() -> blake3:
     return blake3()
 
 
-def session_name(run: str) -> str:
-    """Return a name for sessions that carry snapshots: no proof of one is good for a session with the leader."""
-    return f"{run} snapshot"
-
-
 def _checked(ranges: object, shards: int) -> Ranges:
-    """Return ranges of the shards as they come from another agent.
-
-    Raises:
-        TransferError: They are none.
-    """
+    """Return ranges of the shards as they come from another agent; raises TransferError."""
     try:
         pairs = typed_json.convert(ranges, Ranges)
     except typed_json.JSONError:
@@ -380,11 +393,6 @@ def _checked(ranges: object, shards: int) -> Ranges:
     if bounds != sorted(bounds):
         raise TransferError("ranges of bytes that are not there")
     return pairs
-
-
-def _taken(body: memoryview, ranges: Ranges, shards: int) -> list[memoryview]:
-    """Return these ranges of the shards, and what follows the shards."""
-    return [*(body[begin:end] for begin, end in ranges), body[shards:]]
 
 
 def _named(copy: Copy) -> dict[str, Any]:

@@ -17,7 +17,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from slurm_elastic.snapshot import lineage, slots
+from slurm_elastic.snapshot import lineage, memory
 from slurm_elastic.snapshot.disk import lineage as checkpoint_lineage
 from slurm_elastic.snapshot.disk.lineage import CheckpointId, Start
 from slurm_elastic.snapshot.lineage import Copy, Holder, Inventory, SnapshotId
@@ -60,7 +60,7 @@ class Node:
     saved: SnapshotId | None = None
 
     def held(self) -> list[Copy | None]:
-        found = [slots.contents(slot, 1 << 20) for slot in self.slots]
+        found = [memory.contents_of(slot, 1 << 20) for slot in self.slots]
         return [None if each is None else each.copy for each in found]
 
     def inventory(self) -> str:
@@ -68,17 +68,17 @@ class Node:
         return lineage.write(Inventory(copies, Holder(self.name, 1), self.name)) if copies else ""
 
     def fill(self, slot: int, copy: Copy, words: Iterator[int] | list[int], stores_left: int | None = None) -> None:
-        memory = self.slots[slot]
+        fields = self.slots[slot]
 
         def copied() -> None:
             for index, word in enumerate(words):
-                memory[slots.FIELDS + index] = word
+                fields[memory.FIELDS + index] = word
 
-        memory.stores_left = stores_left
+        fields.stores_left = stores_left
         try:
-            slots.fill(memory, slots.Contents(copy, 8 * WORDS, 0), copied)
+            memory.fill_slot(fields, memory.Contents(copy, 8 * WORDS, 0), copied)
         finally:
-            memory.stores_left = None
+            fields.stores_left = None
 
     def save(self, round_: int, stores_left: int | None, digest: str) -> None:
         held = [None if copy is None else copy.id for copy in self.held()]
@@ -167,7 +167,7 @@ class Run:
 
     def _new(self) -> Node:
         self.count = getattr(self, "count", 0) + 1
-        memories = [Memory([0] * (slots.FIELDS + WORDS)) for _ in range(self.random.choice(self.kinds))]
+        memories = [Memory([0] * (memory.FIELDS + WORDS)) for _ in range(self.random.choice(self.kinds))]
         return Node(f"n{self.count}", memories)
 
     def play(self, rounds: int) -> None:
@@ -252,14 +252,14 @@ class Run:
     def _restore(self, node: Node, origin: lineage.Origin) -> int | None:
         plan = lineage.prepare(node.held(), origin)
         for slot in plan.clear:
-            slots.clear(node.slots[slot])
+            memory.clear_slot(node.slots[slot])
         node.saved = None
         if plan.slot is None or origin.copy is None:
             node.state, node.step = 0, 0
             return 0
         if plan.fetch and not self._fetch(node, plan.slot, origin.holders, origin.copy):
             return None
-        words = set(node.slots[plan.slot][slots.FIELDS :])
+        words = set(node.slots[plan.slot][memory.FIELDS :])
         if len(words) > 1 or origin.copy not in node.held():
             raise ViolationError(f"torn: {node.name} starts from {words}")
         node.state, node.step, node.saved = words.pop(), origin.copy.id.step, origin.copy.id
@@ -269,7 +269,7 @@ class Run:
         for holder in holders:
             sources = [other for other in self.living if other.name == holder.address and copy in other.held()]
             if sources:
-                words = sources[0].slots[sources[0].held().index(copy)][slots.FIELDS :]
+                words = sources[0].slots[sources[0].held().index(copy)][memory.FIELDS :]
                 lost = self.random.randrange(15) if self.random.random() < 0.3 else None
                 try:
                     node.fill(slot, copy, words, lost)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 
 import pytest
 
-from slurm_elastic.snapshot import lineage, slots
+from slurm_elastic.snapshot import lineage, memory
 from slurm_elastic.snapshot.disk import lineage as checkpoint_lineage
 from slurm_elastic.snapshot.disk.lineage import CheckpointId, Start
 from slurm_elastic.snapshot.lineage import Copy, Origin, Preparation, SnapshotId
@@ -106,21 +106,21 @@ def _one_slot(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _old_commit_stays_while_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fill(fields: slots.Fields, written: slots.Contents, copy: Callable[[], object]) -> None:
+    def fill(fields: memory.Fields, written: memory.Contents, copy: Callable[[], object]) -> None:
         copy()
         real(fields, written, lambda: None)
 
-    real = slots.fill
-    monkeypatch.setattr(slots, "fill", fill)
+    real = memory.fill_slot
+    monkeypatch.setattr(memory, "fill_slot", fill)
 
 
 def _committed_before_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fill(fields: slots.Fields, written: slots.Contents, copy: Callable[[], object]) -> None:
+    def fill(fields: memory.Fields, written: memory.Contents, copy: Callable[[], object]) -> None:
         real(fields, written, lambda: None)
         copy()
 
-    real = slots.fill
-    monkeypatch.setattr(slots, "fill", fill)
+    real = memory.fill_slot
+    monkeypatch.setattr(memory, "fill_slot", fill)
 
 
 def _any_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:

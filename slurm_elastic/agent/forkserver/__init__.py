@@ -8,15 +8,15 @@ and nothing of Python's start is imitated. A fork of the agent, however early, w
 handlers and flags; a process that ran the script through runpy would show its frames to inspect, faulthandler and
 profilers.
 
-The command line imports torch once for the agent and the fork server (see `joint`). A Python program that starts an
-agent itself uses it so::
+The command line imports torch once for the agent and the fork server (see `worker_command`). A Python program that
+starts an agent itself uses it so::
 
-    from slurm_elastic.agent.forkserver.client import ForkServer             # needs no torch
-    from slurm_elastic.agent.forkserver.worker_command import Program
+    from slurm_elastic.agent.forkserver.client import ForkServer              # needs no torch
+    from slurm_elastic.agent.forkserver.worker_command import Program, worker_environment
 
-    program = Program.from_command_line(arguments)                       # or Program.script(...), FUNCTION, None
-    fork_server = ForkServer.start(program, preload=["numpy"], local_world_size=8)
-    ...                                                                  # import torch, rendezvous
+    program = Program.from_command_line(arguments)                        # or Program.script(...), FUNCTION, None
+    fork_server = ForkServer(program, preload=["numpy"], environment=worker_environment(os.environ, 8))
+    ...                                                                   # import torch, rendezvous
     from slurm_elastic.agent.forkserver.torch_context import start_workers    # needs torch
 
     context = start_workers(name, entrypoint, args, envs, logs_specs, ..., fork_server=fork_server)

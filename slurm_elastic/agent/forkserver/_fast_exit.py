@@ -11,14 +11,15 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import functools
 import gc
 import sys
 import weakref
+from collections.abc import Callable
 from types import FunctionType, ModuleType
 from typing import Any
 
 from slurm_elastic.agent.forkserver._linux import silence_c_stderr, spare_exit_handlers
-from slurm_elastic.agent.forkserver._script_objects import has_type, namespace_of
 
 _OF_THE_INTERPRETER = frozenset({"builtins", "sys"})
 """Modules that Python itself clears last."""
@@ -34,6 +35,24 @@ _keep_for_ever, _untrack, _track = (
 )
 for _function in (_keep_for_ever, _untrack, _track):
     _function.argtypes, _function.restype = (ctypes.py_object,), None
+
+
+# Read objects of the script without running their code. `isinstance` asks an object of another type for its
+# `__class__`, and `vars` asks a module for its `__dict__`: a lazy proxy imports something then.
+_NAMESPACE: Any = vars(ModuleType)["__dict__"]
+
+
+def has_type(value: object, types: tuple[type, ...]) -> bool:
+    """Return whether the type of a value is one of these, which have no metaclass of their own, or derived from one."""
+    return issubclass(type(value), types)
+
+
+def namespace_of(module: object) -> dict[str, Any] | None:
+    """Return the namespace of a module; None for another object, which may be in `sys.modules`, too."""
+    if not has_type(module, (ModuleType,)):
+        return None
+    namespace: dict[str, Any] = _NAMESPACE.__get__(module)
+    return namespace
 
 
 class FastExit:
@@ -143,3 +162,36 @@ class _AtSysClear:
                     namespace.content[name] = None
         if self._silence:
             silence_c_stderr()
+
+
+def keep_owned_groups() -> None:
+    """Let torch's destroy_process_group keep the groups that a DistributedDataParallel still owns.
+
+    gloo's thread needs the GIL to free the work of the last collective, and ~ProcessGroupGloo waits for that thread.
+    The last Python reference to a group releases the GIL for that (IntrusivePtrNoGilDestructor), but a c10d::Reducer
+    that owns the group last does not (~Reducer, torch 2.13): the worker hangs where gloo's thread waits for the GIL.
+    Of the runs of torch's DDP tutorial 18 % hang so if torch._dynamo is imported before the script.
+
+    The fork server calls this once, before other modules import torch's functions. Python then frees each group that a
+    DistributedDataParallel owned when the script destroyed it.
+    """
+    distributed = sys.modules["torch.distributed"]
+    implementation: Any = sys.modules["torch.distributed.distributed_c10d"]
+    destroy: Callable[..., Any] = implementation.destroy_process_group
+    model_type: type = sys.modules["torch.nn.parallel"].DistributedDataParallel
+    kept: list[object] = []
+
+    @functools.wraps(destroy)
+    def destroy_process_group(*arguments: Any, **options: Any) -> Any:
+        # Groups whose models are gone lose their last reference here.
+        kept[:] = _owned_groups(model_type)
+        return destroy(*arguments, **options)
+
+    for module in (distributed, implementation):
+        vars(module)["destroy_process_group"] = destroy_process_group
+
+
+def _owned_groups(model_type: type) -> list[object]:
+    """Return the process groups of all models of this type, without running code of the script."""
+    models = [value for value in gc.get_objects() if has_type(value, (model_type,))]
+    return [object.__getattribute__(model, "__dict__").get("process_group") for model in models]

@@ -34,17 +34,14 @@ def obstacle_to_any_warm_start(program: Program | None, *, wanted: bool) -> str:
 
 
 def obstacle_to_warm_start(program: Program, warm: Launch, command: Sequence[str], wanted: Launch) -> str | None:
-    """Return why this command cannot be forked from the fork server, for people; None if it can.
+    """Return why this command cannot be forked from the fork server of a program, for people; None if it can.
 
-    Args:
-        program: The program that the fork server was started for.
-        warm: The start of the fork server.
-        command: The whole command of the worker.
-        wanted: The start that the worker has to have.
+    The fork server was started as `warm` says, and the worker has to be as `wanted` says.
     """
     if program.arguments_of(command) is None:
-        wanted_start = "a function" if _is_function(command) else repr(" ".join(command[: 1 + len(program.options)]))
-        return f"the entry point is {wanted_start}, the fork server was started for {_start(program)}"
+        starts = (command[: 1 + len(program.options)], (program.interpreter, *program.options))
+        wanted_start, start = ("a function" if _is_function(words) else repr(" ".join(words)) for words in starts)
+        return f"the entry point is {wanted_start}, the fork server was started for {start}"
     if wanted.directory != warm.directory:
         return f"the working directory is {wanted.directory}, that of the fork server {warm.directory}"
     for name in sorted({*warm.environment, *wanted.environment}):
@@ -105,10 +102,6 @@ def _is_function(command: Sequence[str]) -> bool:
     return FUNCTION.arguments_of(command) is not None
 
 
-def _start(program: Program) -> str:
-    return "a function" if program is FUNCTION else repr(" ".join((program.interpreter, *program.options)))
-
-
 def _shown(launch: Launch, name: str) -> str:
     value = launch.environment.get(name)
     return "unset" if value is None else repr(value)
@@ -133,10 +126,7 @@ _WORD = re.compile(r"\b[A-Z][A-Z0-9_]+\b")
 def early_setting(text: str, arguments: Sequence[str], environment: Mapping[str, str]) -> tuple[int, str] | None:
     """Return line and name of the first variable that the script sets and libraries read at their import; None if none.
 
-    Args:
-        text: The script's source.
-        arguments: The script's own arguments: a script may set variables that they name.
-        environment: That of the worker; to set a variable to the value that it has is no change.
+    Scripts may set variables that their arguments name; to set one to the value that it has in the worker is no change.
     """
     return next(
         (
@@ -169,8 +159,7 @@ def _settings(
 def script_file(options: Sequence[str]) -> str | None:
     """Return the path of the script that a worker's command runs; None for a function or a module that is not here.
 
-    Args:
-        options: The words of the command between the interpreter and the script's own arguments.
+    The options are the words of the command between the interpreter and the script's own arguments.
     """
     if not options or "-c" in options:
         return None

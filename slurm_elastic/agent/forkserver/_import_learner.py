@@ -1,21 +1,30 @@
-"""Learns in the fork server what workers import: makes a list of their records, tries it, keeps it for later runs."""
+"""Learns in the fork server what workers import: makes a list of their records, tries it, keeps it for later runs.
+
+A record is memory in which a worker writes down what it imports, in order of first import, and what came after a seed
+was set. A script that changes its environment, working directory or sys.path ends it before its next import; what an
+installed package changes does not end it. The record of a killed worker is complete up to that moment.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import mmap
 import os
+import random
+import struct
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from importlib.machinery import PathFinder
+from types import FrameType
 from typing import Any, NamedTuple
 
+from slurm_elastic.agent.forkserver._fast_exit import namespace_of
 from slurm_elastic.agent.forkserver._fork_eligibility import script_file
 from slurm_elastic.agent.forkserver._import_list import (
     EVERYTHING,
     ImportList,
-    UntrustedFileError,
     common,
     fingerprint,
     list_path,
@@ -23,9 +32,8 @@ from slurm_elastic.agent.forkserver._import_list import (
     read_list,
     write_list,
 )
-from slurm_elastic.agent.forkserver._import_record import ImportRecord, is_installed, observe
-from slurm_elastic.agent.forkserver._import_trial import ImportTrial
-from slurm_elastic.agent.forkserver._script_objects import namespace_of
+from slurm_elastic.agent.forkserver._imports import ImportTrial, is_installed, is_own_file, listen
+from slurm_elastic.errors import UsageError
 
 _QUIET_SECONDS = 2.0
 """Seconds without a new import after which the fork server has tried what was recorded so far."""
@@ -74,46 +82,44 @@ class ImportLearner:
         self._notes: list[str] = []
         self._reported: set[str] = set()
 
-    @property
-    def learns(self) -> bool:
-        """Return whether workers record what they import."""
-        return self._directory is not None
-
     def begin(self) -> Attempt | None:
         """Note the state that workers start from; return what the first replacement imports, None for nothing.
 
         That are the preloads, and the list that an earlier run has written.
         """
         self._modules_before = {*sys.modules}
-        stored = None
         if self._directory is not None:
             path = [entry for entry in sys.path if entry not in self._script_directory]
             self._path = list_path(self._directory, self._options, path)
-            stored = self._stored(note=True)
-        if stored is not None and EVERYTHING in stored.left_out:
-            self._notes.append(f"nothing is learned of this script's imports: {stored.left_out[EVERYTHING]}")
-            self._directory, stored = None, None
-        if stored is not None:
-            self.imports = ImportList((), stored.left_out, files=stored.files)
-            self._take_over(stored)
-        modules = (*self._preload, *(stored.modules if stored is not None else ()))
+        stored = self._stored()
+        if EVERYTHING in stored.left_out:
+            self._note(f"nothing is learned of this script's imports: {stored.left_out[EVERYTHING]}")
+            self._directory, stored = None, ImportList()
+        self.imports = ImportList(files=stored.files)
+        self._take_over(stored)
+        modules = (*self._preload, *stored.modules)
         return Attempt(modules) if modules else None
 
-    def _stored(self, *, note: bool = False) -> ImportList | None:
-        """Read the list; None if there is none for the script as it is."""
+    def _stored(self) -> ImportList:
+        """Return the list on disk; an empty one if there is none for the script as it is."""
         try:
             stored = read_list(self._path) if self._path else None
-        except (UntrustedFileError, OSError) as error:
-            if note:
-                self._notes.append(f"learned imports are not used: {error}")
-            return None
-        return stored if stored is not None and stored.is_valid() else None
+        except (UsageError, OSError) as error:
+            self._note(f"learned imports are not used: {error}")
+            stored = None
+        return stored if stored is not None and stored.is_valid() else ImportList()
+
+    def _note(self, text: str) -> None:
+        """Have the agent log a line, once."""
+        if text not in self._reported:
+            self._reported.add(text)
+            self._notes.append(text)
 
     # Records.
 
     def new_record(self) -> ImportRecord | None:
         """Return memory for the imports of a process that is about to be forked; None if nothing is learned."""
-        return ImportRecord() if self.learns else None
+        return ImportRecord() if self._directory is not None else None
 
     def add(self, pid: int, record: ImportRecord | None) -> None:
         """Read the record of this worker from now on."""
@@ -139,10 +145,8 @@ class ImportLearner:
         lines = [record.lines() for record in self._records.values()]
         self._lines = lines if any(lines) else self._lines
         self._seeded.update(*(record.seeded() for record in self._records.values()))
-        reason = next((reason for record in self._records.values() if (reason := record.end_reason())), "")
-        if reason and reason not in self._reported:
-            self._reported.add(reason)
-            self._notes.append(f"{reason}; --preload MODULES imports more")
+        if reason := next(filter(None, (record.end_reason() for record in self._records.values())), ""):
+            self._note(f"{reason}; --preload MODULES imports more")
 
     # The time of the next attempt.
 
@@ -195,7 +199,7 @@ class ImportLearner:
         if not attempt.apart:
             return attempt._replace(apart=True)
         self._tried.update(attempt.modules)
-        self._notes.append(f"each worker imports the rest itself, as workers cannot share it: {harm}")
+        self._note(f"each worker imports the rest itself, as workers cannot share it: {harm}")
         return None
 
     # The attempt, in the replacement.
@@ -203,15 +207,8 @@ class ImportLearner:
     def carry_out(self, attempt: Attempt, imported: Callable[[], None]) -> str:
         """Import modules in this process, and find out whether workers can be forked from it after that.
 
-        Args:
-            attempt: The modules, and how to import them.
-            imported: Called before each import of a module.
-
-        Returns:
-            What keeps workers from being forked from it, for people; empty if nothing does.
-
-        Raises:
-            BrokenPreloadError: A preload cannot be imported.
+        `imported` is called before each import of a module. Returns what keeps workers from being forked, for people;
+        empty if nothing does. Raises BrokenPreloadError if a preload cannot be imported.
         """
         # Another node with the same script and packages may have tried them.
         self._take_over(self._stored())
@@ -234,12 +231,10 @@ class ImportLearner:
             self._keep()
         return ""
 
-    def _take_over(self, stored: ImportList | None) -> None:
-        """Take over a list."""
-        if stored is not None and EVERYTHING not in stored.left_out:
-            self._stored_list = stored
-            self._seeded.update(stored.seeded)
-            self.imports = replace(self.imports, left_out={**stored.left_out, **self.imports.left_out})
+    def _take_over(self, stored: ImportList) -> None:
+        self._stored_list = stored
+        self._seeded.update(stored.seeded)
+        self.imports = replace(self.imports, left_out={**stored.left_out, **self.imports.left_out})
 
     def _own_files(self) -> Iterable[str]:
         script = script_file(self._options)
@@ -247,31 +242,28 @@ class ImportLearner:
         return dict.fromkeys([*([os.path.abspath(script)] if script else ()), *own])  # noqa: PTH100
 
     def _keep(self) -> None:
-        """Write the list for later runs, with what other nodes have added to it."""
+        """Write the list for later runs, with what other nodes have added to it, be it that nothing is learned."""
         if not self._path or not (self.imports.modules or self.imports.left_out):
             return
         stored, kept = self._stored(), self.imports
-        if stored is not None and EVERYTHING not in stored.left_out:
-            left_out = {**stored.left_out, **kept.left_out}
-            modules = dict.fromkeys((*stored.modules, *kept.modules))
-            kept = replace(kept, modules=tuple(name for name in modules if name not in left_out), left_out=left_out)
+        left_out = {**stored.left_out, **kept.left_out}
+        modules = dict.fromkeys((*stored.modules, *kept.modules))
+        kept = replace(kept, modules=tuple(name for name in modules if name not in left_out), left_out=left_out)
         try:
             write_list(self._path, kept)
-        except (UntrustedFileError, OSError) as error:
-            self._notes.append(f"learned imports are not kept for the next run: {error}")
+        except (UsageError, OSError) as error:
+            self._note(f"learned imports are not kept for the next run: {error}")
 
     def message_fields(self) -> dict[str, Any]:
         """Return the fields about imports of the next message to the agent; notes and reasons are reported once."""
-        left_out = self.imports.left_out
-        new = {
-            name: why for name, why in left_out.items() if name not in {*self._reported, *self._stored_list.left_out}
-        }
+        known = {*self._reported, *self._stored_list.left_out}
+        new = {name: why for name, why in self.imports.left_out.items() if name not in known}
         self._reported.update(new)
         notes, self._notes = self._notes, []
         return {
             "left_out": new,
             "notes": notes,
-            "learned": self.learns and bool(self.imports.modules),
+            "learned": self._directory is not None and bool(self.imports.modules),
             "list": self._path,
             "changed": _changed_times(sys.modules.keys() - self._modules_before),
             "own": dict(self.imports.files) if self.imports.modules else {},
@@ -291,3 +283,163 @@ def _changed_times(modules: Iterable[str]) -> Mapping[str, int]:
         with contextlib.suppress(OSError):
             times[path] = os.stat(path).st_mtime_ns  # noqa: PTH116
     return times
+
+
+_SIZE = 1 << 20
+_LENGTH = struct.Struct("=Q")
+_ENDED = "!"
+"""Begins the line that says why a record has ended."""
+_SEEDED = "~"
+"""Begins the name of a module that was imported after a seed was set."""
+_STANDARD_LIBRARY = os.path.dirname(os.__file__) + os.sep  # noqa: PTH120
+_OURS = os.path.abspath(os.path.join(os.path.dirname(__file__), *[os.pardir] * 2)) + os.sep  # noqa: PTH100, PTH118, PTH120
+
+
+class ImportRecord:
+    """Memory of 1 MiB that a worker appends lines to, shared with the fork server. Lines beyond it are dropped.
+
+    A line is the name of a module, or the path of a file of the script's own that was imported.
+    """
+
+    def __init__(self) -> None:
+        # The kernel allocates pages when they are first written.
+        self._memory = mmap.mmap(-1, _SIZE)
+
+    def append(self, line: str) -> None:
+        """Add one line. The length is written last, so that a worker killed meanwhile leaves whole lines."""
+        data = line.encode("utf-8", "surrogatepass") + b"\n"
+        start = _LENGTH.size + len(self)
+        if start + len(data) <= _SIZE:
+            self._memory[start : start + len(data)] = data
+            _LENGTH.pack_into(self._memory, 0, len(self) + len(data))
+
+    def __len__(self) -> int:
+        """Return the number of bytes written so far."""
+        length: int = _LENGTH.unpack_from(self._memory)[0]
+        return length
+
+    def lines(self) -> list[str]:
+        """Return the names of modules and the files written so far."""
+        return [line.removeprefix(_SEEDED) for line in self._text() if not line.startswith(_ENDED)]
+
+    def seeded(self) -> list[str]:
+        """Return the modules whose random numbers may come from a seed of the script's."""
+        return [line.removeprefix(_SEEDED) for line in self._text() if line.startswith(_SEEDED)]
+
+    def end_reason(self) -> str:
+        """Return why no more is recorded, for people; empty if that is not so."""
+        return next((line[len(_ENDED) :] for line in self._text() if line.startswith(_ENDED)), "")
+
+    def _text(self) -> list[str]:
+        return bytes(self._memory[_LENGTH.size : _LENGTH.size + len(self)]).decode("utf-8", "replace").splitlines()
+
+    def close(self) -> None:
+        """Unmap the memory."""
+        self._memory.close()
+
+
+def observe(record: ImportRecord, directories: Sequence[str]) -> None:
+    """Record the imports of this process from now on; processes that it forks record nothing.
+
+    Draws a number from `random` and from numpy, whose seeds have to be of the system. The directories are what Python
+    puts in front of sys.path for the script.
+    """
+    listen(_Recorder(record, directories))
+
+
+class _Recorder:
+    def __init__(self, record: ImportRecord, directories: Sequence[str]) -> None:
+        self._record, self._directories = record, directories
+        self._process = os.getpid()
+        self._path = [entry for entry in (*directories, *sys.path) if entry]
+        self._environment: dict[bytes, bytes | None] = {**os.environb}
+        self._changes: dict[bytes, None] = {}
+        """What the script has changed: variables, and the working directory, for people."""
+        self._seen = {*sys.modules}
+        torch: Any = sys.modules.get("torch")
+        self._torch = (torch.get_default_dtype, torch.are_deterministic_algorithms_enabled) if torch else ()
+        self._torch_state = self._state_of_torch()
+        self._mark, self._seeds = "", _seeds()
+        self._unseeded = [value() for value in self._seeds]
+
+    def __call__(self, event: str, arguments: tuple[Any, ...]) -> None:
+        if event == "import":
+            if os.getpid() == self._process:
+                self._imports(arguments[0], arguments[2])
+        elif event in ("os.putenv", "os.unsetenv"):
+            self._note_variable(*arguments)
+        elif event == "os.chdir" and _caller() is not None:
+            self._changes[b"the working directory"] = None
+
+    def _imports(self, name: str, path: list[str] | None) -> None:
+        """Record what was imported since the last event, and the module that will be."""
+        changed = next((what.decode(errors="replace") for what in self._changes), "")
+        if path is not None and [entry for entry in path if entry] != self._path:
+            changed = "sys.path"
+        if changed:
+            listen(None)
+            frame = _caller()
+            place = f"{frame.f_code.co_filename}, line {frame.f_lineno}" if frame is not None else "the script"
+            reason = f"imports are learned up to {name}: {place}, imports it after {changed} was changed"
+            self._record.append(_ENDED + reason)
+            return
+        # A copy, since another thread may import.
+        new = []
+        for module in reversed([*sys.modules]):
+            if module in self._seen:
+                break
+            new.append(module)
+        self._seen.update(new)
+        # What is imported while a library has set another type for tensors, say, would hold others.
+        if self._state_of_torch() != self._torch_state:
+            self._seen.add(name)
+            return
+        for module in reversed(new):
+            if type(module) is str:
+                self._record.append(self._mark + self._line(module))
+        if not self._mark and [value() for value in self._seeds] != self._unseeded:
+            self._mark = _SEEDED
+        self._record.append(self._mark + self._line(name))
+
+    def _line(self, name: str) -> str:
+        file = (namespace_of(sys.modules.get(name)) or {}).get("__file__")
+        return file if type(file) is str and is_own_file(file, self._directories) else name
+
+    def _note_variable(self, name: bytes, value: bytes | None = None) -> None:
+        if _caller() is None:
+            self._environment[name] = value
+        elif self._environment.get(name) == value:
+            self._changes.pop(name, None)
+        else:
+            self._changes[name] = None
+
+    def _state_of_torch(self) -> list[Any]:
+        return [ask() for ask in self._torch]
+
+
+def _seeds() -> list[Callable[[], Any]]:
+    """Return functions whose values change when a seed is set, and not when numbers are drawn.
+
+    Takes one of two normal deviates: generators keep the other until the next such draw, or until a seed is set.
+    """
+    random.gauss(0.0, 1.0)
+    values: list[Callable[[], Any]] = [lambda: random.getstate()[2]]
+    numpy, torch = (sys.modules.get(name) for name in ("numpy.random", "torch"))
+    if numpy is not None and hasattr(numpy, "get_state"):
+        numpy.standard_normal()
+        values.append(lambda: numpy.get_state()[3:])
+    return values if torch is None else [*values, torch.initial_seed]
+
+
+def _caller() -> FrameType | None:
+    """Return the innermost frame outside of Python's library if it is the script's; else None."""
+    frame: FrameType | None = sys._getframe(1)
+    hook = observe.__code__.co_filename, listen.__code__.co_filename
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if file not in hook and (is_installed(file) or file.startswith(_OURS)):
+            return None
+        if file not in hook and not file.startswith(("<frozen", _STANDARD_LIBRARY)):
+            return frame
+        frame = frame.f_back
+    return None

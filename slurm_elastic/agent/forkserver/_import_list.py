@@ -76,10 +76,8 @@ def package_directories(path: Sequence[str]) -> list[str]:
 def list_path(directory: str, options: Sequence[str], path: Sequence[str]) -> str:
     """Return the path of a script's list; empty for a function, which the fork server does not know yet.
 
-    Args:
-        directory: The directory of the lists.
-        options: The words of a worker's command between the interpreter and the script's own arguments.
-        path: sys.path before Python puts the script's directory in front.
+    `options` are the words of a worker's command between the interpreter and the script's own arguments, `path` is
+    sys.path before Python puts the script's directory in front.
     """
     if not options or "-c" in options:
         return ""
@@ -96,16 +94,10 @@ def list_path(directory: str, options: Sequence[str], path: Sequence[str]) -> st
     return os.path.join(directory, f"{safe or 'script'}-{digest}.json")  # noqa: PTH118
 
 
-class UntrustedFileError(Exception):
-    """A file exists and cannot be trusted. The message is one line: what is wrong; how to fix it."""
-
-
 def read_list(path: str) -> ImportList | None:
     """Read a list; None if there is none.
 
-    Raises:
-        UntrustedFileError: Another user may have written the file, or it is damaged.
-        OSError: The file cannot be read.
+    Raises UsageError if another user may have written the file or it is damaged, and OSError.
     """
     try:
         with open(open_trusted(Path(path)), "rb") as file:  # noqa: PTH123
@@ -113,17 +105,13 @@ def read_list(path: str) -> ImportList | None:
     except FileNotFoundError:
         return None
     except PermissionError:
-        raise UntrustedFileError(f"{path} is not a file of this user's own with mode 0600; remove it") from None
+        raise UsageError(f"{path} is not a file of this user's own with mode 0600; remove it") from None
     except ValueError:
-        raise UntrustedFileError(f"{path} is damaged or was not written by this user; remove it") from None
+        raise UsageError(f"{path} is damaged or was not written by this user; remove it") from None
 
 
 def parse_list(content: bytes) -> ImportList:
-    """Parse what `write_list` writes.
-
-    Raises:
-        ValueError: The content is no list.
-    """
+    """Parse what `write_list` writes; raises ValueError."""
     try:
         document = json.loads(content)
         left_out, files = (
@@ -138,16 +126,11 @@ def parse_list(content: bytes) -> ImportList:
 def write_list(path: str, imports: ImportList) -> None:
     """Write a list, and remove lists beside it that were not written for 90 days.
 
-    Raises:
-        UntrustedFileError: The directory belongs to another user.
-        OSError: The list cannot be written.
+    Raises UsageError if the directory belongs to another user, and OSError.
     """
     file = Path(path)
     file.parent.mkdir(0o700, parents=True, exist_ok=True)
-    try:
-        require_own(file.parent)
-    except UsageError as error:
-        raise UntrustedFileError(str(error)) from None
+    require_own(file.parent)
     temporary = file.with_name(f"{file.name}.{secrets.token_hex(8)}")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
@@ -166,5 +149,5 @@ def write_list(path: str, imports: ImportList) -> None:
 
 def forget_list(path: str, reason: str) -> None:
     """Replace a list by one that lets nothing be learned, as long as script and packages stay the same."""
-    with contextlib.suppress(UntrustedFileError, OSError):
+    with contextlib.suppress(UsageError, OSError):
         write_list(path, ImportList(left_out={EVERYTHING: reason}))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
-import select
 import signal
 import subprocess
 import time
@@ -13,7 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from slurm_elastic.agent.forkserver._linux import children, session_of
-from slurm_elastic.agent.forkserver.protocol import Channel
+from slurm_elastic.agent.forkserver.protocol import Channel, wait_on
 from slurm_elastic.agent.forkserver.worker_command import Program, boot_environment
 from slurm_elastic.descriptors import given_limit
 
@@ -21,9 +20,7 @@ from slurm_elastic.descriptors import given_limit
 class ForkedProcess:
     """A process that a fork server has forked; like a Popen, though its parent may be the fork server.
 
-    Args:
-        pid: Of the process.
-        handle: A pidfd of it, which this object closes when the process has ended.
+    The handle, a pidfd, is closed when the process has ended.
     """
 
     def __init__(self, pid: int, handle: int) -> None:
@@ -37,15 +34,9 @@ class ForkedProcess:
         return self._code is not None
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait at most `timeout` seconds and return the exit code, or minus a signal's number.
-
-        Raises:
-            subprocess.TimeoutExpired: The process has not ended.
-        """
+        """Wait and return the exit code, or minus a signal's number; raises TimeoutExpired after `timeout` seconds."""
         if self._code is None:
-            waiting = select.poll()
-            waiting.register(self._handle, select.POLLIN)
-            if not waiting.poll(None if timeout is None else timeout * 1000):
+            if not wait_on([self._handle], timeout):
                 raise subprocess.TimeoutExpired("process of the fork server", timeout or 0.0)
             try:
                 self._code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
@@ -70,57 +61,19 @@ class Replacement(ForkedProcess):
         self.channel = Channel.inherited(channel)
 
 
-class FormerServers:
-    """Fork servers that were told to end and are not reaped yet."""
-
-    def __init__(self) -> None:
-        self._processes: list[subprocess.Popen[bytes] | Replacement] = []
-
-    def add(self, process: subprocess.Popen[bytes] | Replacement) -> None:
-        """Add a process, to be waited for before the others."""
-        self._processes.insert(0, process)
-
-    def reap(self, seconds: float) -> None:
-        """Wait up to `seconds` for each process, then kill it."""
-        for process in self._processes:
-            try:
-                process.wait(seconds)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-        self._processes.clear()
-
-
 def spawn(
     program: Program, environment: Mapping[str, str], preload: Sequence[str], *, warm: bool, imports: str | None
 ) -> tuple[Channel, subprocess.Popen[bytes]]:
-    """Start a fork server; return the agent's end of the channel to it, and the process.
-
-    Args:
-        program: The program of the workers, whose command the fork server is executed with.
-        environment: The workers' environment, as far as known.
-        preload: Modules to import besides torch.
-        warm: True to import torch and fork workers; False to execute each worker.
-        imports: The directory of the lists of learned imports; None to learn none.
-    """
+    """Start a fork server; return the agent's end of the channel to it, and the process. See `boot_environment`."""
     near_end, far_end = Channel.pair()
     # Slurm signals every process of a step. The fork server blocks all signals, since its end would end the workers,
     # which may still be saving; its workers get the mask that is in force here.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-    settings = {
-        "agent": os.getpid(),
-        "channel": far_end.fileno(),
-        "pythonpath": environment.get("PYTHONPATH"),
-        "warm": warm,
-        "preload": preload,
-        "imports": imports,
-        "options": program.options,
-        "signal_mask": sorted(int(number) for number in mask),
-    }
+    ends = {"agent": os.getpid(), "channel": far_end.fileno()}
     try:
         process = subprocess.Popen(
             program.command(),
-            env=boot_environment(environment, settings),
+            env=boot_environment(program, environment, preload, mask, warm=warm, imports=imports, **ends),
             pass_fds=[far_end.fileno()],
             start_new_session=True,
         )
@@ -138,15 +91,10 @@ _MARKS = ("SLURM_ELASTIC_WARM", "SLURM_ELASTIC_ROUND")
 
 
 def kill_orphans(sessions: Collection[int], timeout: float, spared: Collection[int] = ()) -> dict[int, int]:
-    """Kill and reap the children of this process that belong to workers, and what they leave behind in turn.
+    """Kill and reap the children of this process that belong to these sessions of workers, and what they leave in turn.
 
-    Args:
-        sessions: The ids of the workers' sessions.
-        timeout: Seconds after which processes are left that do not end (uninterruptible sleep).
-        spared: The pids of processes that are no workers'.
-
-    Returns:
-        The exit codes, or minus signal numbers, of the reaped processes by pid.
+    After `timeout` seconds processes are left that do not end (uninterruptible sleep); `spared` ones are no workers'.
+    Returns the exit codes, or minus signal numbers, by pid.
     """
     codes: dict[int, int] = {}
     end = time.monotonic() + timeout

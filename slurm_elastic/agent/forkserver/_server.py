@@ -7,7 +7,6 @@ import gc
 import importlib
 import json
 import os
-import select
 import signal
 import sys
 import time
@@ -15,13 +14,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from slurm_elastic.agent.forkserver import _preload as preload
-from slurm_elastic.agent.forkserver import _worker_setup as worker
-from slurm_elastic.agent.forkserver._child_reaper import ChildReaper, run_agent_child
-from slurm_elastic.agent.forkserver._fast_exit import FastExit
-from slurm_elastic.agent.forkserver._import_learner import Attempt, ImportLearner
-from slurm_elastic.agent.forkserver._import_record import ImportRecord
-from slurm_elastic.agent.forkserver._import_trial import renew_ranks
+from slurm_elastic.agent.forkserver import _children as child
+from slurm_elastic.agent.forkserver import _imports as imports
+from slurm_elastic.agent.forkserver._fast_exit import FastExit, keep_owned_groups
+from slurm_elastic.agent.forkserver._import_learner import Attempt, ImportLearner, ImportRecord
 from slurm_elastic.agent.forkserver._linux import (
     ancestors,
     become_subreaper,
@@ -32,12 +28,9 @@ from slurm_elastic.agent.forkserver._linux import (
     set_task_name,
     signal_descriptor,
 )
-from slurm_elastic.agent.forkserver._script_objects import keep_owned_groups
-from slurm_elastic.agent.forkserver.protocol import Channel
+from slurm_elastic.agent.forkserver.protocol import Channel, wait_on
 from slurm_elastic.control import start_sampling
 
-_FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
-"""Signals that go on to the agent when a worker sends them to its parent: with torchrun the agent is the parent."""
 _IDLE_BEFORE_IMPORTS = 2.0
 """Seconds without an event before imports begin, so that they take no CPU time from workers that start."""
 _TASK_NAME = b"slurm-elastic-w"
@@ -91,14 +84,15 @@ class ServerProcess:
         self._settings = settings
         self._channel = Channel.inherited(settings["channel"])
         self._agent = os.pidfd_open(settings["agent"])
-        self._signals = signal_descriptor(_FORWARDED)
+        # Workers send signals to their parent, which is the agent with torchrun.
+        self._signals = signal_descriptor(child.JOB_SIGNALS)
         self._task_name = Path("/proc/self/comm").read_bytes().strip()
-        self._children = ChildReaper()
+        self._children = child.ChildReaper()
         self._fast_exit = fast_exit
         self._torch_seed: int | None = None
         self._started: list[tuple[int, int, int]] = []
         self._environment_before: Mapping[str, str] = {}
-        self._environment_by_imports: worker.Changes = {}
+        self._environment_by_imports: child.Changes = {}
         self._learner = ImportLearner(None, (), (), ())
         self._replacement: _Replacement | None = None
         self._next_attempt: Attempt | None = None
@@ -128,12 +122,9 @@ class ServerProcess:
         if self._next_attempt is not None and self._fork_replacement():
             return False
         while True:
-            waiting = select.poll()
             outcome_fd = self._replacement.outcome_fd if self._replacement is not None else None
-            for descriptor in (self._channel.fileno(), self._agent, self._signals, self._children.fileno(), outcome_fd):
-                if descriptor is not None:
-                    waiting.register(descriptor, select.POLLIN)
-            ready = {descriptor for descriptor, _events in waiting.poll(self._timeout_ms(idle_since))}
+            descriptors = self._channel.fileno(), self._agent, self._signals, self._children.fileno(), outcome_fd
+            ready = wait_on([each for each in descriptors if each is not None], self._timeout(idle_since))
             if self._agent in ready:
                 self._shut_down()
             if self._signals in ready:
@@ -164,8 +155,8 @@ class ServerProcess:
         self._next_attempt, self._is_awaited = self._learner.next_attempt(), False
         return self._next_attempt is not None
 
-    def _timeout_ms(self, idle_since: float) -> float | None:
-        """Return the milliseconds until there is something to do without an event; None if there is nothing."""
+    def _timeout(self, idle_since: float) -> float | None:
+        """Return the seconds until there is something to do without an event; None if there is nothing."""
         if self._started:
             return 0
         seconds = [self._children.seconds_to_scan()]
@@ -173,23 +164,23 @@ class ServerProcess:
         if look is not None and self._replacement is None and self._has_workers:
             seconds.append(max(look, idle_since + _IDLE_BEFORE_IMPORTS - time.monotonic()))
         waits = [wait for wait in seconds if wait is not None]
-        return max(0.0, min(waits)) * 1000 if waits else None
+        return min(waits, default=None)
 
     # Imports
 
     def _import_required(self) -> None:
         self._environment_before = self._settings.get("environment") or dict(os.environ)
-        directory = preload.script_directory(self._settings["options"])
+        directory = imports.script_directory(self._settings["options"])
         self._learner = ImportLearner(
             self._settings.get("imports"), self._settings["options"], self._settings["preload"], directory
         )
         sys.path[:0] = directory
         state: dict[str, Any] = {"state": "warm"}
         try:
-            obstacle, self._torch_seed = preload.import_required(
+            obstacle, self._torch_seed = imports.import_required(
                 lambda name: self._report(state="importing", module=name)
             )
-        except preload.BrokenPreloadError as error:
+        except imports.BrokenPreloadError as error:
             # Cold workers import torch themselves, and fail with its error if the script needs it.
             state = {"state": "cold", "module": error.module, "reason": str(error)[:8000]}
         else:
@@ -210,7 +201,7 @@ class ServerProcess:
 
     def _freeze_imports(self) -> None:
         """Do what is the same for all workers: done in a worker it would copy the memory pages that it touches."""
-        self._environment_by_imports = worker.changes(self._environment_before, dict(os.environ))
+        self._environment_by_imports = child.changes(self._environment_before, dict(os.environ))
         self._fast_exit.note_modules()
         importlib.invalidate_caches()
         gc.freeze()
@@ -248,7 +239,7 @@ class ServerProcess:
                 os._exit(0)
             become_subreaper()
             self._children.forget()
-            self._children = ChildReaper()
+            self._children = child.ChildReaper()
             self._channel.close()
             near_end.close()
             os.close(outcome_reader)
@@ -275,7 +266,7 @@ class ServerProcess:
         with _output_dropped():
             try:
                 harm = self._learner.carry_out(replacement.attempt, self._report_progress)
-            except preload.BrokenPreloadError as error:
+            except imports.BrokenPreloadError as error:
                 broken = error
         set_task_name(_TASK_NAME)
         with contextlib.suppress(OSError):
@@ -344,9 +335,9 @@ class ServerProcess:
         except OSError as error:
             os.write(error_writer, str(error).encode())
         if pid == 0:
-            with worker.errors_to(error_writer):
+            with child.errors_to(error_writer):
                 self._let_go(error_reader)
-                worker.enter_own_session(me)
+                child.enter_own_session(me)
                 self._become_worker(order, descriptors, record)
             os.close(error_writer)
             return True
@@ -370,10 +361,10 @@ class ServerProcess:
         with contextlib.suppress(OSError):
             pid = os.fork()
         if pid == 0:
-            with worker.errors_to(None):
+            with child.errors_to(None):
                 self._let_go()
                 set_task_name(self._task_name)
-                run_agent_child(module, descriptor, self._settings["signal_mask"])
+                child.run_agent_child(module, descriptor, self._settings["signal_mask"])
         os.close(descriptor)
         if pid > 0:
             self._children.kept.add(pid)
@@ -398,17 +389,17 @@ class ServerProcess:
 
     def _become_worker(self, order: dict[str, Any], descriptors: Sequence[int], record: ImportRecord | None) -> None:
         order |= json.loads(read_memory_file(descriptors[0]))
-        streams = dict(zip(order["streams"], descriptors[1:], strict=True))
-        extra = worker.place_descriptors(streams)
+        streams = dict(zip(order["descriptors"], descriptors[1:], strict=True))
+        extra = child.place_descriptors(streams)
         environment = order["environment"] | extra
         if order["how"] == "exec":
             signal.pthread_sigmask(signal.SIG_SETMASK, self._settings["signal_mask"])
             os.chdir(order["directory"])
-            worker.execute(order["execute"], environment)
-        worker.change(environment, self._environment_by_imports)
-        worker.become_fresh_interpreter(order, environment, streams, self._task_name, self._torch_seed)
+            child.execute(order["execute"], environment)
+        child.change(environment, self._environment_by_imports)
+        child.become_fresh_interpreter(order, environment, streams, self._task_name, self._torch_seed)
         self._fast_exit.inherit()
-        renew_ranks()
+        imports.renew_ranks()
         self._learner.observe(record)
         # Before the signals are unblocked: none of the script's comes to this thread.
         start_sampling(environment)

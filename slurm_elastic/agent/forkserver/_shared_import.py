@@ -1,4 +1,4 @@
-"""Imports torch, forks the fork server and becomes the agent, if both share one import of torch (see `joint`)."""
+"""Imports torch, forks the fork server and becomes the agent, if both share one import (see `worker_command`)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from collections.abc import Callable
 from importlib.machinery import all_suffixes
 from typing import Any
 
-from slurm_elastic.agent.forkserver import _preload as preload
+from slurm_elastic.agent.forkserver import _imports as imports
 from slurm_elastic.agent.forkserver._linux import flush_c_streams, read_memory_file, set_task_name, set_title
 from slurm_elastic.agent.forkserver._processes import Replacement
 from slurm_elastic.agent.forkserver.client import ForkServer
@@ -32,7 +32,7 @@ def import_and_fork(settings: dict[str, Any], modules_before: set[str]) -> dict[
     """Import torch, fork the fork server, and run the agent in this process, which ends with it.
 
     Args:
-        settings: The settings that `joint` has written.
+        settings: The settings that `execute_jointly` has written.
         modules_before: The modules that were imported before anything was for torch or the agent.
 
     Returns:
@@ -68,12 +68,12 @@ def _import_required(settings: dict[str, Any], modules_before: set[str]) -> str 
         of these modules from workers. Empty if torch cannot be imported: the agent then fails with that error itself.
     """
     try:
-        for name in preload.REQUIRED:
-            preload.import_module(name)
+        for name in imports.REQUIRED:
+            imports.import_module(name)
         beside = [
-            entry.name for directory in preload.script_directory(settings["options"]) for entry in os.scandir(directory)
+            entry.name for directory in imports.script_directory(settings["options"]) for entry in os.scandir(directory)
         ]
-    except (ImportError, OSError, preload.BrokenPreloadError):
+    except (ImportError, OSError, imports.BrokenPreloadError):
         return ""
     imported = {name.partition(".")[0] for name in set(sys.modules) - modules_before} - _AGENT_PACKAGES
     hidden = min((name for name in beside if (module := _module(name)) and module in imported), default=None)
@@ -129,7 +129,7 @@ def _child(pid: int, near_end: Channel, far_end: Channel) -> Replacement | None:
     """Return the fork server; kill it and return None if threads run here, which it lacks."""
     far_end.close()
     child = Replacement(pid, near_end.detach(), os.pidfd_open(pid))
-    if preload.threads_after_fork():
+    if imports.threads_after_fork():
         child.kill()
         child.wait()
         child.channel.close()
@@ -152,8 +152,10 @@ def _run_agent(
     if child is not None:
         interpreter, options, arguments = state["program"]
         program = Program(interpreter, tuple(options), tuple(arguments))
-        preload_, known = settings["preload"], state["known"]
-        fork_server = ForkServer(program, preload_, known, warm=True, imports=settings["imports"], child=child)
+        learned = settings["imports"]
+        fork_server = ForkServer(
+            program, preload=settings["preload"], environment=state["known"], imports=learned, child=child
+        )
     module, _colon, function = state["agent_main"].partition(":")
     agent_main: Callable[[list[str], ForkServer | None, list[int], str | None], int]
     agent_main = getattr(importlib.import_module(module), function)

@@ -23,9 +23,9 @@ from slurm_elastic.agent.forkserver._fork_eligibility import (
 )
 from slurm_elastic.agent.forkserver._import_list import fingerprint, forget_list
 from slurm_elastic.agent.forkserver._linux import become_subreaper
-from slurm_elastic.agent.forkserver._processes import ForkedProcess, FormerServers, Replacement, kill_orphans, spawn
+from slurm_elastic.agent.forkserver._processes import ForkedProcess, Replacement, kill_orphans, spawn
 from slurm_elastic.agent.forkserver.protocol import Channel, Order, StartInterruptedError, State, wait_on
-from slurm_elastic.agent.forkserver.worker_command import FUNCTION, Program, worker_environment
+from slurm_elastic.agent.forkserver.worker_command import FUNCTION, Program
 from slurm_elastic.errors import UsageError
 
 logger = logging.getLogger(__name__)
@@ -41,36 +41,38 @@ _MOST_NAMED = 8
 class ForkServer:
     """The process that starts all workers of this node. Use it from the main thread only, but for `fork_child`.
 
+    Start it as early as possible, from the main thread: it imports meanwhile, and when the calling thread ends, the
+    kernel kills it and its workers. This process becomes a subreaper (prctl(2)), so that it can kill what the fork
+    server leaves when that is killed.
+
     Args:
-        program: See `start`.
-        preload: See `start`.
-        environment: The environment that torch is imported in.
-        warm: See `start`.
-        imports: See `start`.
-        child: A fork server that was forked from this process, before this process became the agent (see `joint`), with
-            the same preloads; None to start one.
+        program: What the workers will run; None if that is not a Python script.
+        warm: False to start all workers cold.
+        preload: Modules to import besides torch.
+        environment: The workers' environment, as far as known now (see `worker_environment`); default: this process's.
+        imports: The directory of the lists of learned imports; None to learn none.
+        child: A fork server that was forked from this process, before this process became the agent (see
+            `worker_command`), with the same preloads; None to start one.
     """
 
     def __init__(
         self,
         program: Program | None,
-        preload: Sequence[str],
-        environment: Mapping[str, str],
         *,
-        warm: bool,
+        warm: bool = True,
+        preload: Sequence[str] = (),
+        environment: Mapping[str, str] | None = None,
         imports: str | None = None,
         child: Replacement | None = None,
     ) -> None:
         become_subreaper()
-        self._program = program
+        self.program = program
         self._preload = tuple(preload)
         self._imports = imports
         self._distrusted = False
-        self._launch = Launch(dict(environment), str(Path.cwd()))
+        self._launch = Launch(dict(os.environ if environment is None else environment), str(Path.cwd()))
         self.exit_codes: dict[int, int] = {}
         """Exit codes, or minus signal numbers, of workers by pid; the caller removes those that it has handled."""
-        self.complete = False
-        """True if workers are forked with learned imports, too."""
         self.reason = ""
         """The reason of the states COLD, BROKEN and DEAD, for people; else empty."""
         self.state = State.IMPORTING
@@ -86,7 +88,8 @@ class ForkServer:
         """The monotonic time until which the first workers wait for the replacement; None for not at all."""
         self._awaited = 0.0
         """Seconds that they wait for its next report of progress, or for its end."""
-        self._former = FormerServers()
+        self._former: list[subprocess.Popen[bytes] | Replacement] = []
+        """Fork servers that were told to end and are not reaped yet."""
         self._forked: list[ForkedProcess] = []
         """Children for the agent."""
         self._switching = threading.Lock()
@@ -97,39 +100,6 @@ class ForkServer:
             assert program is not None
             self._reset(program)
             self._channel, self._process = child.channel, child
-
-    @classmethod
-    def start(
-        cls,
-        program: Program | None,
-        *,
-        warm: bool = True,
-        preload: Sequence[str] = (),
-        local_world_size: int | None = None,
-        environment: Mapping[str, str] | None = None,
-        imports: str | None = None,
-    ) -> ForkServer:
-        """Start a fork server; returns at once, while that imports.
-
-        Call this as early as possible, from the main thread: when the calling thread ends, the kernel kills the fork
-        server and its workers. This process becomes a subreaper (prctl(2)), so that it can kill what the fork server
-        leaves when that is killed.
-
-        Args:
-            program: What the workers will run; None if that is not a Python script.
-            warm: False to start all workers cold.
-            preload: Modules to import besides torch.
-            local_world_size: Workers on this node; see `worker_environment`.
-            environment: The workers' environment, as far as known now; default: this process's.
-            imports: The directory of the lists of learned imports; None to learn none.
-        """
-        known = worker_environment(os.environ if environment is None else environment, local_world_size)
-        return cls(program, preload, known, warm=warm, imports=imports)
-
-    @property
-    def program(self) -> Program | None:
-        """The program of the workers."""
-        return self._program
 
     @property
     def pid(self) -> int:
@@ -165,17 +135,9 @@ class ForkServer:
             self._drop(self.prepared)
 
     def wait_ready(self, timeout: float, should_stop: Callable[[], bool] | None = None) -> bool:
-        """Wait until workers can be started.
+        """Wait at most `timeout` seconds until workers can be started; returns False if that took longer.
 
-        Args:
-            timeout: Seconds to wait at most.
-            should_stop: Called every 0.1 s; the wait ends when it returns True.
-
-        Returns:
-            False if that took longer than `timeout`.
-
-        Raises:
-            StartInterruptedError: `should_stop` has returned True.
+        `should_stop` is called every 0.1 s; StartInterruptedError is raised when it returns True.
         """
         return self._wait(self._is_ready, timeout, should_stop)
 
@@ -185,32 +147,25 @@ class ForkServer:
         return self.state is not State.IMPORTING and (late or self.prepared is not None)
 
     def check_preload(self) -> None:
-        """Raise an error if workers cannot start before the user has changed something.
-
-        Raises:
-            UsageError: A module of `preload` cannot be imported.
-        """
+        """Raise UsageError if a module of `preload` cannot be imported, which the user has to change."""
         self.read()
         if self.state is State.BROKEN:
             raise UsageError(f"--preload: {self.reason}; install it for {self._launched.interpreter} or leave it out")
 
     def obstacle(self, command: Sequence[str], environment: Mapping[str, str]) -> str | None:
         """Return why this command has to start cold, for people; None if it can start warm."""
-        if self._cold_reason or self._program is None:
+        program = self.program
+        if self._cold_reason or program is None:
             return self._cold_reason
         if self.state is not State.WARM:
             return self.reason or "the fork server is not ready"
-        reason = obstacle_to_warm_start(self._program, self._launch, command, Launch(environment, str(Path.cwd())))
-        return reason or self._obstacle_in_script(self._program, command, environment)
-
-    def _obstacle_in_script(
-        self, program: Program, command: Sequence[str], environment: Mapping[str, str]
-    ) -> str | None:
+        reason = obstacle_to_warm_start(program, self._launch, command, Launch(environment, str(Path.cwd())))
         path = script_file(program.options)
-        try:
-            text = Path(path).read_text(errors="replace") if path else ""
-        except OSError:
-            return None
+        if reason is not None or path is None:
+            return reason
+        text = ""
+        with contextlib.suppress(OSError):
+            text = Path(path).read_text(errors="replace")
         setting = early_setting(text, program.arguments_of(command) or (), environment)
         if setting is None:
             return None
@@ -226,46 +181,31 @@ class ForkServer:
         self.read()
         if self._sessions or self.state is not State.WARM:
             return
-        self._switch_to_prepared()
-        changed = next((path for path, when in self._import_times.items() if _mtime_ns(path) != when), None)
-        changed = changed or self._changed_script()
-        if changed is not None:
-            logger.warning("%s has changed since modules were imported: they are imported anew", changed)
-        if changed is not None or self._distrusted:
+        if self.prepared is not None:
+            replacement, self.prepared, self._wait_until = self.prepared, None, None
+            self._former.insert(0, self._process)
+            self._switch_to(lambda: (replacement.channel, replacement))
+            self._handle((self._prepared_message, []))
+        # Files of the script's own count only if they may import something else now.
+        changed = [
+            *(path for path, when in self._import_times.items() if _mtime_ns(path) != when),
+            *(path for path, lines in self._script_files.items() if fingerprint(path) != lines),
+        ]
+        if changed:
+            logger.warning("%s has changed since modules were imported: they are imported anew", changed[0])
+        if changed or self._distrusted:
             self._distrusted = False
             self._drop(self.replacement)
             self._drop(self.prepared)
-            self._former.add(self._process)
+            self._former.insert(0, self._process)
             self._switch_to(self._spawn)
 
-    def _changed_script(self) -> str | None:
-        """Return a file of the script's own that may import something else now; None if there is none."""
-        return next((path for path, lines in self._script_files.items() if fingerprint(path) != lines), None)
-
-    @property
-    def has_learned(self) -> bool:
-        """True if workers are forked with learned imports."""
-        return self._has_learned
-
     def distrust_learned(self, reason: str) -> None:
-        """Do without learned imports from now on, here and in later runs of this script.
-
-        Args:
-            reason: The reason that the list gives to later runs, for people.
-        """
+        """Do without learned imports from now on, here and in later runs, which are given the reason for people."""
         self._distrusted, self._imports = True, None
         if self._list:
             # A network file system may take long to answer.
             threading.Thread(target=forget_list, args=(self._list, reason), name="import list", daemon=True).start()
-
-    def _switch_to_prepared(self) -> None:
-        if self.prepared is None:
-            return
-        replacement, self.prepared, self._wait_until = self.prepared, None, None
-        self._former.add(self._process)
-        self._switch_to(lambda: (replacement.channel, replacement))
-        self._handle((self._prepared_message, []))
-        self.complete = True
 
     def restart_cold(self) -> None:
         """If the fork server has died, start one that starts workers cold."""
@@ -277,16 +217,9 @@ class ForkServer:
     def start_workers(
         self, orders: Sequence[Order], *, warm: bool, should_stop: Callable[[], bool] | None = None
     ) -> dict[int, int]:
-        """Start workers and return their pids by local rank.
+        """Start workers, forked if `warm`, else executed, and return their pids by local rank.
 
-        Args:
-            orders: The workers to start.
-            warm: Whether to fork them; otherwise they are executed.
-            should_stop: Called every 0.1 s; the wait for the workers ends when it returns True.
-
-        Raises:
-            OSError: A worker could not be started; those that were started run on.
-            StartInterruptedError: `should_stop` has returned True.
+        See `wait_ready` for `should_stop`. Raises OSError if one could not be started; those that were started run on.
         """
         self._pids: dict[int, int] = {}
         self._refused = ""
@@ -296,7 +229,7 @@ class ForkServer:
         self._wait(lambda: self._refused != "" or len(self._pids) == len(orders), None, should_stop)
         if self._refused or self.state is State.DEAD:
             raise OSError(self._refused or self.reason)
-        self._former.reap(_END_TIMEOUT)
+        self._reap_former()
         return self._pids
 
     def fork_child(
@@ -304,15 +237,10 @@ class ForkServer:
     ) -> tuple[ForkedProcess, socket.socket] | None:
         """Fork a process that has imported torch and works for the agent; for any thread.
 
-        It is no worker: it outlives rounds, and the fork server. It ends by itself when the socket is closed.
-
-        Args:
-            module: Its ``main(descriptor)`` is called, with SIGTERM and other signals to jobs blocked.
-            should_stop: Called every 0.1 s; the wait for the process ends when it returns True.
-
-        Returns:
-            The process, and this end of the socket whose other end is the descriptor, where messages keep their
-            boundaries; None if there is no such process: torch is not imported there, or it cannot be forked.
+        It is no worker: it outlives rounds, and the fork server, and ends by itself when the socket is closed. It calls
+        ``main(descriptor)`` of a module, with SIGTERM and other signals to jobs blocked. `should_stop` ends the wait
+        for it. Returns the process, and this end of the socket whose other end is the descriptor, where messages keep
+        their boundaries; None if there is no such process: torch is not imported there, or it cannot be forked.
         """
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs, self._switching:
@@ -334,8 +262,7 @@ class ForkServer:
     def sweep(self, timeout: float) -> list[int]:
         """Kill all workers and all their descendants.
 
-        Returns:
-            The pids of those that have not ended within `timeout` seconds (uninterruptible sleep).
+        Returns the pids of those that have not ended within so many seconds (uninterruptible sleep).
         """
         self._unended: list[int] | None = None
         self._send({"order": "sweep", "seconds": timeout})
@@ -348,9 +275,19 @@ class ForkServer:
             self._channel.close()
         self._drop(self.replacement)
         self._drop(self.prepared)
-        self._former.add(self._process)
-        self._former.reap(_END_TIMEOUT)
+        self._former.insert(0, self._process)
+        self._reap_former()
         self.state = State.DEAD
+
+    def _reap_former(self) -> None:
+        """Wait for each process, the newest one first, and kill it if it does not end."""
+        for process in self._former:
+            try:
+                process.wait(_END_TIMEOUT)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        self._former.clear()
 
     def _switch_to(self, start: Callable[[], tuple[Channel, subprocess.Popen[bytes] | Replacement]]) -> None:
         with self._switching:
@@ -358,7 +295,7 @@ class ForkServer:
             self._channel, self._process = start()
 
     def _spawn(self) -> tuple[Channel, subprocess.Popen[bytes]]:
-        self._reset(FUNCTION if self._program is None or self._cold_reason else self._program)
+        self._reset(FUNCTION if self.program is None or self._cold_reason else self.program)
         environment, warm = self._launch.environment, not self._cold_reason
         return spawn(self._launched, environment, self._preload, warm=warm, imports=self._imports)
 
@@ -368,7 +305,8 @@ class ForkServer:
         self._module = "Python"
         self._import_times: dict[str, int] = {}
         self._script_files: Mapping[str, str] = {}
-        self._has_learned, self._list = False, ""
+        self.has_learned, self._list = False, ""
+        """Whether workers are forked with learned imports, and the path of the list."""
         self._wait_until = None
         self.state = State.IMPORTING
 
@@ -433,7 +371,7 @@ class ForkServer:
         """Note which files were imported, and log which modules the fork server cannot import for the workers."""
         self._import_times = message.get("changed", {})
         self._script_files = message.get("own", {})
-        self._has_learned, self._list = message.get("learned", False), message.get("list", "")
+        self.has_learned, self._list = message.get("learned", False), message.get("list", "")
         for note in message.get("notes", ()):
             logger.info("%s", note)
         left_out: Mapping[str, str] = message.get("left_out", {})
@@ -460,7 +398,7 @@ class ForkServer:
         """Let a replacement end; it is reaped later."""
         if server is not None:
             server.channel.close()
-            self._former.add(server)
+            self._former.insert(0, server)
             self.replacement = None if server is self.replacement else self.replacement
             self.prepared = None if server is self.prepared else self.prepared
 

@@ -9,9 +9,8 @@ import os
 import select
 import socket
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from slurm_elastic.agent.forkserver._linux import memory_file
 
@@ -32,8 +31,7 @@ class StartInterruptedError(Exception):
     """The caller asked to stop waiting for workers to start."""
 
 
-@dataclass(frozen=True, slots=True)
-class Order:
+class Order(NamedTuple):
     """One worker to start."""
 
     rank: int
@@ -53,16 +51,7 @@ class Order:
     @contextlib.contextmanager
     def described(self, how: str) -> Iterator[int]:
         """Write the order to a memory file and yield its descriptor; `how` is "fork" or "exec"."""
-        details = {
-            "how": how,
-            "streams": list(self.descriptors),
-            "arguments": self.arguments,
-            "command": self.command,
-            "execute": self.execute,
-            "environment": dict(self.environment),
-            "cpus": self.cpus,
-            "directory": str(Path.cwd()),
-        }
+        details = {**self._asdict(), "how": how, "descriptors": list(self.descriptors), "directory": str(Path.cwd())}
         file = memory_file(json.dumps(details).encode())
         try:
             yield file

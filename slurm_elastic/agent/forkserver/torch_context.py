@@ -22,7 +22,7 @@ from inspect import signature
 from pathlib import Path
 from typing import Any
 
-from torch.distributed.elastic.multiprocessing import LogsSpecs, PContext, ProcessFailure, RunProcsResult
+from torch.distributed.elastic.multiprocessing import PContext, ProcessFailure, RunProcsResult
 from torch.numa.binding import NumaOptions
 from torch.numa.binding import _maybe_wrap_command_args_with_numa_binding as _wrap_with_numa_binding
 
@@ -43,55 +43,17 @@ _KILLED_WITHIN = 5.0
 """Seconds after SIGKILL in which a process has to be gone, unless the kernel holds it."""
 
 
-def start_workers(
-    name: str,
-    entrypoint: Callable[..., Any] | str,
-    args: dict[int, tuple[Any, ...]],
-    envs: dict[int, dict[str, str]],
-    logs_specs: LogsSpecs,
-    log_line_prefixes: dict[int, str] | None = None,
-    start_method: str = "spawn",
-    numa_options: NumaOptions | None = None,
-    duplicate_stdout_filters: list[str] | None = None,
-    duplicate_stderr_filters: list[str] | None = None,
-    *,
-    fork_server: ForkServer,
-    should_stop: Callable[[], bool] | None = None,
-    brief: bool = False,
-) -> ForkServerContext:
+def start_workers(*of_torch: Any, **options: Any) -> ForkServerContext:
     """Start one worker per local rank, warm if possible; otherwise cold, with one line in the log that says why.
 
-    The arguments up to `duplicate_stderr_filters` are those of torch's start_processes. `start_method` is not used:
-    functions start as multiprocessing's spawn starts them.
-
-    Args:
-        name: See torch.
-        entrypoint: See torch.
-        args: See torch.
-        envs: See torch.
-        logs_specs: See torch.
-        log_line_prefixes: See torch.
-        start_method: Not used.
-        numa_options: See torch.
-        duplicate_stdout_filters: See torch.
-        duplicate_stderr_filters: See torch.
-        fork_server: The process that starts them.
-        should_stop: Called every 0.1 s while the fork server still imports; the start ends when it returns True.
-        brief: True to hold back the last words of workers from the console until they have ended.
+    See `ForkServerContext` for the arguments. Functions start as multiprocessing's spawn starts them.
 
     Raises:
         UsageError: A preload cannot be imported.
         StartInterruptedError: `should_stop` has returned True.
         OSError: A worker could not be started.
     """
-    context = ForkServerContext(
-        *(name, entrypoint, args, envs, logs_specs, log_line_prefixes),
-        *(duplicate_stdout_filters, duplicate_stderr_filters),
-        numa_options=numa_options,
-        fork_server=fork_server,
-        should_stop=should_stop,
-        brief=brief,
-    )
+    context = ForkServerContext(*of_torch, **options)
     try:
         context.start()
     except BaseException:
@@ -101,17 +63,27 @@ def start_workers(
 
 
 class ForkServerContext(PContext):
-    """The workers that one call of `start_workers` started, warm or cold; see there for the arguments."""
+    """The workers of one round, warm or cold.
+
+    Args:
+        *of_torch: The arguments of torch's PContext, by position or by name.
+        fork_server: The process that starts them.
+        numa_options: As for torch's start_processes.
+        should_stop: Called every 0.1 s while the fork server still imports; the start ends when it returns True.
+        brief: True to hold back the last words of workers from the console until they have ended.
+        **options: As `of_torch`.
+    """
 
     def __init__(
         self,
         *of_torch: Any,
-        numa_options: NumaOptions | None,
         fork_server: ForkServer,
-        should_stop: Callable[[], bool] | None,
-        brief: bool,
+        numa_options: NumaOptions | None = None,
+        should_stop: Callable[[], bool] | None = None,
+        brief: bool = False,
+        **options: Any,
     ) -> None:
-        super().__init__(*of_torch)
+        super().__init__(*of_torch, **options)
         followed = [log_file for tail in self._tail_logs for log_file in _files_of(tail)]
         self._last_words = dict[int, LastWords]()
         self._exits: dict[int, int] = {}
@@ -120,7 +92,11 @@ class ForkServerContext(PContext):
             for each in followed:
                 if each.path == path and each.destination is sys.stderr:
                     each.last_words = words
-        self._tail_logs: list[Any] = [Tail(followed, self._log_times())]
+        # The streams that go to files of their own, whose lines get times.
+        paths = (*self.stdouts.values(), *self.stderrs.values())
+        logs = [path for path in paths if path and not path.startswith("/dev/")]
+        times = LogTimes(str(Path(logs[0]).with_name("times.jsonl")), logs) if logs else None
+        self._tail_logs: list[Any] = [Tail(followed, times)]
         self._fork_server = fork_server
         self._numa_options = numa_options
         self._should_stop = should_stop
@@ -137,12 +113,6 @@ class ForkServerContext(PContext):
         self._start()
         for tail in self._tail_logs:
             tail.start()
-
-    def _log_times(self) -> LogTimes | None:
-        """Return the writer of the times of log lines; None if no stream goes to a file of its own."""
-        paths = [path for by_rank in (self.stdouts, self.stderrs) for path in by_rank.values()]
-        logs = [path for path in paths if path and not path.startswith("/dev/")]
-        return LogTimes(str(Path(logs[0]).with_name("times.jsonl")), logs) if logs else None
 
     def pids(self) -> dict[int, int]:
         """Return the process ids by local rank."""
@@ -289,8 +259,9 @@ class ForkServerContext(PContext):
         if code != 0:
             self._failures[rank] = self._failure(rank, code)
         elif rank in self._results:
-            descriptor = self._results.pop(rank)
-            self._return_values[rank] = unpacked_result(read_memory_file(descriptor))
+            # Empty if the function has ended the process.
+            result = read_memory_file(self._results.pop(rank))
+            self._return_values[rank] = pickle.loads(result) if result else None
 
     def _failure(self, rank: int, code: int) -> ProcessFailure:
         try:
@@ -303,8 +274,7 @@ class ForkServerContext(PContext):
 def numa_prefixes(workers: int, options: NumaOptions | None) -> tuple[tuple[str, ...], ...]:
     """Return what torch puts in front of the command of each local rank to bind it to CPUs.
 
-    Raises:
-        RuntimeError: There is no GPU, or no numactl.
+    Raises RuntimeError if there is no GPU, or no numactl.
     """
     return ((),) * workers if options is None else _asked_numa_prefixes(workers, options)
 
@@ -323,14 +293,9 @@ def _asked_numa_prefixes(workers: int, options: NumaOptions) -> tuple[tuple[str,
 
 
 def bound_cpus(bound: tuple[str, ...], command: tuple[str, ...]) -> tuple[int, ...] | None:
-    """Return the CPUs that torch's NUMA wrapper binds a command to; None if it has left the command alone.
+    """Return the CPUs to which torch's NUMA wrapper has bound a command; None if it has left the command alone.
 
-    Args:
-        bound: The command as the wrapper has changed it (torch/numa/binding.py, 2.13).
-        command: The command as it was.
-
-    Raises:
-        RuntimeError: The wrapper has changed the command in another way.
+    Raises RuntimeError if it has changed the command in another way (torch/numa/binding.py, 2.13).
     """
     if bound == command:
         return None
@@ -374,11 +339,6 @@ def packed_call(name: str, function: Callable[..., Any], arguments: Sequence[Any
     # The key cannot be pickled outside of multiprocessing; the worker draws its own.
     preparation.pop("authkey", None)
     return pickle.dumps((preparation, pickle.dumps((function, tuple(arguments)))))
-
-
-def unpacked_result(data: bytes) -> Any:
-    """Return the value that the function has returned; None if the function has ended the process."""
-    return pickle.loads(data) if data else None
 
 
 def main() -> None:

@@ -26,11 +26,9 @@ _KILLED_WITHIN = 5.0
 
 
 class TorchProcesses:
-    """See `slurm_elastic.agent.workers.processes.WorkerProcesses`.
+    """See `slurm_elastic.agent.workers.processes.WorkerProcesses`; the options are those of torch's start_processes.
 
-    Args:
-        should_stop: Not used: torch's start cannot be interrupted.
-        options: The arguments of torch's start_processes.
+    `should_stop` is not used: torch's start cannot be interrupted.
     """
 
     def __init__(self, *, should_stop: Callable[[], bool] | None = None, **options: Any) -> None:

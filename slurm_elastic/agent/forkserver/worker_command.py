@@ -1,13 +1,22 @@
-"""The command of the workers of a node, found without importing torch."""
+"""The command of the workers of a node, found without importing torch, and the processes that are executed with it.
+
+Two imports of torch side by side compete for CPU cores and memory bandwidth, and workers wait for both. So the process
+that Slurm has started first executes the command of a worker, stops in the middle of Python's start as a fork server
+does (see `_boot`), imports torch, and forks the fork server (`_shared_import`). Only then does it import the agent's
+modules and become the agent, with the process id, environment and signals that Slurm has given it.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from slurm_elastic.agent.forkserver._linux import memory_file
 from slurm_elastic.agent.option_table import scan
 
 
@@ -34,15 +43,9 @@ class Program(NamedTuple):
     def from_command_line(cls, arguments: Sequence[str], environment: Mapping[str, str] = os.environ) -> Program | None:
         """Return what torchrun's parser would run for these arguments, found without importing torch.
 
-        If the result is wrong, workers start cold, since their command differs, and a log line says so.
-
-        Args:
-            arguments: torchrun's flags, then the script and its arguments. A flag that torchrun lacks is assumed to
-                have a value.
-            environment: Where torchrun's parser finds PET_* defaults for its switches.
-
-        Returns:
-            None if no Python script is run (--no-python) or named; FUNCTION with --run-path.
+        If the result is wrong, workers start cold, since their command differs, and a log line says so. The environment
+        has PET_* defaults for switches; a flag that torchrun lacks is assumed to have a value. None if no Python script
+        is run (--no-python) or named; FUNCTION with --run-path.
         """
         options = scan(arguments, environment)
         if options.script is None or options.has("no_python"):
@@ -73,14 +76,14 @@ def worker_environment(environment: Mapping[str, str], local_world_size: int | N
     return environ
 
 
-_PACKAGE_ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), *[os.pardir] * 3))  # noqa: PTH100, PTH118, PTH120
+PACKAGE_ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), *[os.pardir] * 3))  # noqa: PTH100, PTH118, PTH120
 
 FUNCTION = Program(
     sys.executable,
     (
         "-u",
         "-c",
-        f"import sys; sys.path.insert(0, {_PACKAGE_ROOT!r}); "
+        f"import sys; sys.path.insert(0, {PACKAGE_ROOT!r}); "
         "from slurm_elastic.agent.forkserver.torch_context import main; main()",
     ),
 )
@@ -90,11 +93,117 @@ FUNCTION = Program(
 _BOOT = os.path.join(os.path.dirname(__file__), "_boot")  # noqa: PTH118, PTH120  pathlib takes long to import
 
 
-def boot_environment(environment: Mapping[str, str], settings: Mapping[str, Any]) -> dict[str, str]:
-    """Return the environment to execute the Python with. The settings come first, which `set_title` relies on."""
+def boot_environment(
+    program: Program,
+    environment: Mapping[str, str],
+    preload: Sequence[str],
+    mask: Collection[int],
+    *,
+    warm: bool,
+    imports: str | None,
+    **more: Any,
+) -> dict[str, str]:
+    """Return the environment to execute the Python with; the settings come first, which `set_title` relies on.
+
+    They are the workers' environment, as far as known now, the modules to import besides torch, the signals that are
+    blocked in workers, whether workers are forked, the directory of the lists of learned imports, and more.
+    """
     python_path = environment.get("PYTHONPATH")
+    settings = {
+        "pythonpath": python_path,
+        "warm": warm,
+        "preload": list(preload),
+        "imports": imports,
+        "options": program.options,
+        "signal_mask": sorted(map(int, mask)),
+        **more,
+    }
     return {
         "SLURM_ELASTIC_WARM": json.dumps(settings),
         **environment,
         "PYTHONPATH": os.pathsep.join([_BOOT, python_path] if python_path else [_BOOT]),
     }
+
+
+def obstacle_to_sharing(program: Program) -> str | None:
+    """Return why the agent and the fork server cannot share one import of torch, for people; None if they can.
+
+    The worker's interpreter has to be that of the agent, and the agent's was started without flags, which the worker's
+    would lack. The reason is empty for another interpreter: the start of the workers logs that.
+    """
+    if program is FUNCTION:
+        return "--run-path"
+    if program.interpreter != sys.executable:
+        return ""
+    flag = next(iter(sys.orig_argv[1:2]), "")
+    if not flag or (flag.startswith("-") and flag != "-m"):
+        return f"the agent's Python was started with {flag or 'no script'}"
+    return None
+
+
+def execute_jointly(
+    program: Program,
+    preload: Sequence[str],
+    environment: Mapping[str, str],
+    *,
+    imports: str | None,
+    agent_main: str,
+    arguments: Sequence[str],
+    signals: Sequence[signal.Signals],
+) -> None:
+    """Execute the process that imports torch in place of this one; return only if that fails.
+
+    Args:
+        program: The program of the workers, for which `obstacle_to_sharing` has returned None.
+        preload: Modules that the fork server imports besides torch.
+        environment: The workers' environment, as far as known now.
+        imports: The directory of the lists of learned imports; None to learn none.
+        agent_main: ``module:function`` that becomes the agent and returns its exit code. It is called with `arguments`,
+            the ForkServer (None if the agent has to start one), the signal mask of this process, and the reason why
+            there is no ForkServer, as from `obstacle_to_sharing`. Environment, sys.argv and sys.path are those of this
+            call.
+        arguments: The command line of the agent.
+        signals: The signals to block from now on; `agent_main` unblocks them when it has handlers for them.
+    """
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+    with open("/proc/self/comm") as file:  # noqa: PTH123  pathlib takes long to import
+        name = file.read().strip()
+    state = {
+        "agent_main": agent_main,
+        "arguments": list(arguments),
+        "environment": dict(os.environ),
+        "path": sys.path,
+        "argv": sys.argv,
+        "orig_argv": sys.orig_argv,
+        "name": name,
+        "program": [program.interpreter, program.options, program.arguments],
+        "known": dict(environment),
+    }
+    descriptor = memory_file(json.dumps(state).encode())
+    os.set_inheritable(descriptor, True)
+    boot = boot_environment(
+        program,
+        environment,
+        preload,
+        mask,
+        warm=True,
+        imports=imports,
+        joint=descriptor,
+        inherited=_inheritable_descriptors(),
+    )
+    try:
+        os.execve(program.interpreter, program.command(), boot)
+    except OSError:
+        os.close(descriptor)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+def _inheritable_descriptors() -> list[int]:
+    """Return the descriptors beyond the standard streams that an executed process keeps."""
+    descriptors = []
+    for name in os.listdir("/proc/self/fd"):  # noqa: PTH208
+        # The directory itself is closed by now.
+        with contextlib.suppress(OSError):
+            if int(name) > 2 and os.get_inheritable(int(name)):
+                descriptors.append(int(name))
+    return descriptors

@@ -37,17 +37,17 @@ class Agent(Command):
     _obstacle: str | None = None
 
     def execute(self, arguments: Sequence[str]) -> None:
-        """Import torch once for the agent and its fork server, where that is possible; see `forkserver.joint`."""
+        """Import torch once for the agent and its fork server where possible; see `forkserver.worker_command`."""
         _keep_own_environment()
         require(1)
-        from slurm_elastic.agent.forkserver.joint import execute_jointly, obstacle
+        from slurm_elastic.agent.forkserver.worker_command import execute_jointly, obstacle_to_sharing
         from slurm_elastic.agent.signals import RECORDED
         from slurm_elastic.rendezvous.secret_env import PRIVATE
 
         start = _ForkServerStart(arguments, {name: value for name, value in os.environ.items() if name not in PRIVATE})
         if not start.warm or start.program is None:
             return
-        self._obstacle = obstacle(start.program)
+        self._obstacle = obstacle_to_sharing(start.program)
         if self._obstacle is None:
             execute_jointly(
                 start.program,
@@ -85,7 +85,7 @@ def run_after_import(
         arguments: The words that follow ``agent`` on the command line.
         fork_server: The fork server of the workers; None to start one.
         mask: The signals that were blocked when this process started.
-        obstacle: Why `fork_server` is None, as from `forkserver.joint.obstacle`.
+        obstacle: Why `fork_server` is None, as from `obstacle_to_sharing`.
 
     Returns:
         The exit code of the process.
@@ -270,7 +270,7 @@ class _ForkServerStart:
         """Start the fork server."""
         from slurm_elastic.agent.forkserver.client import ForkServer
 
-        return ForkServer.start(
+        return ForkServer(
             self.program, warm=self.warm, preload=self.preload, environment=self.environment, imports=self.imports
         )
 

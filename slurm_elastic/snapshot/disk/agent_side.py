@@ -65,43 +65,27 @@ class Target:
     """The directory in which the snapshots of a round are written.
 
     Attributes:
-        directory: Path of the directory.
-        every: Seconds between checkpoints.
-        keep: Number of checkpoints that stay.
-        start: Number of the round's start in the directory.
+        directory: The directory.
         round: Number of the round.
         origin: The snapshot that the round started from, if it came from memory, and its name on disk.
-        first: True for the agent of rank 0.
         nodes: Number of agents in the round.
         workers: Number of workers of this agent.
-        every_steps: Steps after which a checkpoint is due before that time; 0 for none.
-        begins: The step that the round starts from.
     """
 
-    directory: str
-    every: float
-    keep: int
-    start: int
+    directory: Directory
     round: int
     origin: tuple[SnapshotId, CheckpointId] | None = None
-    first: bool = True
     nodes: int = 1
     workers: int = 1
-    every_steps: int = 0
-    begins: int = 0
 
-    @classmethod
-    def of(cls, directory: Directory, round_: int) -> Target:
-        """Return that of a process alone."""
-        return cls(
-            directory.path,
-            directory.every,
-            directory.keep,
-            directory.start,
-            round_,
-            every_steps=directory.every_steps,
-            begins=directory.begins,
-        )
+    @property
+    def first(self) -> bool:
+        """True for the agent of rank 0."""
+        return self.directory.first
+
+    def taken(self, step: int) -> CheckpointId:
+        """Return the name on disk of a step of the round."""
+        return CheckpointId(self.directory.start, step)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,22 +119,15 @@ class Next(NamedTuple):
 
 
 def next_snapshot(target: Target, progress: Progress, copies: Held, now: float) -> Next | None:
-    """Return the snapshot that has to be written now, or whose parts have to be; None if none.
-
-    Args:
-        target: The directory, and the round.
-        progress: What has been written.
-        copies: The memory of this agent.
-        now: Own monotonic time in seconds.
-    """
+    """Return the snapshot that has to be written now, by monotonic time, or whose parts have to be; None if none."""
     newest = _newest(target, progress, copies)
     agreed = next((copy for copy in _whole(target, copies) if copy.id.step == progress.agreed), None)
     if progress.last and newest is not None:
-        return Next(newest.id, CheckpointId(target.start, newest.id.step))
+        return Next(newest.id, target.taken(newest.id.step))
     if newest is not None and _decides_alone(target, newest) and _is_due(target, progress, newest, now):
-        return Next(newest.id, CheckpointId(target.start, newest.id.step))
+        return Next(newest.id, target.taken(newest.id.step))
     if agreed is not None and (progress.written is None or agreed.id.step > progress.written):
-        return Next(agreed.id, CheckpointId(target.start, agreed.id.step))
+        return Next(agreed.id, target.taken(agreed.id.step))
     if progress.origin_due and target.origin is not None:
         origin = target.origin[0]
         parts = [copy for copy in (*copies.parts, *copies.replicas) if copy.id == origin]
@@ -165,7 +142,7 @@ def step_before(target: Target, step: int, copies: Held) -> Next | None:
     It may be the newest one of another agent: where workers were stopped at no agreed step, one has taken a step more.
     """
     earlier = [copy.id for copy in _whole(target, copies) if copy.id.step < step]
-    return Next(max(earlier), CheckpointId(target.start, max(earlier).step)) if earlier else None
+    return Next(max(earlier), target.taken(max(earlier).step)) if earlier else None
 
 
 def is_wanted(target: Target, progress: Progress, copies: Held, now: float) -> bool:
@@ -177,8 +154,8 @@ def is_wanted(target: Target, progress: Progress, copies: Held, now: float) -> b
 
 
 def _is_due(target: Target, progress: Progress, newest: Copy, now: float) -> bool:
-    steps = newest.id.step - (target.begins if progress.written is None else progress.written)
-    return now >= progress.next_at or (0 < target.every_steps <= steps and not progress.failed)
+    steps = newest.id.step - (target.directory.begins if progress.written is None else progress.written)
+    return now >= progress.next_at or (0 < target.directory.every_steps <= steps and not progress.failed)
 
 
 def _decides_alone(target: Target, copy: Copy) -> bool:
@@ -222,17 +199,12 @@ class _Unfinished:
 class DiskWriter:
     """Writes the snapshots of an agent, or of a process without an agent, to disk.
 
-    Args:
-        slots: Returns the memory.
-        ask: Asks for a step that all agents keep; it is given to `agree`.
-        fork: See :class:`.WriterProcess`.
+    `slots` returns the memory, `ask` asks for a step that all agents keep, which is given to `agree`; see
+    `WriterProcess`.
     """
 
     def __init__(
-        self,
-        slots: Callable[[], HeldSlots],
-        ask: Callable[[], None] = lambda: None,
-        fork: Fork | None = None,
+        self, slots: Callable[[], HeldSlots], ask: Callable[[], None] = lambda: None, fork: Fork | None = None
     ) -> None:
         self._slots, self._ask = slots, ask
         self._process = WriterProcess(fork)
@@ -253,7 +225,7 @@ class DiskWriter:
                 self._free()
             self._unfinished = tuple(one for one in self._unfinished if one.target.first)
             if target is not None:
-                self._progress = Progress(now + target.every, origin_due=target.origin is not None)
+                self._progress = Progress(now + target.directory.every, origin_due=target.origin is not None)
                 if (following := self._next()) is not None:
                     # Workers have not come to their first snapshot.
                     _mark(self._slots(), following.snapshot)
@@ -270,12 +242,7 @@ class DiskWriter:
             self._changed.notify_all()
 
     def flush(self, until: float, is_leaving: Callable[[], bool]) -> None:
-        """Wait until the newest snapshot is on disk. No workers run.
-
-        Args:
-            until: Own monotonic time in seconds after which it is not waited for.
-            is_leaving: Returns True if the agent is to leave: then it ends with `close`.
-        """
+        """Wait until the newest snapshot is on disk, or until a monotonic time, or `is_leaving()`. No workers run."""
         with self._changed:
             self._progress = replace(self._progress, last=True)
             self._changed.notify_all()
@@ -283,14 +250,9 @@ class DiskWriter:
                 self._changed.wait(_TURN)
 
     def close(self, until: float | None = None, is_leaving: Callable[[], bool] = lambda: False) -> str:
-        """Write the newest snapshot, and end.
+        """Write the newest snapshot, and end; returns why it is not on disk, empty if there is no reason.
 
-        Returns:
-            Why the newest snapshot is not on disk; empty if it is, or if there is none to write.
-
-        Args:
-            until: Own monotonic time in seconds after which it is left; None to wait until it is written, or until
-                `is_leaving` returns True.
+        It is left at the monotonic time `until`; None to wait until it is written, or until `is_leaving` returns True.
         """
         with self._changed:
             self._closing = True
@@ -362,7 +324,7 @@ class DiskWriter:
     def _delay(self) -> float | None:
         if self._target is None:
             return None
-        return _AGAIN if self._target.every_steps else max(_AGAIN, self._progress.next_at - time.monotonic())
+        return _AGAIN if self._target.directory.every_steps else max(_AGAIN, self._progress.next_at - time.monotonic())
 
     def _write(self, target: Target, following: Next, beside: tuple[_Unfinished, ...] = ()) -> None:
         snapshot, checkpoint = following
@@ -417,14 +379,14 @@ class DiskWriter:
         if waits:
             outcome = Outcome(error="another node has not written its part")
         if outcome.written:
-            logger.info("step %d is on disk: %s", following.checkpoint.step, target.directory)
+            logger.info("step %d is on disk: %s", following.checkpoint.step, target.directory.path)
         elif not self._note(target, following, outcome):
             self._process.carry_out(self._order(target, following.checkpoint, "discard"))
         return True
 
     def _order(self, target: Target, checkpoint: CheckpointId, task: Task) -> Order:
-        urgent = self._progress.last
-        return Order(target.directory, checkpoint.start, checkpoint.step, target.keep, target.start, task, urgent)
+        place, urgent = target.directory, self._progress.last
+        return Order(place.path, checkpoint.start, checkpoint.step, place.keep, place.start, task, urgent)
 
     def _note(self, target: Target, following: Next, outcome: Outcome) -> bool:
         """Note how it went; False if what was written of the checkpoint is of no use."""
@@ -435,20 +397,20 @@ class DiskWriter:
                 logger.warning("no snapshot is written to disk any more: %s", outcome.superseded)
                 self._target = None
             elif outcome.error and is_target:
-                wait = _AFTER_ERROR if target.every_steps else max(_AFTER_ERROR, target.every)
+                wait = _AFTER_ERROR if target.directory.every_steps else max(_AFTER_ERROR, target.directory.every)
                 # There is no later one. A process that writes and was killed is started again.
                 self._missing, self._repeats = outcome.error, self._closing and not self._repeats
                 then = "" if self._closing else f"; the next attempt is in {wait:g} s"
                 logger.error(
                     "the snapshot of step %d cannot be written to %s: %s%s",
-                    *(step, target.directory, outcome.error),
+                    *(step, target.directory.path, outcome.error),
                     "; it is tried once more" if self._repeats else then,
                 )
                 if not self._repeats:
                     self._done(following.snapshot, time.monotonic() + wait, target, failed=True)
             elif outcome.written and is_target:
                 self._missing = ""
-                self._done(following.snapshot, time.monotonic() + target.every, target)
+                self._done(following.snapshot, time.monotonic() + target.directory.every, target)
             return outcome.written
 
     def _done(self, snapshot: SnapshotId, next_at: float, target: Target, *, failed: bool = False) -> None:

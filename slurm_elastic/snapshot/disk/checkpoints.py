@@ -2,7 +2,7 @@
 
 ::
 
-    start-000008.json                       one per group of workers that started: see checkpoint_lineage.py
+    start-000008.json                       one per group of workers that started: see lineage.py
     start-000008.step-000000000120/         a checkpoint in the format of torch.distributed.checkpoint, with
         snapshot.json                       its description as in memory, and the place of each tensor in the files
         part-000003.distcp                  the shards and the own state of one rank
@@ -62,11 +62,7 @@ class SupersededError(CheckpointError):
 
 
 class Checkpoints:
-    """The checkpoints in a directory.
-
-    Args:
-        path: Of the directory.
-    """
+    """The checkpoints in a directory."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -140,12 +136,7 @@ class Checkpoints:
             return start, chosen
 
     def newest_start(self) -> Start | None:
-        """Return the newest start; None if there is none.
-
-        Raises:
-            CheckpointError: Its record cannot be read.
-            OSError: The directory cannot be read.
-        """
+        """Return the newest start; None if there is none. Raises CheckpointError or OSError if it cannot be read."""
         while numbers := [int(match[1]) for name in list_names(self.path) if (match := _START.fullmatch(name))]:
             start = self._read_start(max(numbers))
             if start is not None:
@@ -182,11 +173,7 @@ class Checkpoints:
         return [CheckpointId(int(match[1]), int(match[2])) for match in matches if match]
 
     def mark_damaged(self, checkpoint: CheckpointId, why: str) -> None:
-        """Take a damaged checkpoint out of the way of all groups that start from now on.
-
-        Raises:
-            CheckpointError: It stays in the way.
-        """
+        """Take a damaged checkpoint out of the way of groups to come; raises CheckpointError if it stays there."""
         path = self.path_of(checkpoint)
         if not path.exists():
             # Another process was faster, or a newer group has deleted it.
@@ -214,11 +201,7 @@ class Checkpoints:
         return self.path / file_name(checkpoint)
 
     def unfinished(self, checkpoint: CheckpointId, writer: int) -> Path:
-        """Return the directory in which agents write a checkpoint; it is made if it is missing.
-
-        Args:
-            checkpoint: To write.
-            writer: Number of the start of the group that writes, in the directory.
+        """Return the directory in which the agents of a start write a checkpoint; it is made if it is missing.
 
         Raises:
             SupersededError: The newest start in the directory does not have this checkpoint on its line.
@@ -236,17 +219,12 @@ class Checkpoints:
 
         Args:
             checkpoint: To publish.
-            writer: See :meth:`unfinished`.
+            writer: Number of the start of the group that writes, in the directory.
             finish: Finishes what was written in a directory; returns False if it is not complete.
             keep: Number of checkpoints that stay.
             is_last: True if the group takes no step any more: later ones that some of its agents have written go, too.
 
-        Returns:
-            False if the checkpoint is not complete.
-
-        Raises:
-            SupersededError: The newest start in the directory does not have this checkpoint on its line.
-            CheckpointError, OSError: It cannot be written.
+        Returns False if the checkpoint is not complete; raises as `unfinished`.
         """
         newest = self.require_line(checkpoint)
         final, part = self.path_of(checkpoint), self._unfinished(checkpoint, writer)
@@ -294,12 +272,7 @@ class Checkpoints:
         return self._stored[checkpoint]
 
     def require_line(self, checkpoint: CheckpointId) -> Start:
-        """Return the newest start, which has this checkpoint on its line.
-
-        Raises:
-            SupersededError: It does not.
-            CheckpointError, OSError: The directory cannot be read.
-        """
+        """Return the newest start, which has this checkpoint on its line; raises SupersededError if it does not."""
         newest = self.newest_start()
         if newest is None:
             raise SupersededError(f"{self.path} has no record of start {checkpoint.start} any more")

@@ -58,13 +58,9 @@ class Start:
 def choose_checkpoint(
     newest: Start | None, present: Iterable[CheckpointId], below: int | None = None
 ) -> CheckpointId | None:
-    """Return the checkpoint that the next group starts from; None if there is none.
+    """Return the checkpoint that the next group starts from, by the newest start; None if there is none.
 
-    Args:
-        newest: The newest start in the directory; None before the first.
-        present: The checkpoints in the directory.
-        below: The step of a state from which workers failed: an earlier one is chosen if there is any. None if there is
-            no such state.
+    `below` is the step of a state from which workers failed: an earlier one is chosen if there is any.
     """
     usable = [checkpoint for checkpoint in present if newest is not None and newest.has(checkpoint)]
     earlier = (checkpoint for checkpoint in usable if below is None or checkpoint.step < below)
@@ -96,12 +92,7 @@ def checkpoint_between(
 
 
 def line_from_checkpoint(newest: Start | None, chosen: CheckpointId | None) -> tuple[CheckpointId, ...]:
-    """Return the line of a group that starts from a checkpoint, or from nothing.
-
-    Args:
-        newest: The newest start in the directory, whose line has the checkpoint; None before the first.
-        chosen: The checkpoint.
-    """
+    """Return the line of a group that starts from a checkpoint on the line of the newest start, or from nothing."""
     if newest is None or chosen is None:
         return ()
     kept = tuple(last for last in newest.line if last.start < chosen.start)
@@ -109,16 +100,10 @@ def line_from_checkpoint(newest: Start | None, chosen: CheckpointId | None) -> t
 
 
 def line_from_memory(starts: Iterable[Start], run: str, round_: int, step: int) -> tuple[CheckpointId, ...]:
-    """Return the line of a group that starts from a snapshot in memory.
+    """Return the line of a group that starts from a snapshot in memory, which a round of a run took at a step.
 
-    Args:
-        starts: The newest start in the directory, and those on its line, newest first.
-        run: Id of the run.
-        round_: The round that took the snapshot.
-        step: Of the snapshot.
-
-    Returns:
-        The line; empty if the round that took the snapshot has no start in this directory.
+    It is empty if that round has no start among these: the newest in the directory, and those on its line, newest
+    first.
     """
     for start in starts:
         if (start.run, start.round) == (run, round_):
@@ -127,14 +112,9 @@ def line_from_memory(starts: Iterable[Start], run: str, round_: int, step: int) 
 
 
 def deletable(newest: Start, present: Collection[CheckpointId], keep: int) -> list[CheckpointId]:
-    """Return the checkpoints that are not needed any more.
+    """Return the checkpoints that are not needed any more: all but so many, the newest ones on the line of a start.
 
-    The newest ones on the line stay. What is older than the beginning of the line belongs to other trainings and stays.
-
-    Args:
-        newest: The newest start in the directory.
-        present: The checkpoints in the directory.
-        keep: Number of checkpoints on the line that stay.
+    What is older than the beginning of the line belongs to other trainings and stays.
     """
     root = newest.line[0] if newest.line else CheckpointId(newest.number, 0)
     on_line = sorted((checkpoint for checkpoint in present if newest.has(checkpoint)), reverse=True)
@@ -148,11 +128,7 @@ def write_start(start: Start) -> bytes:
 
 
 def read_start(content: bytes, number: int) -> Start:
-    """Return a start from its record.
-
-    Raises:
-        ValueError: It is not the record of this start.
-    """
+    """Return the start of a number from its record; raises ValueError if that is no such record."""
     start = typed_json.decode(content, Start)
     if start.number != number:
         raise ValueError(f"it is the record of start {start.number}")

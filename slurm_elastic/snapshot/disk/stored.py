@@ -1,9 +1,15 @@
-"""One checkpoint on disk: its description, its parts, and the checks before anything of it is used."""
+"""One checkpoint on disk: its description, its parts, and the checks before anything of it is used.
+
+Its record, snapshot.json, has the digests of all files, and ends with a digest of itself. A file of tensors has a
+digest for each piece, so that a rank checks what it reads and no more.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import io
+import json
+import mmap
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -12,13 +18,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+from blake3 import blake3
 
 from slurm_elastic import typed_json
 from slurm_elastic.rundir import list_names
-from slurm_elastic.snapshot.disk.digests import DamagedError, digest, sealed, unsealed
-from slurm_elastic.snapshot.disk.lineage import (
-    CheckpointId,
-)
+from slurm_elastic.snapshot.disk.lineage import CheckpointId
 from slurm_elastic.snapshot.sharding import Layout, Piece
 
 if TYPE_CHECKING:
@@ -29,6 +33,7 @@ DESCRIPTION = "snapshot.json"
 _VERSIONS = (1, 2)
 """The first one has no parts."""
 _PART = re.compile(r"part-(\d{6,})\.json")
+_FIELD = b', "digest": "'
 
 
 class CheckpointError(Exception):
@@ -99,7 +104,7 @@ class Stored:
             place = self._part(piece.part).shards[index]
             if place is None:
                 raise ValueError(f"part {piece.part} has no elements of tensor {index}")
-            shard: torch.Tensor = self._load(part_file(piece.part), *place)
+            shard: torch.Tensor = _tensors_in(self._read(part_file(piece.part), *place))
             return shard
 
     def own(self, rank: int) -> dict[str, Any]:
@@ -108,7 +113,7 @@ class Stored:
             place = self._part(rank).own
             if place is None:
                 raise ValueError(f"part {rank} has no state of the rank's own")
-            content: dict[str, Any] = self._load(part_file(rank), *place)
+            content: dict[str, Any] = _tensors_in(self._read(part_file(rank), *place))
             return content
 
     def _part(self, number: int) -> StoredPart:
@@ -120,7 +125,7 @@ class Stored:
     def _read_record(self, name: str) -> bytes:
         content = (self._path / name).read_bytes()
         if self.has_digests and digest(content) != self._records.get(name):
-            raise DamagedError(f"{name} has a wrong digest")
+            raise DamagedCheckpointError(f"{name} has a wrong digest")
         return content
 
     def _load_all(self, places: Sequence[tuple[str, int, int]]) -> list[torch.Tensor]:
@@ -134,9 +139,6 @@ class Stored:
                 tensors.append(_tensors_in(self._checked(content, *place)))
         return tensors
 
-    def _load(self, file: str, offset: int, length: int) -> Any:
-        return _tensors_in(self._read(file, offset, length))
-
     def _read(self, file: str, offset: int, length: int) -> bytes:
         return self._checked(self._bytes(file, offset, length), file, offset, length)
 
@@ -149,17 +151,17 @@ class Stored:
 
     def _checked(self, content: bytes, file: str, offset: int, length: int) -> bytes:
         if self.has_digests and digest(content) != self._digests.get((file, offset, length)):
-            raise DamagedError(f"{file} has a wrong digest at byte {offset}")
+            raise DamagedCheckpointError(f"{file} has a wrong digest at byte {offset}")
         return content
 
     @contextlib.contextmanager
     def _reading(self) -> Iterator[None]:
         try:
             yield
+        except (DamagedCheckpointError, FileNotFoundError) as error:
+            raise DamagedCheckpointError(f"{self._path} is damaged: {error}") from error
         except CheckpointError:
             raise
-        except (DamagedError, FileNotFoundError) as error:
-            raise DamagedCheckpointError(f"{self._path} is damaged: {error}") from error
         except Exception as error:
             why = error or type(error).__name__
             raise CheckpointError(f"{self._path} cannot be read: {why}; remove it") from error
@@ -200,13 +202,9 @@ def describe_files(
     layout: Layout | None,
     digests: Mapping[str, Sequence[tuple[int, int, str]]],
 ) -> bytes:
-    """Return the description of a checkpoint.
+    """Return the description of a checkpoint, with state and layout as in that of a snapshot.
 
-    Args:
-        state: As in the description of a snapshot.
-        tensors: File, offset and length in bytes of each tensor.
-        layout: Of its sharded tensors; None if it has no parts.
-        digests: Offset, length and digest of each piece of these files.
+    It has file, offset and length of each tensor, and by file the offset, length and digest of each piece.
     """
     described = {"version": _VERSIONS[-1], "state": state, "tensors": tensors, "layout": msgspec.to_builtins(layout)}
     return sealed({**described, "pieces": digests})
@@ -235,3 +233,50 @@ def sync_path(directory: Path) -> None:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
+
+
+def digest(content: bytes | memoryview) -> str:
+    """Return the digest of bytes."""
+    return blake3(content).hexdigest()
+
+
+def sealed(record: Mapping[str, Any]) -> bytes:
+    """Return a record as JSON that ends with a digest of itself."""
+    body = json.dumps(record).encode()[:-1]
+    return b"".join((body, _FIELD, digest(body).encode(), b'"}'))
+
+
+def unsealed(content: bytes) -> dict[str, Any]:
+    """Return a record that `sealed` has made, or one of an earlier release; raises DamagedCheckpointError.
+
+    A record without any digest is of an earlier release; no single change turns one with digests into such a record.
+    """
+    body, _, end = content.rpartition(_FIELD)
+    try:
+        record = typed_json.loads(content)
+    except ValueError as error:
+        raise DamagedCheckpointError(str(error)) from None
+    if not isinstance(record, dict):
+        raise DamagedCheckpointError("no JSON object")
+    if end != f'{digest(body)}"}}'.encode() and {"digest", "pieces", "records"} & record.keys():
+        raise DamagedCheckpointError("a wrong digest")
+    return record
+
+
+def pieces_of(path: Path, places: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int, str]]:
+    """Yield offset, length and digest of each piece of a file.
+
+    Pieces are these places, which do not overlap, and what is between them.
+    """
+    with path.open("rb") as file:
+        size = file.seek(0, 2)
+        if not size:
+            return
+        with mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as mapped, memoryview(mapped) as view:
+            begin = 0
+            for offset, length in [*sorted(places), (size, 0)]:
+                for start, end in ((begin, offset), (offset, offset + length)):
+                    if start < end:
+                        with view[start:end] as piece:
+                            yield start, end - start, digest(piece)
+                begin = offset + length

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
 from slurm_elastic import typed_json
-from slurm_elastic.snapshot.hand_over import Directory
+from slurm_elastic.snapshot._rank_values import round_store
+from slurm_elastic.snapshot.hand_over import Answer, Directory
 from slurm_elastic.snapshot.lineage import Holder, SnapshotId
 
 if TYPE_CHECKING:
@@ -27,13 +28,6 @@ _T = TypeVar("_T")
 
 _STORE_TIMEOUT = 300.0
 """Seconds that ranks wait for the choice of rank 0, as torch waits for a process group."""
-
-
-@dataclass(frozen=True, slots=True)
-class Started:
-    """The start of this group in the directory of checkpoints, and the checkpoint that it starts from, if any."""
-
-    stored: Stored | None = None
 
 
 class Choice(msgspec.Struct, frozen=True):
@@ -55,8 +49,9 @@ class DiskSide:
 
     def __init__(self) -> None:
         self._configured: tuple[str, float, int, int] | None = None
-        self.started: Started | None = None
-        """The start of this group; None before `load`."""
+        self._started = False
+        """True when the start of this group is recorded there, by `load`."""
+        self._stored: Stored | None = None
         self._chosen: tuple[Checkpoints, CheckpointId] | None = None
         self.has_parts = False
         """True if the state that `load` has seen has parts."""
@@ -67,45 +62,40 @@ class DiskSide:
         return self._configured is not None
 
     def configure(self, path: str, every: float, keep: int, every_steps: int) -> None:
-        """Name the directory; see `to_disk`.
-
-        Raises:
-            RuntimeError: `load` was called before.
-        """
-        if self.started is not None:
+        """Name the directory; see `to_disk`."""
+        if self._started:
             raise RuntimeError("snapshot.to_disk comes too late: call it before snapshot.load")
         self._configured = path, float(every), keep, every_steps
 
     def require_start(self) -> None:
-        """Make sure that what is saved is known to come from what is on disk.
-
-        Raises:
-            RuntimeError: There is a directory, and `load` was not called.
-        """
-        if self._configured is not None and self.started is None:
+        """Raise RuntimeError if what is saved is not known to come from what is on disk, as `load` was not called."""
+        if self._configured is not None and not self._started:
             raise RuntimeError("snapshot.save comes before snapshot.load: after snapshot.to_disk call load first")
 
     def start(
         self,
         memory: SnapshotId | None,
-        below: int | None,
-        lost: SnapshotId | None,
+        answered: Answer,
         name_directory: Callable[[Directory], Holder | None],
         *,
         has_parts: bool,
-    ) -> None:
-        """Record the start of this group; rank 0 does, and chooses for all.
+    ) -> Stored | None:
+        """Record the start of this group, once; rank 0 does, and chooses for all.
 
         Args:
             memory: The snapshot in memory that the group starts from; None to start from disk.
-            below: Only checkpoints of earlier steps are used; None for all.
-            lost: See :class:`~.lineage.Origin`; for state with parts.
+            answered: The agent's answer to this worker.
             name_directory: Has snapshots written; returns the process that finds steps for all agents.
-            has_parts: True if the other nodes write parts of snapshots.
+            has_parts: True if ranks have more than the state of all ranks: then the other nodes write parts, too.
+
+        Returns:
+            The state on disk that the group starts from, if any.
 
         Raises:
             RuntimeError: The choice of rank 0 cannot be had, or the directory cannot be used.
         """
+        if self._started:
+            return self._stored
         from pathlib import Path
 
         from slurm_elastic.snapshot.disk.checkpoints import Checkpoints
@@ -121,7 +111,7 @@ class DiskSide:
             nonlocal choice
             if os.environ.get("RANK", "0") == "0":
                 try:
-                    choice = self._record(checkpoints, memory, below, lost, has_parts)
+                    choice = self._record(checkpoints, memory, answered, has_parts)
                     assert choice.directory is not None
                     collector = name_directory(choice.directory)
                     choice = Choice(choice.checkpoint, replace(choice.directory, collector=collector))
@@ -138,16 +128,15 @@ class DiskSide:
 
         self.read(begin)
         self.has_parts = has_parts
-        chosen = None if choice.checkpoint is None else CheckpointId(*choice.checkpoint)
-        self._chosen = None if chosen is None else (checkpoints, chosen)
-        self.started = Started(None if chosen is None else self.read(lambda: checkpoints.read(chosen)))
+        if choice.checkpoint is not None:
+            chosen = CheckpointId(*choice.checkpoint)
+            self._chosen = checkpoints, chosen
+            self._stored = self.read(lambda: checkpoints.read(chosen))
+        self._started = True
+        return self._stored
 
     def read(self, read: Callable[[], _T]) -> _T:
-        """Return what a function reads from the directory.
-
-        Raises:
-            RuntimeError: It cannot be read.
-        """
+        """Return what a function reads from the directory; raises RuntimeError if it cannot be read."""
         from slurm_elastic.snapshot.disk.stored import CheckpointError, DamagedCheckpointError
 
         try:
@@ -165,7 +154,7 @@ class DiskSide:
         from slurm_elastic.snapshot.disk.agent_side import DiskWriter, HeldSlots, Target
 
         writer, owner = DiskWriter(lambda: HeldSlots(slots, parts)), os.getpid()
-        writer.aim(Target.of(directory, round_))
+        writer.aim(Target(directory, round_))
 
         def end() -> None:
             if os.getpid() == owner:
@@ -173,14 +162,7 @@ class DiskSide:
 
         atexit.register(end)
 
-    def _record(
-        self,
-        checkpoints: Checkpoints,
-        memory: SnapshotId | None,
-        below: int | None,
-        lost: SnapshotId | None,
-        has_parts: bool,
-    ) -> Choice:
+    def _record(self, checkpoints: Checkpoints, memory: SnapshotId | None, answered: Answer, has_parts: bool) -> Choice:
         # Not the trainer API: the agent waits at a planned stop for workers that have imported it.
         from slurm_elastic.control import is_superseded
 
@@ -188,57 +170,41 @@ class DiskSide:
         path, every, keep, every_steps = self._configured
         run, round_ = os.environ.get("SLURM_ELASTIC_RUN_ID", ""), int(os.environ.get("SLURM_ELASTIC_ROUND", "0"))
         # Without parts no rank asks for the choice of rank 0 if there is a snapshot in memory.
-        lost = lost if has_parts else None
+        below, lost = answered.below, answered.lost if has_parts else None
         start, chosen = checkpoints.start(run, round_, memory, below, lambda: not is_superseded(os.environ), lost)
         origin = start.line[-1].start if memory is not None and chosen is None and start.line else None
         name = "" if chosen is None else checkpoints.path_of(chosen).name
         begins = chosen.step if chosen is not None else memory.step if memory is not None else 0
         directory = Directory(
-            path,
-            every,
-            keep,
-            start.number,
-            origin,
-            name,
-            has_parts=has_parts,
-            every_steps=every_steps,
-            begins=begins,
+            path, every, keep, start.number, origin, name, has_parts=has_parts, every_steps=every_steps, begins=begins
         )
         return Choice(None if chosen is None else (chosen.start, chosen.step), directory)
 
 
 def _tell(choice: Choice) -> None:
-    if _has_others():
-        store, key = _store()
-        store.set(key, msgspec.json.encode(choice).decode())
+    if os.environ.get("WORLD_SIZE", "1") != "1":
+        _store().set(_key(), msgspec.json.encode(choice).decode())
 
 
 def _read_choice() -> Choice:
-    store, key = _store()
-    choice = typed_json.decode(store.get(key), Choice)
+    choice = typed_json.decode(_store().get(_key()), Choice)
     if choice.error:
         raise RuntimeError(f"rank 0 cannot use the directory of checkpoints: {choice.error}")
     return choice
 
 
-def _has_others() -> bool:
-    return os.environ.get("WORLD_SIZE", "1") != "1"
+def _key() -> str:
+    # As torch does for its process groups: torchrun keeps the store when it restarts workers.
+    return f"slurm_elastic/checkpoint/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
 
 
-def _store() -> tuple[Any, str]:
-    """Return the store of the round, and the key for the choice of rank 0. Values are bytes; nothing is unpickled."""
-    from datetime import timedelta
+def _store() -> Any:
+    from torch.distributed import DistError
 
-    from torch.distributed import DistError, TCPStore  # type: ignore[attr-defined]
-
-    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    timeout = timedelta(seconds=_STORE_TIMEOUT)
     try:
-        store = TCPStore(address, port, is_master=False, timeout=timeout, wait_for_workers=False)
+        return round_store(_STORE_TIMEOUT)
     except DistError as error:
         raise RuntimeError(
-            f"no store at {address}:{port} for the choice of a checkpoint: {error}; without torchrun call"
-            " torch.distributed.init_process_group before snapshot.load"
+            f"no store at {os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']} for the choice of a checkpoint:"
+            f" {error}; without torchrun call torch.distributed.init_process_group before snapshot.load"
         ) from None
-    # As torch does for its process groups: torchrun keeps the store when it restarts workers.
-    return store, f"slurm_elastic/checkpoint/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"

@@ -1,9 +1,8 @@
 """Writes snapshots to disk as checkpoints, in a process of its own: no heartbeat waits for it.
 
-While workers train it writes with a low priority, but not the last checkpoint before its agent has to go.
-
-The process gets an order with the descriptor of a slot, reads the slot where it is, and answers. It ends when the
-process that started it has ended. If that happens while it writes, it finishes this checkpoint first.
+The process gets an order with the descriptors of slots, reads them where they are, and answers. While workers train it
+writes with a low priority, but not the last checkpoint before its agent has to go. It ends when the process that
+started it has ended; if it writes at that moment, it finishes this checkpoint first.
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ import threading
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -27,19 +25,20 @@ from slurm_elastic import typed_json
 from slurm_elastic.rundir import list_names, publish_file
 from slurm_elastic.snapshot._child_process import Child, Fork, ignore_signals, start_child
 from slurm_elastic.snapshot.disk.checkpoints import Checkpoints, SupersededError
-from slurm_elastic.snapshot.disk.digests import digest, pieces, sealed, unsealed
 from slurm_elastic.snapshot.disk.lineage import CheckpointId
 from slurm_elastic.snapshot.disk.stored import (
     DESCRIPTION,
     StoredPart,
     describe_files,
-    directory_size,
+    digest,
     part_file,
     part_record,
+    pieces_of,
+    sealed,
+    unsealed,
 )
-from slurm_elastic.snapshot.memory import Slot
+from slurm_elastic.snapshot.memory import HEADER, Contents, Slot
 from slurm_elastic.snapshot.sharding import Layout, Planner, Region
-from slurm_elastic.snapshot.slots import HEADER, Contents
 from slurm_elastic.snapshot.state import PER_RANK, read_description, read_layout, rebuild, tensor_in
 from slurm_elastic.text import printable
 
@@ -115,20 +114,14 @@ class WriterProcess:
         self._killed = False
 
     def start(self) -> None:
-        """Start the process.
-
-        Raises:
-            OSError: It cannot be started.
-        """
+        """Start the process; raises OSError."""
         forked = None if self._fork is None else self._fork(__name__, lambda: self._killed)
         self._process, self._socket = forked or start_child(__name__)
 
     def carry_out(self, order: Order, *slots: Slot) -> Outcome:
-        """Carry out an order; waits until that is done.
+        """Carry out an order, and wait until that is done.
 
-        Args:
-            order: The order.
-            *slots: With the state of all ranks, and with the part; none to complete or discard.
+        The slots have the state of all ranks, and the part; none is needed to complete or discard.
         """
         if self._killed:
             return Outcome(error="the process that writes was killed")
@@ -222,11 +215,9 @@ def _carry_out(order: Order, slots: Sequence[Slot]) -> Outcome:
                 directory = checkpoints.unfinished(checkpoint, order.writer)
                 return Outcome(written=_write_part(directory, slots, matching, unchanged))
             case "complete":
-                sizes = [0]
-                finish = partial(_finish, sizes=sizes)
-                return Outcome(
-                    checkpoints.publish(checkpoint, order.writer, finish, order.keep, is_last=order.urgent), sum(sizes)
-                )
+                if checkpoints.publish(checkpoint, order.writer, _finish, order.keep, is_last=order.urgent):
+                    return Outcome(written=True)
+                return Outcome(size=checkpoints.unfinished_size(checkpoint, order.writer) or 0)
             case "look":
                 size = checkpoints.unfinished_size(checkpoint, order.writer)
                 written = checkpoint in checkpoints.present()
@@ -303,7 +294,7 @@ def _write_state(directory: Path, slot: Slot, contents: Contents, unchanged: Cal
     files: dict[str, list[tuple[int, int]]] = {}
     for place in saved.storage_data.values():
         files.setdefault(place.relative_path, []).append((place.offset, place.length))
-    digests = {name: [*pieces(directory / name, places)] for name, places in files.items()}
+    digests = {name: [*pieces_of(directory / name, places)] for name, places in files.items()}
     publish_file(directory / DESCRIPTION, describe_files(tree, written, layout, digests))
     return True
 
@@ -351,7 +342,7 @@ def _write_part(
         if not unchanged():
             raise ValueError("overwritten meanwhile")
         written = sorted({place for place in (*shards, own) if place is not None})
-        record = StoredPart(tuple(shards), own, tuple(pieces(path, written)))
+        record = StoredPart(tuple(shards), own, tuple(pieces_of(path, written)))
         publish_file(directory / part_record(number), msgspec.json.encode(record))
     except BaseException:
         # Another attempt may write it.
@@ -360,8 +351,8 @@ def _write_part(
     return True
 
 
-def _finish(directory: Path, sizes: list[int]) -> bool:
-    """Add the parts to what torch has written; False if one is missing. `sizes` gets the sizes of files then."""
+def _finish(directory: Path) -> bool:
+    """Add the parts to what torch has written; False if one is missing."""
     names = set(list_names(directory))
     if DESCRIPTION not in names:
         return False
@@ -372,7 +363,6 @@ def _finish(directory: Path, sizes: list[int]) -> bool:
         return True
     planner = Planner(layout)
     if any(part_record(number) not in names for number in range(planner.parts)):
-        sizes.append(directory_size(directory))
         return False
     metadata = _metadata[directory]
     records = [(directory / part_record(number)).read_bytes() for number in range(planner.parts)]
@@ -401,11 +391,7 @@ def _add_parts(
 ) -> None:
     """Add sharded tensors, and the own state of ranks as a dict, as torch.distributed.checkpoint describes them.
 
-    Args:
-        metadata: Of the checkpoint.
-        planner: Of its layout.
-        parts: Of the checkpoint, by number.
-        paths: Of the sharded tensors in the state, by index.
+    Parts are in the order of their numbers, paths those of the sharded tensors in the state.
     """
     import torch
     from torch.distributed.checkpoint import metadata as described
@@ -437,12 +423,9 @@ def _add_parts(
 
 
 def _paths(tree: Any, content_kind: str, count: int) -> list[tuple[str, ...] | None]:
-    """Return the path of each tensor in the state; None for one in a tuple, or under a key that is no plain value.
+    """Return the path of each of so many tensors of a kind in the state.
 
-    Args:
-        tree: The state, with indices in the places of tensors.
-        content_kind: The kind of these tensors in the tree.
-        count: Their number.
+    It is None for one in a tuple, or under a key that is no plain value.
     """
     paths: list[tuple[str, ...] | None] = [None] * count
 

@@ -17,10 +17,10 @@ from slurm_elastic.agent.forkserver._linux import children
 from slurm_elastic.agent.forkserver._processes import ForkedProcess
 from slurm_elastic.agent.forkserver.client import ForkServer
 from slurm_elastic.agent.forkserver.protocol import State
-from slurm_elastic.snapshot.agent_round import Group
-from slurm_elastic.snapshot.agent_side import AgentMemory
+from slurm_elastic.snapshot.agent_side import AgentMemory, Group
 from slurm_elastic.snapshot.disk import writer as checkpoint_writer
 from slurm_elastic.snapshot.disk.writer import Order, Outcome, WriterProcess
+from slurm_elastic.snapshot.transfer import Settings
 from tests.local.forkserver.helpers import agent_child
 from tests.local.forkserver.helpers.workplace import HANG, Workplace
 from tests.local.snapshot.memories import in_worker
@@ -187,7 +187,7 @@ def test_an_agent_writes_its_snapshot_without_an_import_of_torch(
 ) -> None:
     (tmp_path / "agent").mkdir()
     fork = place.fork_server.fork_child
-    agent = AgentMemory(tmp_path / "agent", b"s" * 32, "7.0", "one", "one", "127.0.0.1", fork=fork)
+    agent = AgentMemory(tmp_path / "agent", Settings(b"s" * 32, "7.0", "one", "one", "127.0.0.1"), fork=fork)
 
     def work() -> bool:
         snapshot.to_disk(tmp_path / "checkpoints")

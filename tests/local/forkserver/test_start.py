@@ -105,7 +105,7 @@ def test_cold_start_on_demand(workplace: Make, caplog: pytest.LogCaptureFixture)
 def test_program_that_is_not_python(workplace: Make, caplog: pytest.LogCaptureFixture) -> None:
     place = workplace(program=None, entrypoint="/bin/echo")
     place.fork_server.close()
-    place.fork_server = ForkServer.start(None)
+    place.fork_server = ForkServer(None)
     place.program = Program("/bin/echo", ())
     assert place.run_warm(["a", "b"]).stdout == "a b\n"
     assert caplog.messages == ["workers start cold: the entry point is not a Python script"]
@@ -186,7 +186,7 @@ def test_thread_pool_that_knows_about_fork_is_no_obstacle(workplace: Make) -> No
     """OpenBLAS starts one thread per further core when numpy is imported."""
     pytest.importorskip("numpy")
     environment = {name: value for name, value in os.environ.items() if name not in ("OMP_NUM_THREADS",)}
-    warm = ForkServer.start(FUNCTION, preload=["numpy"], environment=environment)
+    warm = ForkServer(FUNCTION, preload=["numpy"], environment=environment)
     try:
         assert warm.wait_ready(HANG)
         assert warm.state is State.WARM, warm.reason

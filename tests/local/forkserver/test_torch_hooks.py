@@ -6,7 +6,6 @@ To be run with every release of torch. When one of these fails, torch has change
 from __future__ import annotations
 
 import functools
-import inspect
 import signal
 import sys
 from pathlib import Path
@@ -19,7 +18,7 @@ from torch.numa import binding
 
 from slurm_elastic.agent import option_table
 from slurm_elastic.agent.forkserver import torch_context
-from slurm_elastic.agent.forkserver.torch_context import ForkServerContext, bound_cpus, start_workers
+from slurm_elastic.agent.forkserver.torch_context import ForkServerContext, bound_cpus
 from slurm_elastic.agent.forkserver.torch_processes import signal_handlers_kept
 from tests.local.forkserver.helpers.workplace import HANG
 
@@ -74,26 +73,6 @@ def test_a_tail_log_knows_what_it_follows(tmp_path: Path) -> None:
     followed = [each for tail in _Context(tmp_path)._tail_logs for each in torch_context._files_of(tail)]
     assert {Path(each.path).name for each in followed} == {"stdout.log", "stderr.log"}
     assert {each.prefix for each in followed} == {"[trainer0]:"}
-
-
-def test_start_takes_what_torch_passes() -> None:
-    torchs = list(inspect.signature(elastic.start_processes).parameters.values())
-    ours = list(inspect.signature(start_workers).parameters.values())
-    assert [parameter.name for parameter in ours[:10]] == [
-        "name",
-        "entrypoint",
-        "args",
-        "envs",
-        "logs_specs",
-        "log_line_prefixes",
-        "start_method",
-        "numa_options",
-        "duplicate_stdout_filters",
-        "duplicate_stderr_filters",
-    ]
-    assert [(parameter.name, parameter.default) for parameter in torchs] == [
-        (parameter.name, parameter.default) for parameter in ours[:10]
-    ]
 
 
 def test_cold_workers_of_torch_are_as_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

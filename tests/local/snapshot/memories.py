@@ -14,9 +14,9 @@ from typing import Any
 import torch
 
 from slurm_elastic import snapshot
-from slurm_elastic.snapshot.agent_round import Group
-from slurm_elastic.snapshot.agent_side import AgentMemory
+from slurm_elastic.snapshot.agent_side import AgentMemory, Group
 from slurm_elastic.snapshot.lineage import SLOTS, choose
+from slurm_elastic.snapshot.transfer import Settings
 
 _fork = multiprocessing.get_context("fork")
 
@@ -34,14 +34,9 @@ class Agents:
         (self._directory / name).mkdir()
         made = AgentMemory(
             self._directory / name,
-            secret,
-            "7.0",
-            name,
-            name,
-            "127.0.0.1",
+            Settings(secret, "7.0", name, name, "127.0.0.1", self._silence),
             replicates=self._replicates,
             slots=self._slots,
-            silence=self._silence,
         )
         self._by_name[name] = made
         return made

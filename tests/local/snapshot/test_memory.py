@@ -23,12 +23,10 @@ from slurm_elastic import snapshot
 from slurm_elastic.rendezvous.transport.session import Role, Session
 from slurm_elastic.snapshot import _worker_side, transfer
 from slurm_elastic.snapshot import memory as memory_module
-from slurm_elastic.snapshot.agent_round import Group
-from slurm_elastic.snapshot.agent_side import AgentMemory
+from slurm_elastic.snapshot.agent_side import AgentMemory, Group
 from slurm_elastic.snapshot.hand_over import VARIABLE, Request, ask
 from slurm_elastic.snapshot.lineage import Copy, SnapshotId, choose, read_inventories, read_origin
-from slurm_elastic.snapshot.memory import OutOfMemoryError, Reserve, Slot, free_memory, require_memory
-from slurm_elastic.snapshot.slots import HEADER
+from slurm_elastic.snapshot.memory import HEADER, OutOfMemoryError, Reserve, Slot, free_memory, require_memory
 from tests.local.snapshot.memories import Agents, in_worker, loads, saves
 from tests.local.waiting import eventually
 
@@ -247,7 +245,7 @@ def test_a_snapshot_that_no_agent_sends_ends_the_worker(agents: Agents, monkeypa
     one.close()
     del agents._by_name["one"]
     two = agents.add("two")
-    monkeypatch.setattr(transfer.receive, "__defaults__", (0.0,))
+    monkeypatch.setattr(transfer, "_GIVE_UP", 0.0)
     variables = two.begin(1, origin, first=True)
     with pytest.raises(Exception, match=r"two cannot get it: 127\.0\.0\.1: .*refused"):
         ask(variables[VARIABLE], Request(1))
@@ -325,8 +323,8 @@ def holds_a_part(agents: Agents) -> tuple[AgentMemory, Slot]:
 def gets(one: AgentMemory, ranges: transfer.Ranges) -> Slot:
     slot = Slot.make()
     holder = read_inventories([one.inventory()])[0].holder
-    secret, run = b"s" * 32, "7.0"
-    transfer.receive(PART, slot, [slot], [holder], secret, run, "two", lambda: False, timeout=0, ranges=ranges)
+    settings = transfer.Settings(b"s" * 32, "7.0", "two", "two", "127.0.0.1")
+    transfer.receive(PART, slot, [slot], [holder], settings, lambda: False, ranges=ranges)
     return slot
 
 
@@ -487,7 +485,8 @@ def test_fewer_nodes_have_larger_shards_each() -> None:
 
 def test_a_line_says_that_the_memory_would_not_do_for_the_fewest_nodes(tmp_path: Path) -> None:
     (tmp_path / "one").mkdir()
-    one = AgentMemory(tmp_path / "one", b"s" * 32, "7.0", "one", "one", "127.0.0.1", fewest_nodes=2)
+    settings = transfer.Settings(b"s" * 32, "7.0", "one", "one", "127.0.0.1")
+    one = AgentMemory(tmp_path / "one", settings, fewest_nodes=2)
 
     def work() -> list[str]:
         lines: list[str] = []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-import threading
 from typing import Any
 
 import pytest
@@ -12,6 +11,7 @@ from slurm_elastic.snapshot import _replicator_main, replicator
 from slurm_elastic.snapshot.lineage import Copy, Holder, SnapshotId
 from slurm_elastic.snapshot.memory import Slot
 from slurm_elastic.snapshot.replication import Report
+from slurm_elastic.snapshot.transfer import Settings
 
 SNAPSHOT = SnapshotId(0, 3)
 
@@ -44,10 +44,10 @@ def test_an_agent_pauses_as_long_as_a_copy_has_used_the_network(monkeypatch: pyt
     partner = Partner(room=30.0, sending=2.0)
     monkeypatch.setattr(_replicator_main.time, "monotonic", lambda: partner.now)
     here, _there = socket.socketpair()
-    settings = replicator.Settings(b"s" * 32, "7.0", "one", "one", "127.0.0.1", 1.0)
+    settings = Settings(b"s" * 32, "7.0", "one", "one", "127.0.0.1", 1.0)
     owner = _replicator_main._Replicator(settings, here)
     members = replicator.Members(0, 0, 2, 2, Holder("127.0.0.1", 1), None)
-    side = _replicator_main._Side(owner, members, threading.Event())
+    side = _replicator_main._Side(owner, members)
     side.partner = Report("two", Holder("127.0.0.1", 2))
     monkeypatch.setattr(side, "_channel_to_partner", lambda: partner)
     banks = {}

@@ -14,6 +14,7 @@ from slurm_elastic.snapshot import _slot_writer
 from slurm_elastic.snapshot import memory as memory_module
 from slurm_elastic.snapshot._slot_writer import SlotWriter
 from slurm_elastic.snapshot._worker_side import WorkerMemory
+from slurm_elastic.snapshot.hand_over import Answer
 from slurm_elastic.snapshot.lineage import SLOTS, Copy, Protection, SnapshotId
 from slurm_elastic.snapshot.memory import OutOfMemoryError, Slot
 from slurm_elastic.snapshot.state import describe, table_of
@@ -24,7 +25,7 @@ class Saver:
 
     def __init__(self) -> None:
         self.slots = [Slot.make() for _ in range(SLOTS)]
-        self._memory = WorkerMemory(self.slots, None, 0, writes=True)
+        self._memory = WorkerMemory(self.slots, Answer(), 0, writes=True)
         self._step = 0
         self._names: tuple[str, ...] = ()
 
@@ -36,7 +37,7 @@ class Saver:
     def newest(self) -> tuple[int, dict[str, Any]]:
         """Return step and state of the newest snapshot."""
         steps = [0 if (found := slot.contents()) is None else found.copy.id.step for slot in self.slots]
-        reader = WorkerMemory(self.slots, steps.index(max(steps)), 1, writes=False)
+        reader = WorkerMemory(self.slots, Answer(steps.index(max(steps))), 1, writes=False)
         loaded = reader.load(lambda: dict.fromkeys(self._names), own=False)
         assert loaded is not None
         return max(steps), loaded

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from slurm_elastic.control import Agreement, RoundControl
-from slurm_elastic.control._flight_recorder import collectives, dumps, shortened
 from slurm_elastic.control._shared_page import COLLECTIVES, COLLECTIVES_FIELDS, DUMP, DUMPED, SAMPLED, write_text
+from slurm_elastic.control._time_use import collectives, dumps, shortened
 
 
 def entry(number: int, name: str = "gloo:all_reduce", group: str = "0", **more: Any) -> dict[str, Any]:
@@ -91,7 +91,7 @@ def test_torch_records_collectives_by_default_and_returns_them_to_any_thread() -
     assert dumps() == {}
     script = """
 import os, sys, threading, torch
-from slurm_elastic.control._flight_recorder import collectives, dumps
+from slurm_elastic.control._time_use import collectives, dumps
 torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
 for _ in range(3):
     torch.distributed.all_reduce(torch.ones(2))

@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from slurm_elastic.control import RoundControl, TimeUse, _flight_recorder, _time_use, attach
+from slurm_elastic.control import RoundControl, TimeUse, _time_use, attach
 from slurm_elastic.control._shared_page import (
     COLLECTIVES,
     COLLECTIVES_FIELDS,
@@ -279,7 +279,6 @@ def test_a_dump_is_written_once_when_the_agent_asks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, functions: str
 ) -> None:
     if functions == "changed":
-        monkeypatch.setattr(_flight_recorder, "dumps", lambda: 1 / 0)
         monkeypatch.setattr(_time_use, "dumps", lambda: 1 / 0)
     monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "error.json"))
     fields = [0] * 128
@@ -436,7 +435,7 @@ def dumps():
 numbers = torch.ones(1500, 1500)
 _time_use.dumps = dumps
 control.measure()
-control._fields[_time_use.DUMP] = 1
+control._fields[_time_use.page.DUMP] = 1
 begun.wait()
 """
     assert run(script, OMP_NUM_THREADS="1", **control.environment(0)) == ""

@@ -6,16 +6,18 @@ from dataclasses import replace
 
 from slurm_elastic.snapshot.disk.agent_side import Held, Progress, Target, is_wanted, next_snapshot, step_before
 from slurm_elastic.snapshot.disk.lineage import CheckpointId
+from slurm_elastic.snapshot.hand_over import Directory
 from slurm_elastic.snapshot.lineage import Copy, SnapshotId
 
 ORIGIN = SnapshotId(2, 90)
-TARGET = Target("/checkpoints", every=60, keep=2, start=8, round=3)
+DIRECTORY = Directory("/checkpoints", every=60, keep=2, start=8)
+TARGET = Target(DIRECTORY, round=3)
 FROM_MEMORY = replace(TARGET, origin=(ORIGIN, CheckpointId(7, 90)))
 IDS = [ORIGIN, SnapshotId(3, 91), SnapshotId(3, 92)]
 HELD = Held([Copy(each, "") for each in IDS])
 # Two nodes with two workers each; the second one of this node has not come to step 92.
-OTHER = replace(FROM_MEMORY, first=False, nodes=2, workers=2)
-FIRST = replace(OTHER, first=True)
+OTHER = replace(FROM_MEMORY, directory=replace(DIRECTORY, first=False), nodes=2, workers=2)
+FIRST = replace(OTHER, directory=DIRECTORY)
 PARTS = [Copy.of_part(each, part, 4) for part in (2, 3) for each in IDS[: 3 if part == 2 else 2]]
 WITH_PARTS = Held([Copy(each, "", 4) for each in IDS], PARTS)
 
@@ -28,15 +30,18 @@ def test_the_newest_of_the_round_is_written_when_the_interval_has_passed() -> No
 
 
 def test_the_newest_of_the_round_is_written_when_so_many_steps_have_passed() -> None:
-    steps = replace(TARGET, every_steps=3, begins=90)
+    due = replace(DIRECTORY, every_steps=3, begins=90)
+    steps, earlier = replace(TARGET, directory=due), replace(TARGET, directory=replace(due, begins=89))
     assert next_snapshot(steps, Progress(100.0), HELD, 0.0) is None
-    assert next_snapshot(replace(steps, begins=89), Progress(100.0), HELD, 0.0) == (IDS[2], CheckpointId(8, 92))
+    assert next_snapshot(earlier, Progress(100.0), HELD, 0.0) == (IDS[2], CheckpointId(8, 92))
     assert next_snapshot(steps, Progress(100.0, written=90), HELD, 0.0) is None
     assert next_snapshot(steps, Progress(100.0, written=90), HELD, 100.0) == (IDS[2], CheckpointId(8, 92))
     assert next_snapshot(steps, Progress(100.0, written=89), HELD, 0.0) == (IDS[2], CheckpointId(8, 92))
     # Not again and again on a full disk.
     assert next_snapshot(steps, Progress(100.0, written=89, failed=True), HELD, 0.0) is None
-    assert is_wanted(replace(FIRST, every_steps=1), Progress(100.0, written=90), WITH_PARTS, 0.0)
+    assert is_wanted(
+        replace(FIRST, directory=replace(DIRECTORY, every_steps=1)), Progress(100.0, written=90), WITH_PARTS, 0.0
+    )
 
 
 def test_the_snapshot_in_memory_that_the_round_started_from_is_written_at_once() -> None:

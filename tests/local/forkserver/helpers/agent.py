@@ -13,7 +13,7 @@ from slurm_elastic.agent.forkserver.worker_command import Program
 
 directory, start = Path(sys.argv[1]), sys.argv[2]
 program = Program.script(str(directory / "train.py"))
-fork_server = ForkServer.start(program, warm=start != "cold", preload=["slow"] if start == "slow" else [])
+fork_server = ForkServer(program, warm=start != "cold", preload=["slow"] if start == "slow" else [])
 if start != "slow":
     from tests.local.forkserver.helpers.workplace import Workplace
 

@@ -15,8 +15,7 @@ ROOT = Path(__file__).parents[4]
 sys.path.insert(0, str(ROOT))
 
 from slurm_elastic.agent.forkserver.client import ForkServer  # noqa: E402
-from slurm_elastic.agent.forkserver.joint import execute_jointly, obstacle  # noqa: E402
-from slurm_elastic.agent.forkserver.worker_command import Program  # noqa: E402
+from slurm_elastic.agent.forkserver.worker_command import Program, execute_jointly, obstacle_to_sharing  # noqa: E402
 
 ARGUMENTS = ["--lr", "1e-3", ""]
 
@@ -46,7 +45,7 @@ if __name__ == "__main__":
     directory = Path(sys.argv[1])
     (directory / "train.py").touch()
     program = Program.script(str(directory / "train.py"), ARGUMENTS)
-    assert obstacle(program) is None
+    assert obstacle_to_sharing(program) is None
     execute_jointly(
         program,
         ["numpy.random"] if find_spec("numpy") else [],

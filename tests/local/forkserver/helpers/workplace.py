@@ -53,7 +53,7 @@ class Workplace:
             (directory / f"{name}.py").write_text(source)
         self.entrypoint = entrypoint
         self.program = program or Program.script(str(self.script), arguments)
-        self.fork_server = ForkServer.start(self.program, **options)
+        self.fork_server = ForkServer(self.program, **options)
 
     def close(self) -> None:
         self.fork_server.close()

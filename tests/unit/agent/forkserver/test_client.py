@@ -28,7 +28,7 @@ class Server:
         near_end, self._server = Channel.pair()
         child = Replacement(pid, near_end.detach(), os.pidfd_open(pid))
         self.now = 0.0
-        self.client = ForkServer(program, [], {}, warm=True, child=child)
+        self.client = ForkServer(program, environment={}, child=child)
         near_end, self.replacement = Channel.pair()
         handle = os.pidfd_open(pid)
         self._server.send({"state": "warm", "awaited": AWAITED})

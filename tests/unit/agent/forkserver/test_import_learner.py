@@ -1,8 +1,11 @@
-"""What is tried after an attempt that has failed."""
+"""What is tried after an attempt that has failed, and what is kept of another node's list."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from slurm_elastic.agent.forkserver._import_learner import Attempt, ImportLearner
+from slurm_elastic.agent.forkserver._import_list import EVERYTHING, ImportList, forget_list, read_list
 
 TOGETHER = Attempt(("a", "b"))
 
@@ -18,3 +21,16 @@ def test_nothing_is_tried_after_that() -> None:
     assert learner.message_fields()["notes"] == [
         "each worker imports the rest itself, as workers cannot share it: starts a thread"
     ]
+
+
+def test_a_node_does_not_learn_again_what_another_one_has_given_up(tmp_path: Path) -> None:
+    learner = ImportLearner(str(tmp_path / "lists"), ["-u", str(tmp_path / "train.py")], [], [])
+    assert learner.begin() is None
+    path = learner.message_fields()["list"]
+    learner.imports = ImportList(("plain",))
+    learner._keep()
+    forget_list(path, "a worker has died")
+    learner._keep()
+    stored = read_list(path)
+    assert stored is not None
+    assert stored.left_out == {EVERYTHING: "a worker has died"}

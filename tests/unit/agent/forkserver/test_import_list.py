@@ -11,13 +11,13 @@ import pytest
 
 from slurm_elastic.agent.forkserver._import_list import (
     ImportList,
-    UntrustedFileError,
     common,
     fingerprint,
     list_path,
     read_list,
     write_list,
 )
+from slurm_elastic.errors import UsageError
 
 
 def test_each_environment_of_packages_has_a_list_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,7 +105,7 @@ def test_list_that_cannot_be_trusted(tmp_path: Path, spoil: Callable[[Path], Non
     assert file.stat().st_mode & 0o777 == 0o600
     assert read_list(str(tmp_path / "lists" / "none.json")) is None
     spoil(file)
-    with pytest.raises(UntrustedFileError, match=reason):
+    with pytest.raises(UsageError, match=reason):
         read_list(str(file))
 
 
@@ -114,7 +114,7 @@ def test_list_in_a_directory_of_another_user_is_neither_read_nor_written(tmp_pat
     file = tmp_path / "lists" / "train-0.json"
     write_list(str(file), ImportList(("plain",)))
     os.chown(file.parent, 1, 1)
-    with pytest.raises(UntrustedFileError, match="own with mode 0600"):
+    with pytest.raises(UsageError, match="own with mode 0600"):
         read_list(str(file))
-    with pytest.raises(UntrustedFileError, match="belongs to another user"):
+    with pytest.raises(UsageError, match="belongs to another user"):
         write_list(str(file), ImportList(("plain",)))

@@ -11,7 +11,7 @@ import pytest
 
 WORKER = """\
 import sys
-from slurm_elastic.agent.forkserver._import_record import ImportRecord, observe
+from slurm_elastic.agent.forkserver._import_learner import ImportRecord, observe
 
 record = ImportRecord()
 observe(record, [{directory!r}])
@@ -87,7 +87,7 @@ def test_record_says_what_was_imported_after_a_seed(tmp_path: Path, script: str,
     for name, source in PACKAGES.items():
         (tmp_path / f"{name}.py").write_text(source)
     code = (
-        "from slurm_elastic.agent.forkserver._import_record import ImportRecord, observe\n"
+        "from slurm_elastic.agent.forkserver._import_learner import ImportRecord, observe\n"
         f"record = ImportRecord()\nobserve(record, [])\n{script}\nimport inner\n"
         f"print([name for name in dict.fromkeys(record.seeded()) if name != 'inner'])\n"
     )

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from slurm_elastic.agent.forkserver._import_trial import ImportTrial
+from slurm_elastic.agent.forkserver._imports import ImportTrial
 
 PACKAGE = ["wide", *(f"wide.part{number}" for number in range(200))]
 

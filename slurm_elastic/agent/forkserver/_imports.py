@@ -1,32 +1,154 @@
-"""Imports modules in a process that is to become the fork server, and says what keeps workers from sharing them.
+"""Imports modules in the fork server, and says what keeps it from being forked, or workers from sharing them.
 
-First all are imported, and the process is looked at once. If that finds harm, the next process tries halves of the list
-in processes that are forked for it and end, and halves of these: modules that do harm, those that import them, and the
-parts of both are left out.
+What workers import is imported by a process that is to become the fork server. First all are imported, and the process
+is looked at once. If that finds harm, the next process tries halves of the list in processes that are forked for it and
+end, and halves of these: modules that do harm, those that import them, and the parts of both are left out.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import fcntl
+import gc
+import importlib
 import os
 import signal
 import stat
 import sys
+import time
+import traceback
 from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import Any, NoReturn
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn
 
-from slurm_elastic.agent.forkserver._import_record import is_own_file, listen, random_states
+from slurm_elastic.agent.forkserver._fast_exit import namespace_of
 from slurm_elastic.agent.forkserver._linux import children, set_parent_death_signal
-from slurm_elastic.agent.forkserver._preload import (
-    BAD_FORK,
-    BrokenPreloadError,
-    import_module,
-    obstacle_to_forking,
-    uncollected,
-)
-from slurm_elastic.agent.forkserver._script_objects import namespace_of
-from slurm_elastic.agent.node.devices import devices_counted
+from slurm_elastic.agent.node.devices import cuda_is_open, devices_counted
+
+REQUIRED = ("torch", "torch.distributed", "torch.distributed.elastic.multiprocessing.errors")
+"""Imported before the first worker starts."""
+_THREADS_END = 0.3
+"""Seconds for threads to end whose library ends them before a fork."""
+_JEMALLOC = "jemalloc_bg_thd"
+"""The name of a thread that jemalloc starts again in a forked process (background_thread_postfork_child in
+src/background_thread.c, 5.3); Arrow has it built in, under pyarrow."""
+
+
+class BrokenPreloadError(Exception):
+    """A module cannot be imported. The message is one line with its name and the error."""
+
+    def __init__(self, module: str, error: BaseException) -> None:
+        self.module = module
+        why = traceback.format_exception_only(type(error), error)[-1].strip()
+        super().__init__(f"{module} cannot be imported: {why}")
+
+
+def import_module(name: str) -> None:
+    """Import one module, without collections of garbage: an import keeps nearly all. Raises BrokenPreloadError."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        importlib.import_module(name)
+    except BaseException as error:
+        raise BrokenPreloadError(name, error) from error
+    finally:
+        gc.freeze()
+        if collecting:
+            gc.enable()
+
+
+def import_required(about_to: Callable[[str], None]) -> tuple[str | None, int | None]:
+    """Import the modules of `REQUIRED`, and call `about_to` with the name of each before; raises BrokenPreloadError.
+
+    Returns why this process cannot be forked after them, for people (None if it can); and torch's first seed.
+    """
+    seed = None
+    for name in REQUIRED:
+        about_to(name)
+        import_module(name)
+        if name == "torch":
+            # A torch that is none, or broken, may lack it: the agent says so, in one line.
+            seed = getattr(sys.modules[name], "initial_seed", lambda: None)()
+    obstacle = obstacle_to_forking()
+    return None if obstacle is None else f"after importing {REQUIRED[-1]} {obstacle.state}", seed
+
+
+def script_directory(options: list[str]) -> list[str]:
+    """Return the entries that Python will put in front of sys.path for this program (docs.python.org, sys.path).
+
+    The fork server imports with them, too, so that it finds the same modules as a worker: a script's directory may hold
+    modules to preload, or one that hides another.
+    """
+    if getattr(sys.flags, "safe_path", False):  # Python 3.11
+        return []
+    target = Path(options[-1])
+    if "-c" in options or "-m" in options:
+        return [str(Path.cwd())] if "-m" in options else []
+    return [str(target.resolve() if target.is_dir() else target.resolve().parent)]
+
+
+class Obstacle(NamedTuple):
+    """A reason why a fork of a process would not work like a fresh interpreter, for people."""
+
+    state: str
+    """As a sentence about the process."""
+    deed: str
+    """The same after "importing it": as a sentence about the import that has led there."""
+
+
+_BAD_FORK = "CUDA was used, and cannot be used after a fork"
+BAD_FORK = Obstacle(_BAD_FORK, _BAD_FORK)
+
+
+def obstacle_to_forking() -> Obstacle | None:
+    """Return why a fork of this process would not work like a fresh interpreter; None if it would. Forks once."""
+    pid = os.fork()
+    if pid == 0:
+        # torch marks a child in which CUDA cannot be used any more, also where CUDA was only asked for its devices
+        # (torch/csrc/cuda/Module.cpp, poison_fork, 2.13).
+        os._exit(1 if torch_says("_is_in_bad_fork") else 0)
+    if os.waitpid(pid, 0)[1] != 0 or torch_says("_is_in_bad_fork"):
+        return BAD_FORK
+    if names := threads_after_fork():
+        named = ", ".join(names)
+        return Obstacle(f"threads are running: {len(names)} named {named}", f"starts a thread ({named})")
+    with contextlib.suppress(ChildProcessError):
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        return Obstacle("child processes are running", "starts a process")
+    # It has used a device, or asked more than their number.
+    if cuda_is_open() or torch_says("is_initialized"):
+        return Obstacle("CUDA is initialized", "initializes CUDA")
+    return None
+
+
+def threads_after_fork() -> list[str]:
+    """Return the names of the threads, beside the first, that a process forked a moment ago lacks.
+
+    Libraries that handle forks end their threads at that moment and start them again where they are needed, as OpenBLAS
+    does under numpy and scipy (openblas_fork_handler in driver/others/memory.c, 0.3.30).
+    """
+    end = time.monotonic() + _THREADS_END
+    while (names := _threads()) and time.monotonic() < end:
+        # The kernel lists a thread a little longer than it lives.
+        time.sleep(0.001)
+    return names
+
+
+def _threads() -> list[str]:
+    names = []
+    for task in os.listdir("/proc/self/task"):  # noqa: PTH208
+        if int(task) != os.getpid():
+            with contextlib.suppress(OSError):
+                names.append(Path(f"/proc/self/task/{task}/comm").read_text(errors="replace").strip())
+    return sorted(name for name in names if name != _JEMALLOC)
+
+
+def torch_says(question: str) -> bool:
+    """Return the answer of a function of torch.cuda; False where that is not imported."""
+    cuda = sys.modules.get("torch.cuda")
+    return cuda is not None and bool(getattr(cuda, question)())
+
 
 _WORKER_VARIABLES = frozenset(
     {
@@ -39,7 +161,6 @@ _READ_BY_RANK = frozenset(
     {"lightning.fabric.utilities.rank_zero", "lightning_fabric.utilities.rank_zero", "torchmetrics.utilities.prints"}
 )
 """Modules that store the rank of their process at import; see `renew_ranks`."""
-_OOM_SCORE = "/proc/self/oom_score_adj"
 
 
 class ImportTrial:
@@ -53,19 +174,13 @@ class ImportTrial:
     """
 
     def __init__(
-        self,
-        directories: Sequence[str],
-        preload: Sequence[str],
-        seeded: Collection[str],
-        progress: Callable[[], None],
+        self, directories: Sequence[str], preload: Sequence[str], seeded: Collection[str], progress: Callable[[], None]
     ) -> None:
         self._directories, self._preload, self._seeded, self._progress = directories, preload, seeded, progress
         self._preloaded: set[str] = set()
         self._event = ""
         self._answer = -1
         """In a process that tries modules: where it writes what harm they do."""
-        self.imported: list[str] = []
-        """Those that were not imported before, each with what it imports in turn."""
         self.broken: dict[str, BrokenPreloadError] = {}
         """Error by module, of those that cannot be imported; they may fail in workers, too."""
         self.left_out: dict[str, str] = {}
@@ -115,7 +230,6 @@ class ImportTrial:
             states = random_states() if module in self._seeded else {}
             try:
                 import_module(module)
-                self.imported.append(module)
             except BrokenPreloadError as error:
                 self.broken[module] = error
             now = random_states() if states else {}
@@ -166,7 +280,7 @@ class ImportTrial:
         sys.path[:0] = self._directories
         listen(self._heard)
         try:
-            with uncollected(), first_to_be_killed(), devices_counted(), self._reads_noted():
+            with first_to_be_killed(), devices_counted(), self._reads_noted():
                 yield
         finally:
             listen(None)
@@ -284,20 +398,59 @@ def first_to_be_killed() -> Iterator[None]:
 
     The score can be lowered again as far as a privileged process has last set it.
     """
-    kept = None
+    score = Path("/proc/self/oom_score_adj")
+    kept = score.read_text()
     # A container may have it read-only.
     with contextlib.suppress(OSError):
-        with open(_OOM_SCORE) as file:  # noqa: PTH123
-            kept = file.read()
-        _set_oom_score("1000")
+        score.write_text("1000")
     try:
         yield
     finally:
-        if kept is not None:
-            with contextlib.suppress(OSError):
-                _set_oom_score(kept)
+        with contextlib.suppress(OSError):
+            score.write_text(kept)
 
 
-def _set_oom_score(score: str) -> None:
-    with open(_OOM_SCORE, "w") as file:  # noqa: PTH123
-        file.write(score)
+def is_installed(path: str) -> bool:
+    """Return whether a file belongs to an installed package."""
+    return f"{os.sep}site-packages{os.sep}" in path or f"{os.sep}dist-packages{os.sep}" in path
+
+
+def is_own_file(path: str, directories: Sequence[str]) -> bool:
+    """Return whether a file is the script's own: in one of these directories, and not in an installed package."""
+    return any(path.startswith(directory + os.sep) for directory in directories) and not is_installed(path)
+
+
+def random_states() -> dict[str, Any]:
+    """Return the states of the generators that modules share."""
+    states: dict[str, Any] = {}
+    if "random" in sys.modules:
+        states["random"] = sys.modules["random"].getstate()
+    if "numpy.random" in sys.modules and hasattr(sys.modules["numpy.random"], "get_state"):
+        name, keys, *rest = sys.modules["numpy.random"].get_state()
+        states["numpy.random"] = name, keys.tobytes(), *rest
+    if "torch" in sys.modules:
+        state = sys.modules["torch"].get_rng_state()
+        states["torch"] = ctypes.string_at(state.data_ptr(), state.nbytes)
+    return states
+
+
+Listener = Callable[[str, tuple[Any, ...]], None]
+"""Called with the name of an event and its arguments (docs.python.org, Audit events table)."""
+
+_listeners: list[Listener | None] = []
+
+
+def listen(listener: Listener | None) -> None:
+    """Pass audit events to this listener from now on, in place of the one before; None for nobody.
+
+    There is one audit hook, since none can be removed, and processes that are forked inherit it.
+    """
+    if not _listeners:
+        sys.addaudithook(_hook)
+    _listeners[:] = [listener]
+
+
+def _hook(event: str, arguments: tuple[Any, ...]) -> None:
+    # Called for every `id`, too.
+    if _listeners[0] is not None:
+        _listeners[0](event, arguments)

@@ -1,0 +1,299 @@
+"""The children of the fork server: how a forked copy becomes a worker or works for the agent, and how children end."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import io
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TextIO
+
+from slurm_elastic.agent.forkserver._linux import (
+    children,
+    sent_signals,
+    set_parent_death_signal,
+    set_task_name,
+    set_title,
+    signal_descriptor,
+)
+from slurm_elastic.agent.forkserver.protocol import wait_on
+from slurm_elastic.agent.forkserver.worker_command import PACKAGE_ROOT
+
+JOB_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+"""Signals that Slurm and people send to jobs."""
+_SCAN_INTERVAL = 1.0
+"""Seconds between two scans of /proc for zombies of descendants whose own parent has ended."""
+
+
+class ChildReaper:
+    """The workers among the children of this process, and every other descendant that a worker leaves behind.
+
+    A worker that has ended stays a zombie until `sweep`: so the kernel gives its pid, which is also the id of its
+    process group, to no other process, and a signal to that group reaches only what the worker has left.
+    """
+
+    def __init__(self) -> None:
+        self.workers: set[int] = set()
+        self.kept: set[int] = set()
+        """Children that `sweep` does not kill: fork servers that replace this one, and children for the agent."""
+        self._ended: set[int] = set()
+        self._unreported: list[tuple[int, int]] = []
+        self._descriptor = -1
+        self._previous_handler: Any = None
+        self._next_scan = 0.0
+        self._scan_pending = False
+
+    def watch(self) -> None:
+        """Make `fileno` readable whenever a child ends (SIGCHLD, which is blocked here as all signals are)."""
+        # Where it is ignored the kernel reaps children.
+        self._previous_handler = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        self._descriptor = signal_descriptor([signal.SIGCHLD])
+
+    def forget(self) -> None:
+        """In a forked child: undo `watch`."""
+        signal.signal(signal.SIGCHLD, self._previous_handler)
+        os.close(self._descriptor)
+
+    def fileno(self) -> int:
+        """Readable after a child has ended."""
+        return self._descriptor
+
+    def exits(self) -> Iterator[tuple[int, int]]:
+        """Yield each worker that has ended once: its pid, and its exit code or minus the signal's number."""
+        sent_signals(self._descriptor)
+        has_exits = bool(self._unreported)
+        yield from self._unreported
+        self._unreported.clear()
+        for pid in sorted(self.workers - self._ended):
+            result = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            if result is not None:
+                has_exits = True
+                self._ended.add(pid)
+                yield pid, result.si_status if result.si_code == os.CLD_EXITED else -result.si_status
+        if not has_exits:
+            self._scan_pending = True
+        if self.seconds_to_scan() == 0:
+            self._scan_pending = False
+            self._next_scan = time.monotonic() + _SCAN_INTERVAL
+            self._reap_orphans()
+
+    def seconds_to_scan(self) -> float | None:
+        """Return the seconds until `exits` has to be called although no child has ended; None if it need not."""
+        return max(0.0, self._next_scan - time.monotonic()) if self._scan_pending else None
+
+    def _kill(self) -> None:
+        """Kill the process groups of all workers."""
+        for pid in self.workers:
+            try:
+                os.killpg(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                # Forked, but setsid has not made it the leader of its group yet.
+                os.kill(pid, signal.SIGKILL)
+            except PermissionError:
+                continue
+
+    def _kill_children(self) -> list[int]:
+        """Reap the children that have ended, kill the others, and return the pids of those that still lived.
+
+        Only children are killed: the kernel gives a child's pid to no other process before this process reaps it. When
+        a child ends its own children become children of this process (PR_SET_CHILD_SUBREAPER); the next call kills
+        them.
+        """
+        with contextlib.suppress(ChildProcessError):
+            while True:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+                if pid == 0:
+                    break
+                if pid in self.workers - self._ended:
+                    self._unreported.append((pid, os.waitstatus_to_exitcode(status)))
+                self._forget_child(pid)
+            living = [pid for pid in children(os.getpid()) if pid not in self.kept]
+            for pid in living:
+                with contextlib.suppress(PermissionError, ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            return living
+        return []
+
+    def sweep(self, seconds: float, between: Callable[[], None]) -> list[int]:
+        """Kill every descendant, in at most so many seconds, and call `between` after each look at the children.
+
+        Returns the pids of those that have not ended in time (uninterruptible sleep).
+        """
+        self._kill()
+        end = time.monotonic() + seconds
+        while True:
+            left = self._kill_children()
+            between()
+            if not left or time.monotonic() > end:
+                return left
+            # Until a child ends.
+            wait_on([self._descriptor], 0.02)
+            sent_signals(self._descriptor)
+
+    def _reap_orphans(self) -> None:
+        for pid in children(os.getpid()):
+            if pid not in self.workers:
+                with contextlib.suppress(ChildProcessError):
+                    if os.waitpid(pid, os.WNOHANG)[0]:
+                        self._forget_child(pid)
+
+    def _forget_child(self, pid: int) -> None:
+        self.workers.discard(pid)
+        self._ended.discard(pid)
+        self.kept.discard(pid)
+
+
+Changes = Mapping[str, tuple[str | None, str | None]]
+"""Old and new value of each changed variable, by name; None where it was not set."""
+
+
+@contextlib.contextmanager
+def errors_to(descriptor: int | None) -> Iterator[None]:
+    """In a forked process: on any error, write it to this pipe (None: to nowhere) and end the process with 1."""
+    try:
+        yield
+    except BaseException as error:
+        if descriptor is not None:
+            os.write(descriptor, f"{type(error).__name__}: {error}"[:4000].encode())
+        os._exit(1)
+
+
+def changes(before: Mapping[str, str], after: Mapping[str, str]) -> Changes:
+    """Return the variables that differ between two environments."""
+    names = {*before, *after}
+    return {name: (before.get(name), after.get(name)) for name in names if before.get(name) != after.get(name)}
+
+
+def change(environment: dict[str, str], by: Changes) -> None:
+    """Apply changes to an environment, to those variables that have the old value."""
+    for name, (before, after) in by.items():
+        if environment.get(name) == before and after is not None:
+            environment[name] = after
+        elif environment.get(name) == before:
+            environment.pop(name, None)
+
+
+def enter_own_session(fork_server: int) -> None:
+    """Move this process to a session of its own, and let the kernel kill it when the fork server ends."""
+    os.setsid()
+    set_parent_death_signal(signal.SIGKILL)
+    if os.getppid() != fork_server:
+        # The fork server ended before the kernel was asked to kill this process with it.
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def place_descriptors(descriptors: Mapping[str, int]) -> dict[str, str]:
+    """Put standard output and error in place; return the variables that name the descriptors of a function's call."""
+    for name, target in (("stdout", 1), ("stderr", 2)):
+        if name in descriptors:
+            os.dup2(descriptors[name], target)
+            os.close(descriptors[name])
+    if "call" not in descriptors:
+        return {}
+    for name in ("call", "result"):
+        os.set_inheritable(descriptors[name], True)
+    return {"SLURM_ELASTIC_CALL": f"{descriptors['call']}:{descriptors['result']}"}
+
+
+def execute(command: Sequence[str], environment: Mapping[str, str]) -> None:
+    """Execute a cold worker in this process; as in subprocess.Popen, signals that Python ignores are reset."""
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):
+        signal.signal(number, signal.SIG_DFL)
+    os.execvpe(command[0], list(command), dict(environment))
+
+
+def become_fresh_interpreter(
+    order: Mapping[str, Any],
+    environment: Mapping[str, str],
+    descriptors: Mapping[str, int],
+    task_name: bytes,
+    torch_seed: int | None,
+) -> None:
+    """Give this copy of the fork server the state of a fresh interpreter after the same imports, by the agent's order.
+
+    Only the seed of Python's hashes stays that of the fork server, the same in all its workers. `torch_seed` is torch's
+    seed right after its import.
+    """
+    set_task_name(task_name)
+    for name, stream in (("stdout", sys.__stdout__), ("stderr", sys.__stderr__)):
+        if name in descriptors and stream is not None:
+            _forget_old_file(stream)
+    _replace_environment(environment)
+    if order["cpus"] is not None:
+        os.sched_setaffinity(0, order["cpus"])
+    sys.argv[1:] = order["arguments"]
+    sys.orig_argv[:] = order["command"]
+    _seed_anew(torch_seed)
+    if "threading" in sys.modules:
+        # Not done after a fork (Lib/threading.py, _after_fork, Python 3.11).
+        sys.modules["threading"].main_thread()._set_native_id()
+    if "multiprocessing" in sys.modules:
+        sys.modules["multiprocessing"].current_process().authkey = os.urandom(32)
+
+
+def _seed_anew(torch_seed: int | None) -> None:
+    """Take new seeds from the system for numpy and torch; `random` does so itself (Lib/random.py, register_at_fork).
+
+    torch seeds its CPU generator when it is loaded (aten/src/ATen/CPUGeneratorImpl.cpp, getDefaultCPUGenerator, 2.13),
+    and those of CUDA at their first use. A seed that a preload has set on purpose stays.
+    """
+    if "numpy.random" in sys.modules:
+        sys.modules["numpy.random"].seed()
+    if torch_seed is not None and sys.modules["torch"].initial_seed() == torch_seed:
+        sys.modules["torch"].default_generator.seed()
+
+
+def _forget_old_file(stream: TextIO) -> None:
+    # `python -u` writes through, straight to a FileIO, which remembers whether its file could seek. The stream itself
+    # stays the same object: modules that were imported already hold on to it.
+    if isinstance(stream, io.TextIOWrapper) and isinstance(stream.buffer, io.FileIO):
+        raw = io.FileIO(stream.fileno(), "wb", closefd=False)
+        raw.name = stream.name
+        stream.__init__(  # type: ignore[misc]
+            raw, stream.encoding, stream.errors, "\n", line_buffering=stream.line_buffering, write_through=True
+        )
+
+
+def _replace_environment(environment: Mapping[str, str]) -> None:
+    # One by one, so that C code sees the same: os.environ calls putenv and unsetenv.
+    for name in set(os.environ) - set(environment):
+        del os.environ[name]
+    for name, value in environment.items():
+        if os.environ.get(name) != value:
+            os.environ[name] = value
+
+
+def run_agent_child(module: str, descriptor: int, signal_mask: Sequence[int]) -> None:
+    """Send the agent a handle of this process, call ``main(descriptor)`` of a module, and end this process.
+
+    The descriptor is the socket to the agent; its first message is the process id, with a pidfd. The main function
+    begins with the signals to jobs blocked, and those that are blocked in the agent.
+    """
+    code = 1
+    try:
+        os.setsid()
+        handle = os.pidfd_open(os.getpid())
+        agent = socket.socket(fileno=descriptor)
+        socket.send_fds(agent, [str(os.getpid()).encode()], [handle])
+        agent.detach()
+        os.close(handle)
+        nothing = os.open(os.devnull, os.O_RDWR)
+        for stream in (0, 1):
+            os.dup2(nothing, stream)
+        os.close(nothing)
+        signal.pthread_sigmask(signal.SIG_SETMASK, {*signal_mask, *JOB_SIGNALS})
+        # The fork server has forgotten this package, and a script's directory may have modules of the same names.
+        sys.path[:] = [PACKAGE_ROOT, *filter(None, sys.path)]
+        set_title(f"slurm-elastic {module.rpartition('.')[2]}", "SLURM_ELASTIC_WARM")
+        importlib.import_module(module).main(descriptor)
+        code = 0
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    finally:
+        # Python would go on to run the script.
+        os._exit(code)
