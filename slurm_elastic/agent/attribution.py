@@ -10,7 +10,7 @@ from pathlib import Path
 from slurm_elastic.agent.features import Feature, RunningRound
 from slurm_elastic.agent.root_cause import aborted_at_exit, named_error, words
 from slurm_elastic.failures import BY_KERNEL, Attribution, Domain, Outlook, attribute, fingerprint, position
-from slurm_elastic.rendezvous.membership import WorkerFailure
+from slurm_elastic.rendezvous.membership.agents import WorkerFailure
 from slurm_elastic.text import size_text
 
 _ROOT = Path("/")

@@ -11,7 +11,7 @@ from slurm_elastic.agent.event_log import json_number
 from slurm_elastic.agent.health.state import AgentState, Readings
 from slurm_elastic.agent.watchdog import process_state
 from slurm_elastic.control import WorkerProgress
-from slurm_elastic.rendezvous.requests import REPORT_LIMIT
+from slurm_elastic.rendezvous.transport.messages import REPORT_LIMIT
 from slurm_elastic.slow_ranks import Pace
 
 _SCHEMA = 1

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from slurm_elastic.errors import ExitCode
-from slurm_elastic.rendezvous.identity import job_of, node_of
+from slurm_elastic.rendezvous.membership.agents import job_of, node_of
 from slurm_elastic.slurm import (
     Cause,
     Context,
@@ -34,8 +34,7 @@ from slurm_elastic.slurm import (
 )
 
 if TYPE_CHECKING:
-    from slurm_elastic.rendezvous.election.policy import Successor
-    from slurm_elastic.rendezvous.transport.messages import Assignment
+    from slurm_elastic.rendezvous.transport.messages import Assignment, Successor
 
 
 _HELD = "JobHoldMaxRequeue"

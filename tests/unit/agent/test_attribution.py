@@ -13,7 +13,7 @@ from slurm_elastic.agent.attribution import AttributionFeature, memory_kills, re
 from slurm_elastic.agent.features import RunningRound
 from slurm_elastic.agent.root_cause import last_output
 from slurm_elastic.control import WorkerProgress
-from slurm_elastic.rendezvous.membership import Reason, WorkerFailure
+from slurm_elastic.rendezvous.membership.agents import Reason, WorkerFailure
 from slurm_elastic.rendezvous.membership.assignment import Place
 from slurm_elastic.rendezvous.transport.messages import Assignment
 

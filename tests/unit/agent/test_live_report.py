@@ -8,7 +8,7 @@ from slurm_elastic.agent.health.state import AgentState, Leave, Readings, RoundI
 from slurm_elastic.agent.live_report import live_report
 from slurm_elastic.control import WorkerProgress
 from slurm_elastic.observe.live import LiveAgent, LiveLeave, LiveWorker, live_run
-from slurm_elastic.rendezvous.requests import StatusAnswer, is_report
+from slurm_elastic.rendezvous.transport.messages import StatusAnswer, is_report
 
 START = AgentState("7", "n2", "7", "n2/7.0/1", since=10.0)
 
