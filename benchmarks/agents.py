@@ -7,12 +7,13 @@ from collections import defaultdict
 from collections.abc import Callable
 
 from benchmarks.leading import RUN, SECRET, LeaderProcess
-from slurm_elastic.rendezvous.election.events import AnnounceLeave, Depart, Join
+from slurm_elastic.rendezvous.election.events import AnnounceLeave, Depart, Join, LeaderEvent, LeaderLost, Unreachable
 from slurm_elastic.rendezvous.election.leader_location import LeaderLocation
 from slurm_elastic.rendezvous.election.runner import FollowerConfig, Runner
-from slurm_elastic.rendezvous.leader_events import LeaderEvent, LeaderLost, Unreachable
-from slurm_elastic.rendezvous.membership import AgentInfo, LeaveReason
-from slurm_elastic.rendezvous.transport.messages import Assignment, Ended, Interrupted
+from slurm_elastic.rendezvous.election.state import ElectionConfig
+from slurm_elastic.rendezvous.membership.agents import AgentInfo, LeaveReason
+from slurm_elastic.rendezvous.membership.events import Ended, Interrupted
+from slurm_elastic.rendezvous.transport.messages import Assignment
 
 
 class SimulatedAgent:
@@ -23,7 +24,7 @@ class SimulatedAgent:
         self._going = False
         agent = f"n{index}/1.0/{generation}"
         self._candidate = AgentInfo(agent, f"n{index}", index, 8, "default", f"10.0.{index >> 8}.{index & 255}", 29400)
-        config = FollowerConfig(run=RUN, secret=SECRET, agent=agent, locate=lambda known: crowd.location)
+        config = FollowerConfig(RUN, SECRET, ElectionConfig(agent), lambda known: crowd.location)
         self._runner = Runner(config, self._hear, report=lambda: crowd.report(index))
         self._task: asyncio.Task[None] | None = None
 

@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from slurm_elastic.rendezvous.records.etcd import EtcdServer
-from slurm_elastic.rendezvous.records.etcd.records import EtcdRecords, open_etcd_records
+from slurm_elastic.rendezvous.records.etcd.records import EtcdRecords
 from slurm_elastic.rundir import RunDir
 from tests.local.agents import allocation
 
@@ -84,7 +84,7 @@ def requests_by_phase(etcd: EtcdServer, size: int) -> dict[str, float]:
 
 
 def _open(stack: ExitStack, etcd: EtcdServer, run_dir: RunDir, incarnation: str) -> EtcdRecords:
-    records = open_etcd_records(etcd.config, run_dir, incarnation, limit=_LIMIT)
+    records = EtcdRecords(etcd.config, run_dir, incarnation, limit=_LIMIT)
     stack.callback(records.close)
     return records
 

@@ -23,40 +23,40 @@ from multiprocessing.connection import Connection
 
 from benchmarks.sandbox import raise_descriptor_limit
 from slurm_elastic.rendezvous.election import machine
-from slurm_elastic.rendezvous.election.actions import (
+from slurm_elastic.rendezvous.election.campaign import locate
+from slurm_elastic.rendezvous.election.events import (
     Action,
     AnswerProbe,
     CancelConnect,
     CloseLink,
     Connect,
     Deliver,
-    ReadLeaderLocation,
-    Send,
-    StopWorkers,
-)
-from slurm_elastic.rendezvous.election.campaign import locate
-from slurm_elastic.rendezvous.election.events import (
     Event,
     Join,
+    LeaderEvent,
     LeaderLocationRead,
+    LeaderLost,
     LinkClosed,
     LinkFailed,
     LinkOpened,
+    ReadLeaderLocation,
     Received,
+    Send,
+    StopWorkers,
     Tick,
+    Unreachable,
 )
 from slurm_elastic.rendezvous.election.leader_location import Answer, LeaderLocation
 from slurm_elastic.rendezvous.election.state import ElectionConfig, initial_election
-from slurm_elastic.rendezvous.leader_events import LeaderEvent, LeaderLost, Unreachable
-from slurm_elastic.rendezvous.membership import AgentInfo, Ponged, adapted_limit
+from slurm_elastic.rendezvous.membership.agents import AgentInfo
+from slurm_elastic.rendezvous.membership.config import adapted_limit
+from slurm_elastic.rendezvous.membership.events import Ended, Interrupted, Ponged
 from slurm_elastic.rendezvous.options import RendezvousOptions
 from slurm_elastic.rendezvous.records.api import RunDirRecords
-from slurm_elastic.rendezvous.transport.connect import Endpoint
 from slurm_elastic.rendezvous.transport.messages import (
     AgentMessage,
     Assignment,
-    Ended,
-    Interrupted,
+    Endpoint,
     decode_leader_message,
     encode,
 )

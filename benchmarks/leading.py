@@ -15,12 +15,12 @@ from typing import Any
 
 from benchmarks.usage import Usage, usage
 from slurm_elastic.descriptors import raise_limit
+from slurm_elastic.rendezvous.leader.agent_connections import AcceptedConnection
 from slurm_elastic.rendezvous.leader.fenced_records import FencedRecords
 from slurm_elastic.rendezvous.leader.leader import Leader
-from slurm_elastic.rendezvous.membership import Settings
+from slurm_elastic.rendezvous.membership.config import Settings
+from slurm_elastic.rendezvous.records.api import open_records
 from slurm_elastic.rendezvous.records.etcd import load_config
-from slurm_elastic.rendezvous.records.open import open_records
-from slurm_elastic.rendezvous.transport.server_connection import AcceptedConnection
 from slurm_elastic.rundir import RunDir
 
 RUN = "benchmark.0"
@@ -103,11 +103,8 @@ def _main(pipe: Connection, nodes: int, min_nodes: int, run_dir: RunDir, etcd: s
 
 
 async def _live(pipe: Connection, nodes: int, min_nodes: int, run_dir: RunDir, etcd: str) -> None:
-    settings = Settings(
-        min_nodes=min_nodes,
-        max_nodes=nodes,
-        expected_nodes=tuple(f"n{index}" for index in range(nodes)),
-    )
+    names = tuple(f"n{index}" for index in range(nodes))
+    settings = Settings(min_nodes=min_nodes, max_nodes=nodes, expected_nodes=names)
     records = open_records(run_dir, RUN, load_config(etcd) if etcd else None, limit=60.0)
     listener = socket.create_server(("127.0.0.1", 0), backlog=4096)
     port = listener.getsockname()[1]

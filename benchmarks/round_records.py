@@ -19,10 +19,10 @@ from benchmarks.tables import Results, Table
 from slurm_elastic.rendezvous.election.campaign import locate
 from slurm_elastic.rendezvous.election.leader_location import LeaderLocation
 from slurm_elastic.rendezvous.leader.fenced_records import FencedRecords
-from slurm_elastic.rendezvous.membership import AgentInfo, Reason
+from slurm_elastic.rendezvous.membership.agents import AgentInfo, Reason
 from slurm_elastic.rendezvous.membership.assignment import build_table
 from slurm_elastic.rendezvous.records.api import RunDirRecords
-from slurm_elastic.rendezvous.records.etcd.signed_values import signed_value
+from slurm_elastic.rendezvous.records.etcd.records import signed_value
 from slurm_elastic.rundir import RunDir
 
 _RUN = "records.0"

@@ -24,10 +24,10 @@ from benchmarks.tables import Bar, Results, Table
 from benchmarks.usage import process_cpu_seconds, usage
 from slurm_elastic.descriptors import raise_limit
 from slurm_elastic.rendezvous.connect import RendezvousConfig, connect
+from slurm_elastic.rendezvous.membership.events import Interrupted
 from slurm_elastic.rendezvous.options import RendezvousOptions
-from slurm_elastic.rendezvous.records.open import open_records
+from slurm_elastic.rendezvous.records.api import open_records
 from slurm_elastic.rendezvous.thread import Coordination
-from slurm_elastic.rendezvous.transport.messages import Interrupted
 from slurm_elastic.rundir import RunDir, incarnation
 
 _BARS = {

@@ -24,7 +24,8 @@ from slurm_elastic.agent.health.state import AgentState, Readings, RoundInfo, St
 from slurm_elastic.control import WorkerProgress
 from slurm_elastic.observe.live import live_run
 from slurm_elastic.rendezvous.leader_client import LeaderEndpoint, ask_status
-from slurm_elastic.rendezvous.membership import Place, Reason
+from slurm_elastic.rendezvous.membership.agents import Reason
+from slurm_elastic.rendezvous.membership.assignment import Place
 from slurm_elastic.rendezvous.transport.messages import Assignment
 
 _WORKERS = 8

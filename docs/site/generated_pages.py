@@ -14,10 +14,13 @@ from typing import TYPE_CHECKING
 from slurm_elastic import errors
 from slurm_elastic._version import __version__
 from slurm_elastic.agent.health.metrics import metrics_page
-from slurm_elastic.agent.health.state import AgentState, Readings, RoundInfo, Stage, WorkerInfo, enter
+from slurm_elastic.agent.health.state import AgentState, Readings, RoundInfo, Stage, enter
 from slurm_elastic.cli.main import commands
 from slurm_elastic.control import WorkerProgress
 from slurm_elastic.observe.views import StatusExit
+from slurm_elastic.rendezvous.membership.agents import Reason
+from slurm_elastic.rendezvous.membership.assignment import Place
+from slurm_elastic.rendezvous.transport.messages import Assignment
 
 if TYPE_CHECKING:
     from mkdocs.config.defaults import MkDocsConfig
@@ -117,7 +120,9 @@ def _metrics() -> Iterable[str]:
     yield "# Metrics\n"
     yield "On the page `/metrics` of a [health port](../reference.md#the-health-port); made from the code.\n"
     yield "| metric | type | labels | |\n|---|---|---|---|"
-    info = RoundInfo(0, "start", 2, "n[1-2]", 0, 2, (WorkerInfo(0, 0, 1),))
+    place = Place("node/job.0/1", "node", 0, 0, 2, "default", 0, 2)
+    assignment = Assignment(0, place, 0, Reason.START, 2, 2, "node", 1, 0, members="n[1-2]")
+    info = RoundInfo(assignment, {0: 1})
     start = AgentState(
         "run", "node", "job", "node/job.0/1", 0.0, round_info=info, notices=("preempted",), changing_since=0.0
     )

@@ -34,16 +34,9 @@ from slurm_elastic.agent.workers.torch_agent import TorchAgent
 from slurm_elastic.control import Agreement, RoundControl, WorkerProgress
 from slurm_elastic.errors import ExitCode
 from slurm_elastic.rendezvous.connect import RendezvousConfig
-from slurm_elastic.rendezvous.identity import job_of
-from slurm_elastic.rendezvous.membership import (
-    STEPPED,
-    Collective,
-    Ended,
-    Interrupted,
-    WorkerFailure,
-    WorkerPosition,
-    root_of,
-)
+from slurm_elastic.rendezvous.membership.agents import STEPPED, WorkerFailure, job_of, root_of
+from slurm_elastic.rendezvous.membership.events import Ended, Interrupted
+from slurm_elastic.rendezvous.membership.stragglers import Collective, WorkerPosition
 from slurm_elastic.rendezvous.thread import Coordination
 from slurm_elastic.rendezvous.transport.messages import Assignment
 from slurm_elastic.rendezvous.worker_store import FreshPorts, ReservedPort, open_worker_store

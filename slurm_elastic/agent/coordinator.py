@@ -18,15 +18,14 @@ from slurm_elastic.agent.root_cause import end_on_record, root_cause
 from slurm_elastic.agent.signals import Notices
 from slurm_elastic.errors import ExitCode
 from slurm_elastic.rendezvous.connect import RendezvousConfig, connect
-from slurm_elastic.rendezvous.leader_events import LeaderEvent, LeaderLost, Unreachable
-from slurm_elastic.rendezvous.membership import Claim, Decision, Finish, LeaveReason, Outcome
+from slurm_elastic.rendezvous.election.events import LeaderEvent, LeaderLost, RecordsLost, Unreachable
+from slurm_elastic.rendezvous.membership.agents import LeaveReason
+from slurm_elastic.rendezvous.membership.events import Claim, Decision, Ended, Finish, Outcome
 from slurm_elastic.rendezvous.options import RendezvousOptions
-from slurm_elastic.rendezvous.records.api import Records, RecordsError
+from slurm_elastic.rendezvous.records.api import Records, RecordsError, open_records
 from slurm_elastic.rendezvous.records.etcd.config import EtcdConfig
-from slurm_elastic.rendezvous.records.open import open_records
 from slurm_elastic.rendezvous.run_events import Entry, describe
-from slurm_elastic.rendezvous.thread import Coordination, RecordsLost
-from slurm_elastic.rendezvous.transport.messages import Ended
+from slurm_elastic.rendezvous.thread import Coordination
 from slurm_elastic.rundir import RunDir, incarnation
 from slurm_elastic.slurm import Controller, ephemeral_low, port_sequence
 from slurm_elastic.snapshot.lineage import choose

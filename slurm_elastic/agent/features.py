@@ -31,7 +31,7 @@ from slurm_elastic.failures.causes import (
     position,
 )
 from slurm_elastic.rendezvous.connect import RendezvousConfig
-from slurm_elastic.rendezvous.membership import WorkerFailure
+from slurm_elastic.rendezvous.membership.agents import WorkerFailure
 from slurm_elastic.rendezvous.run_events import Entry
 from slurm_elastic.rendezvous.transport.messages import Assignment
 from slurm_elastic.snapshot.agent_side import AgentMemory, Group
@@ -83,7 +83,7 @@ class Feature:
         """The life cycle has entered another state."""
 
     def inventory(self) -> str:
-        """Return what this node holds for the workers of the next round; see :class:`~.membership.AgentInfo`.
+        """Return what this node holds for the workers of the next round; see :class:`~.membership.agents.AgentInfo`.
 
         Called when the agent joins, while no workers run. The agent sends the first text that is not empty.
         """

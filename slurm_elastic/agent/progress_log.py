@@ -21,7 +21,7 @@ from slurm_elastic.agent.lifecycle.states import Leaving, State, Training
 from slurm_elastic.agent.watchdog.stacks import process_state
 from slurm_elastic.control import TimeUse, WorkerProgress
 from slurm_elastic.errors import ExitCode
-from slurm_elastic.rendezvous.identity import job_of
+from slurm_elastic.rendezvous.membership.agents import job_of
 from slurm_elastic.rendezvous.transport.messages import Assignment
 from slurm_elastic.rundir import RunDir, RunDirError
 

@@ -24,7 +24,8 @@ from slurm_elastic.failures.causes import (
     named,
     without_prefixes,
 )
-from slurm_elastic.rendezvous.membership import Ended, Interrupted, Reason, WorkerFailure
+from slurm_elastic.rendezvous.membership.agents import Reason, WorkerFailure
+from slurm_elastic.rendezvous.membership.events import Ended, Interrupted
 from slurm_elastic.rendezvous.records.api import Records
 from slurm_elastic.rundir import read_file
 

@@ -49,10 +49,9 @@ from slurm_elastic.agent.watchdog.watchdog import Watchdog
 from slurm_elastic.agent.workers.processes import require_numa_binding, worker_starter
 from slurm_elastic.errors import ExitCode, SlurmElasticError, UsageError
 from slurm_elastic.rendezvous.connect import RendezvousConfig, connect
-from slurm_elastic.rendezvous.membership import Decision, Drop, Publish
+from slurm_elastic.rendezvous.membership.events import Decision, Drop, Publish
 from slurm_elastic.rendezvous.options import RendezvousOptions
-from slurm_elastic.rendezvous.records.api import Records, RecordsInterruptedError
-from slurm_elastic.rendezvous.records.open import open_records
+from slurm_elastic.rendezvous.records.api import Records, RecordsInterruptedError, open_records
 from slurm_elastic.rendezvous.run_events import Entry, describe
 from slurm_elastic.rendezvous.thread import Coordination
 from slurm_elastic.rendezvous.torch_handler import SlurmRendezvousHandler

@@ -43,10 +43,10 @@ from slurm_elastic.agent.workers.torchrun_options import (
     torchrun_config,
 )
 from slurm_elastic.errors import UsageError
-from slurm_elastic.rendezvous.identity import AgentIdentity
+from slurm_elastic.rendezvous.membership.agents import AgentIdentity
 from slurm_elastic.rendezvous.options import RendezvousOptions
+from slurm_elastic.rendezvous.records.api import etcd_wanted
 from slurm_elastic.rendezvous.records.etcd.config import EtcdConfig
-from slurm_elastic.rendezvous.records.open import etcd_wanted
 from slurm_elastic.rundir import RunDir
 from slurm_elastic.slurm import AddressPreference, Context, SlurmJob, compress, ephemeral_low, port_sequence
 

@@ -11,7 +11,7 @@ from slurm_elastic.errors import UsageError
 from slurm_elastic.rundir import RunDir
 
 if TYPE_CHECKING:
-    from slurm_elastic.rendezvous.requests import LeaveAnswer
+    from slurm_elastic.rendezvous.transport.messages import LeaveAnswer
 
 
 def find_run(options: argparse.Namespace) -> RunDir:
@@ -44,8 +44,8 @@ def request_leave(run_dir: RunDir, nodes: tuple[str, ...], reason: str) -> Leave
     """
     # These import msgspec.
     from slurm_elastic.rendezvous.leader_client import NoAnswerError, ask_to_leave, client_name, find_leader
-    from slurm_elastic.rendezvous.membership import LeaveReason
-    from slurm_elastic.rendezvous.requests import LeaveRequest
+    from slurm_elastic.rendezvous.membership.agents import LeaveReason
+    from slurm_elastic.rendezvous.transport.messages import LeaveRequest
 
     request = LeaveRequest(
         agent=client_name(),

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 
 from slurm_elastic.control import TimeUse
 from slurm_elastic.observe.records import Event, RunRecords, Worker
-from slurm_elastic.rendezvous.identity import AgentIdentity
+from slurm_elastic.rendezvous.membership.agents import AgentIdentity
 
 
 class Bucket(enum.Enum):

@@ -8,7 +8,7 @@ from typing import Literal
 
 from slurm_elastic import typed_json
 from slurm_elastic.observe.views import LiveAnswer
-from slurm_elastic.rendezvous.requests import StatusAnswer
+from slurm_elastic.rendezvous.transport.messages import StatusAnswer
 from slurm_elastic.slow_ranks import Pace
 
 _SCHEMA = 1

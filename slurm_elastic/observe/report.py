@@ -12,7 +12,7 @@ from slurm_elastic.observe.goodput import Goodput, RoundProgress, Segment, goodp
 from slurm_elastic.observe.pace import SlowRankView, slow_by_round
 from slurm_elastic.observe.records import Event, RunRecords, Worker
 from slurm_elastic.observe.views import GOES_ON, RunStatus
-from slurm_elastic.rendezvous.identity import AgentIdentity
+from slurm_elastic.rendezvous.membership.agents import AgentIdentity
 from slurm_elastic.slurm.hostlist import natural_key
 
 REPORT_SCHEMA = 2

@@ -12,7 +12,7 @@ from slurm_elastic.clock_times import parse_time
 from slurm_elastic.failures.history import Loop, find_loops
 from slurm_elastic.observe.pace import rank_scores, slow_ranks
 from slurm_elastic.observe.records import Event, Round, RunRecords, Worker
-from slurm_elastic.rendezvous.identity import AgentIdentity
+from slurm_elastic.rendezvous.membership.agents import AgentIdentity
 from slurm_elastic.slurm import QueuedJob
 from slurm_elastic.slurm.hostlist import compress, natural_key
 

@@ -12,15 +12,18 @@ from dataclasses import dataclass
 from slurm_elastic.rendezvous.election.campaign import Campaign, CampaignConfig, CampaignRecords, locate
 from slurm_elastic.rendezvous.election.leader_location import LeaderLocation
 from slurm_elastic.rendezvous.election.runner import FollowerConfig
-from slurm_elastic.rendezvous.leader.absent_agents import agents_gone, own_releases
+from slurm_elastic.rendezvous.election.state import ElectionConfig
+from slurm_elastic.rendezvous.leader.absent_agents import own_releases
 from slurm_elastic.rendezvous.leader.fenced_records import FencedRecords, last_failure, worked_sizes
 from slurm_elastic.rendezvous.leader.leader import Leader
-from slurm_elastic.rendezvous.membership import AgentInfo, Decision, Reason, Settings, adapted_limit
+from slurm_elastic.rendezvous.membership.agents import AgentInfo, Reason
+from slurm_elastic.rendezvous.membership.config import Settings, adapted_limit, no_origin
+from slurm_elastic.rendezvous.membership.events import Decision
 from slurm_elastic.rendezvous.options import RendezvousOptions
 from slurm_elastic.rendezvous.records.api import Record, Records, RecordsError
 from slurm_elastic.rendezvous.thread import Coordination
 from slurm_elastic.rundir import RunDir
-from slurm_elastic.slurm import Controller, NodeState, ports_exhausted
+from slurm_elastic.slurm import Controller, ports_exhausted
 
 _LOOPBACK = "127.0.0.1"
 
@@ -30,15 +33,15 @@ class RendezvousConfig:
     """One agent of one run, before it has connected to a leader.
 
     Attributes:
-        run_id: Id of the run.
         run_dir: The run directory, opened.
         records: The records of this incarnation.
         restart_count: How often Slurm has requeued the job.
         incarnation: The name of this incarnation of the run; agents of another one are strangers.
-        agent, node, position: See :class:`~slurm_elastic.rendezvous.membership.AgentInfo`.
+        agent, node, position, cohort, domain: See :class:`~slurm_elastic.rendezvous.membership.agents.AgentInfo`; of
+            the cohort name and size.
         address: The address at which other nodes reach this agent.
         local_world_size, role: Number of its workers, and their role in torch elastic.
-        expected_nodes: See :class:`~slurm_elastic.rendezvous.membership.Settings`.
+        expected_nodes, choose_origin: See :class:`~slurm_elastic.rendezvous.membership.config.Settings`.
         min_nodes, max_nodes, max_restarts: Bounds of the run.
         may_lead: True if this agent leads the run when no agent has led this incarnation yet.
         leader_host: The host where agents expect the leader until the records have its endpoint.
@@ -47,9 +50,6 @@ class RendezvousConfig:
         has_workers: True if this agent wants places in rounds; False for a coordinator, which only leads.
         interface: The network interface of the data network; empty if the user has named none.
         gloo_interface: The same, else where needed that of `address`; see :func:`~slurm_elastic.slurm.gloo_interface`.
-        choose_origin: See :class:`~slurm_elastic.rendezvous.membership.Settings`; used while this agent leads.
-        cohort: Name and size; see :class:`~slurm_elastic.rendezvous.membership.AgentInfo`.
-        domain: See :class:`~slurm_elastic.rendezvous.membership.AgentInfo`.
     """
 
     run_id: str
@@ -76,14 +76,14 @@ class RendezvousConfig:
     domain: str = ""
     interface: str = ""
     gloo_interface: str = ""
-    choose_origin: Callable[[int | None, str, Sequence[str], bool], str] | None = None
+    choose_origin: Callable[[int | None, str, Sequence[str], bool], str] = no_origin
 
     def agent_info(self, store_port: int, inventory: str = "", ran: float = 0.0, *, proven: bool = False) -> AgentInfo:
         """Return the description of this agent with which it joins.
 
         Args:
             store_port: See :class:`~slurm_elastic.rendezvous.worker_store.ReservedPort`.
-            inventory, ran, proven: See :class:`~slurm_elastic.rendezvous.membership.AgentInfo`.
+            inventory, ran, proven: See :class:`~slurm_elastic.rendezvous.membership.agents.AgentInfo`.
         """
         return AgentInfo(
             agent=self.agent,
@@ -121,34 +121,55 @@ def connect(config: RendezvousConfig, journal: Callable[[Decision], None], *, ca
     secret = config.run_dir.secret()
     founder = config.may_lead and config.records.newest_epoch() is None
     listener = _listen(config, founder=founder)
+    port: int = listener.getsockname()[1]
+    settings = _settings(config)
     expected_agents = max(len(config.expected_nodes), config.min_nodes)
+    election = ElectionConfig(
+        agent=config.agent,
+        # The loopback works whatever the network does.
+        endpoints=tuple((address, port) for address in dict.fromkeys((_LOOPBACK, config.address))),
+        connect_timeout=config.options.join_timeout,
+        expected_agents=expected_agents,
+        heartbeat_limit=adapted_limit(config.options.heartbeat_limit, expected_agents),
+        leader_limit=config.options.leader_limit,
+        can_hold=can_hold,
+        coming=config.has_workers,
+        campaign=CampaignConfig(
+            incarnation=config.incarnation,
+            settings=settings,
+            has_workers=config.has_workers,
+            directory=str(config.run_dir.path),
+        ),
+    )
+
+    def fenced_records(campaign: Campaign) -> FencedRecords:
+        endpoint = {"address": config.address, "port": port, "epoch": campaign.term, "agent": config.agent}
+        return FencedRecords(config.records, config.incarnation, campaign.term, endpoint, campaign.follows)
+
+    def leader(campaign: Campaign) -> Leader:
+        return Leader(
+            config.incarnation,
+            secret,
+            campaign.term,
+            campaign.settings,
+            fenced_records(campaign),
+            journal,
+            Controller(),
+            campaign.endpoints,
+        )
+
+    first = _first_term(config.records, settings) if founder else None
     coordination = Coordination(
         FollowerConfig(
             run=config.incarnation,
             secret=secret,
-            agent=config.agent,
+            election=election,
             locate=lambda location: _locate(config, location),
-            addresses=(config.address,),
-            connect_timeout=config.options.join_timeout,
-            expected_agents=expected_agents,
-            heartbeat_limit=adapted_limit(config.options.heartbeat_limit, expected_agents),
-            leader_limit=config.options.leader_limit,
-            can_hold=can_hold,
-            coming=config.has_workers,
-            campaign=CampaignConfig(
-                incarnation=config.incarnation,
-                settings=_settings(config),
-                expected_nodes=config.expected_nodes,
-                requeued=bool(config.restart_count),
-                has_workers=config.has_workers,
-                node=config.node,
-                directory=str(config.run_dir.path),
-            ),
-            read_campaign=lambda: _read_campaign(config),
+            read_campaign=lambda: _read_campaign(config.records),
         ),
         listener,
-        lambda campaign: _leader(config, secret, listener, campaign, journal),
-        _found(config, secret, listener, journal) if founder else None,
+        leader,
+        first if first is not None and fenced_records(first).claim() else None,
         config.records.stop_waiting,
     )
     config.records.on_loss(coordination.records_lost)
@@ -163,51 +184,42 @@ def _locate(config: RendezvousConfig, location: LeaderLocation) -> LeaderLocatio
     return LeaderLocation(expected)
 
 
-def _read_campaign(config: RendezvousConfig) -> CampaignRecords:
-    newest = config.records.newest_epoch() or 0
-    situation = config.records.situation()
+def _read_campaign(records: Records) -> CampaignRecords:
+    newest = records.newest_epoch() or 0
+    situation = records.situation()
     before = None
     with contextlib.suppress(RecordsError):
         # It only tells which agent this one follows.
-        before = config.records.epoch(newest) if newest else None
+        before = records.epoch(newest) if newest else None
     return CampaignRecords(newest, situation, before)
 
 
-def _found(
-    config: RendezvousConfig, secret: bytes, listener: socket.socket, journal: Callable[[Decision], None]
-) -> Leader | None:
-    """Return the leader of the first term if this agent has claimed it."""
-    last = config.records.last_round()
-    before = _record(config, last)
+def _first_term(records: Records, settings: Settings) -> Campaign:
+    """Return the first term of the incarnation, which no agent has claimed yet."""
+    last = records.last_round()
+    before: Record = {}
+    with contextlib.suppress(RecordsError):
+        # That of an earlier incarnation can be done without.
+        before = (records.round(last) if last is not None else None) or {}
     settings = dataclasses.replace(
-        _settings(config),
-        expected_nodes=config.expected_nodes,
+        settings,
         first_round=0 if last is None else last + 1,
-        first_reason=Reason.REQUEUED if config.restart_count else Reason.START,
         first_failure=last_failure(before),
         first_ran=worked_sizes(before),
     )
-    campaign = Campaign(1, settings, last)
-    if not _fenced_records(config, listener, campaign).claim():
-        return None
-    return _leader(config, secret, listener, campaign, journal)
-
-
-def _record(config: RendezvousConfig, number: int | None) -> Record:
-    """Return the record of a round of an earlier incarnation; empty for none, or one that cannot be read."""
-    with contextlib.suppress(RecordsError):
-        return (config.records.round(number) if number is not None else None) or {}
-    return {}
+    return Campaign(1, settings, last)
 
 
 def _settings(config: RendezvousConfig) -> Settings:
     options = config.options
-    settings = Settings(
+    return Settings(
         min_nodes=config.min_nodes,
         max_nodes=config.max_nodes,
         valid_nodes=options.valid_nodes,
         segment=options.segment,
         max_restarts=config.max_restarts,
+        expected_nodes=config.expected_nodes,
+        first_reason=Reason.REQUEUED if config.restart_count else Reason.START,
         agent=config.agent,
         join_timeout=options.join_timeout,
         last_call_timeout=options.last_call_timeout,
@@ -215,44 +227,7 @@ def _settings(config: RendezvousConfig) -> Settings:
         leave_margin=options.leave_margin,
         min_round_time=options.min_round_time,
         on_tie=options.on_tie,
-    )
-    if config.choose_origin is not None:
-        settings = dataclasses.replace(settings, choose_origin=config.choose_origin)
-    return settings
-
-
-def _fenced_records(config: RendezvousConfig, listener: socket.socket, campaign: Campaign) -> FencedRecords:
-    port = listener.getsockname()[1]
-    endpoint = {"address": config.address, "port": port, "epoch": campaign.term, "agent": config.agent}
-    return FencedRecords(config.records, config.incarnation, campaign.term, endpoint, campaign.follows)
-
-
-def _leader(
-    config: RendezvousConfig,
-    secret: bytes,
-    listener: socket.socket,
-    campaign: Campaign,
-    journal: Callable[[Decision], None],
-) -> Leader:
-    controller = Controller()
-
-    def nodes_down(nodes: Sequence[str]) -> frozenset[str]:
-        states = controller.node_states(nodes)
-        return frozenset(node for node, state in states.items() if state is NodeState.DOWN)
-
-    def gone(agents: Sequence[str]) -> frozenset[str]:
-        return agents_gone(agents, controller)
-
-    return Leader(
-        config.incarnation,
-        secret,
-        campaign.term,
-        campaign.settings,
-        _fenced_records(config, listener, campaign),
-        journal,
-        nodes_down,
-        gone,
-        campaign.endpoints,
+        choose_origin=config.choose_origin,
     )
 
 

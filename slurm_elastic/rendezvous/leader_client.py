@@ -14,8 +14,17 @@ from dataclasses import dataclass
 from slurm_elastic.errors import SlurmElasticError
 from slurm_elastic.rendezvous.leader.fenced_records import newest_endpoint
 from slurm_elastic.rendezvous.records.api import RunDirRecords
-from slurm_elastic.rendezvous.requests import LeaveAnswer, LeaveRequest, StatusAnswer, StatusPart, StatusRequest
-from slurm_elastic.rendezvous.transport.messages import LeaderMessage, MessageError, decode_leader_message, encode
+from slurm_elastic.rendezvous.transport.messages import (
+    LeaderMessage,
+    LeaveAnswer,
+    LeaveRequest,
+    MessageError,
+    StatusAnswer,
+    StatusPart,
+    StatusRequest,
+    decode_leader_message,
+    encode,
+)
 from slurm_elastic.rendezvous.transport.session import Role, Session, SessionError
 from slurm_elastic.rundir import RunDir
 
@@ -29,13 +38,7 @@ class NoAnswerError(SlurmElasticError):
 
 @dataclass(frozen=True, slots=True)
 class LeaderEndpoint:
-    """The endpoint of the leader of a run, and the secret by which both ends prove that they belong to it.
-
-    Attributes:
-        address, port: As the leader has published them.
-        incarnation: The leader's incarnation.
-        secret: The run's secret.
-    """
+    """The endpoint that the leader of an incarnation has published, and the secret by which both ends prove the run."""
 
     address: str
     port: int
@@ -72,10 +75,6 @@ def find_leader(run_dir: RunDir) -> LeaderEndpoint:
 def ask_to_leave(leader: LeaderEndpoint, request: LeaveRequest) -> LeaveAnswer:
     """Have the leader ask agents to leave.
 
-    Args:
-        leader: The leader of the run.
-        request: The agents, and the reason.
-
     Raises:
         NoAnswerError: The leader does not answer within 10 s, or another program does.
     """
@@ -87,9 +86,6 @@ def ask_to_leave(leader: LeaderEndpoint, request: LeaveRequest) -> LeaveAnswer:
 
 def ask_status(leader: LeaderEndpoint) -> tuple[StatusAnswer, dict[str, str]]:
     """Have the leader ask all agents what they do now.
-
-    Args:
-        leader: The leader of the run.
 
     Returns:
         The leader's answer, and the report of each agent that has answered, by its identity.

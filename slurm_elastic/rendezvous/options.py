@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
 from slurm_elastic.errors import UsageError
-from slurm_elastic.rendezvous.election.policy import default_leader_limit
-from slurm_elastic.rendezvous.membership import OnTie
+from slurm_elastic.rendezvous.election.campaign import default_leader_limit
+from slurm_elastic.rendezvous.membership.config import OnTie
 from slurm_elastic.rendezvous.records.etcd.config import OPTIONS as ETCD_OPTIONS
 from slurm_elastic.rendezvous.records.etcd.config import TORCH_NAMES as ETCD_TORCH_NAMES
 
@@ -21,7 +21,7 @@ _MOST_NODES = 10**6
 _KEEP_ALIVE = ("keep_alive_interval", "keep_alive_max_attempt")
 _IGNORED = ("timeout", *TORCHS_OWN, *ETCD_OPTIONS, *ETCD_TORCH_NAMES)
 """torch's LaunchConfig always adds ``timeout=900`` (launcher/api.py, 2.13); its own c10d backend ignores it as well.
-The options of etcd are read by :mod:`slurm_elastic.rendezvous.records.open`."""
+The options of etcd are read by :mod:`slurm_elastic.rendezvous.records.api`."""
 _OTHERWISE = {
     "protocol": "write --rdzv-endpoint=etcds://HOST:PORT for https, and etcd:// for http",
     "cas_backoff_max_seconds": "leave it out: agents of this one do not compete for a record",

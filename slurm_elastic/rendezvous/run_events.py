@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from slurm_elastic.failures.causes import explanation
-from slurm_elastic.rendezvous.membership import (
+from slurm_elastic.rendezvous.membership.agents import Reason, WorkerFailure
+from slurm_elastic.rendezvous.membership.assignment import Table
+from slurm_elastic.rendezvous.membership.events import (
     Claim,
     Decision,
     Drop,
@@ -14,14 +16,11 @@ from slurm_elastic.rendezvous.membership import (
     Interrupt,
     Outcome,
     Publish,
-    Reason,
     Resign,
     Retire,
     Send,
     Spare,
     Stopping,
-    Table,
-    WorkerFailure,
 )
 
 

@@ -13,7 +13,9 @@ import os
 import queue
 import socket
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from slurm_elastic.rendezvous.election.campaign import Campaign
 from slurm_elastic.rendezvous.election.events import (
@@ -22,25 +24,28 @@ from slurm_elastic.rendezvous.election.events import (
     Depart,
     Event,
     Join,
+    LeaderEvent,
+    LeaderLost,
+    RecordsLost,
     ReportFailure,
     ReportFinished,
     SendToLeader,
 )
 from slurm_elastic.rendezvous.election.leader_host import LeaderHost
-from slurm_elastic.rendezvous.election.policy import Successor
 from slurm_elastic.rendezvous.election.runner import FollowerConfig, Runner
 from slurm_elastic.rendezvous.leader.leader import Leader
-from slurm_elastic.rendezvous.leader_events import LeaderEvent, LeaderLost, RecordsLost
-from slurm_elastic.rendezvous.membership import AgentInfo, Held, LeaveReason, Phase, WorkerFailure, WorkerPosition
+from slurm_elastic.rendezvous.membership.agents import AgentInfo, LeaveReason, WorkerFailure
+from slurm_elastic.rendezvous.membership.events import Held
+from slurm_elastic.rendezvous.membership.state import Phase
+from slurm_elastic.rendezvous.membership.stragglers import WorkerPosition
 from slurm_elastic.rendezvous.records.api import RecordsError
-from slurm_elastic.rendezvous.requests import LeaveRequest
-from slurm_elastic.rendezvous.transport.drop_log import FaultLog
-from slurm_elastic.rendezvous.transport.messages import AgentMessage
+from slurm_elastic.rendezvous.transport.messages import AgentMessage, LeaveRequest, Successor
 from slurm_elastic.rendezvous.transport.session import Role, Session
-
-__all__ = ["Coordination", "RecordsLost"]
+from slurm_elastic.text import printable
 
 logger = logging.getLogger(__name__)
+
+_MINUTE = 60.0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -65,7 +70,7 @@ class Coordination:
         config: of the agent.
         listener: bound and listening, where this agent leads if it does.
         make_leader: makes the leader of a term, if this agent has to be it.
-        founder: the leader of the run's first term, on the agent that has claimed that.
+        founder: the run's first term, on the agent that has claimed that.
         release: ends all waits in other threads that would hold up the end of this one.
     """
 
@@ -74,15 +79,15 @@ class Coordination:
         config: FollowerConfig,
         listener: socket.socket,
         make_leader: Callable[[Campaign], Leader],
-        founder: Leader | None = None,
+        founder: Campaign | None = None,
         release: Callable[[], None] = lambda: None,
     ) -> None:
         self._config = config
         self._host = LeaderHost(
             listener,
             make_leader,
+            lambda: Session(Role.LEADER, config.secret, config.run, idle=config.election.agent),
             founder,
-            lambda: Session(Role.LEADER, config.secret, config.run, idle=config.agent),
         )
         self._release = release
         self._standby_port = self._host.port
@@ -94,7 +99,7 @@ class Coordination:
         True if they have to write their dumps."""
         self.report: Callable[[], str] = lambda: "{}"
         """Returns what this agent does now as JSON, in the thread, when a client of the leader asks; see
-        :mod:`.requests`."""
+        :class:`~.messages.StatusReport`."""
         self._ready = threading.Event()
         self._stopped = self._closed = False
         self._closing = threading.Lock()
@@ -147,7 +152,7 @@ class Coordination:
 
     def held(self, round_: int, step: int | None) -> None:
         """Report the step at which the workers of a round can stop; None if they take no part in planned stops."""
-        self._send(Held(self._config.agent, round_, step))
+        self._send(Held(self._config.election.agent, round_, step))
 
     def left(self, reason: LeaveReason, *, stopped: bool = False) -> None:
         """Report that this agent leaves now and no workers run here; `stopped` if they ended at the stop step."""
@@ -162,8 +167,8 @@ class Coordination:
         self._post(ReportFinished())
 
     def request_leave(self, job: str, reason: LeaveReason, seconds: float | None, detail: str) -> None:
-        """Tell all other agents of a job that they have to leave; see :class:`~.leave_requests.LeaveRequest`."""
-        self._send(LeaveRequest(self._config.agent, (), job, reason, seconds, detail))
+        """Tell all other agents of a job that they have to leave; see :class:`~.messages.LeaveRequest`."""
+        self._send(LeaveRequest(self._config.election.agent, (), job, reason, seconds, detail))
 
     def close_run(self) -> None:
         """Close the rendezvous for all agents."""
@@ -253,3 +258,28 @@ class Coordination:
         if not task.cancelled() and task.exception() is not None:
             logger.error("the link to the leader failed", exc_info=task.exception())
             self._deliver(LeaderLost(f"the link to it failed: {task.exception()}"))
+
+
+class FaultLog:
+    """Logs exceptions that no caller takes, as the exception handler of a loop: one traceback per minute.
+
+    Each line names the number of those that were left out since the last one.
+
+    Args:
+        logger: Gets the lines.
+        clock: Returns the time in seconds.
+    """
+
+    def __init__(self, logger: logging.Logger, clock: Callable[[], float] = time.monotonic) -> None:
+        self._logger, self._clock = logger, clock
+        self._minute, self._left_out = -_MINUTE, 0
+
+    def __call__(self, loop: asyncio.AbstractEventLoop, context: Mapping[str, Any]) -> None:
+        """See asyncio.loop.set_exception_handler."""
+        now = self._clock()
+        if now < self._minute + _MINUTE:
+            self._left_out += 1
+            return
+        more = f" ({self._left_out} more since the last line)" if self._left_out else ""
+        self._minute, self._left_out = now, 0
+        self._logger.error("%s%s", printable(context["message"]), more, exc_info=context.get("exception"))

@@ -27,16 +27,15 @@ from torch.distributed.elastic.rendezvous import (
 )
 
 from slurm_elastic.rendezvous.connect import RendezvousConfig, connect
-from slurm_elastic.rendezvous.identity import AgentIdentity
-from slurm_elastic.rendezvous.leader_events import LeaderEvent, LeaderLost, Unreachable
-from slurm_elastic.rendezvous.membership import Decision, LeaveReason, Outcome
+from slurm_elastic.rendezvous.election.events import LeaderEvent, LeaderLost, RecordsLost, Unreachable
+from slurm_elastic.rendezvous.membership.agents import AgentIdentity, LeaveReason
+from slurm_elastic.rendezvous.membership.events import Decision, Ended, Interrupted, Outcome, Waiting
 from slurm_elastic.rendezvous.options import RendezvousOptions
-from slurm_elastic.rendezvous.records.api import RecordsError
-from slurm_elastic.rendezvous.records.open import etcd_wanted, open_records
+from slurm_elastic.rendezvous.records.api import RecordsError, etcd_wanted, open_records
 from slurm_elastic.rendezvous.run_events import describe
 from slurm_elastic.rendezvous.secret_env import take_private
-from slurm_elastic.rendezvous.thread import Coordination, RecordsLost
-from slurm_elastic.rendezvous.transport.messages import Assignment, Ended, Interrupted, Waiting
+from slurm_elastic.rendezvous.thread import Coordination
+from slurm_elastic.rendezvous.transport.messages import Assignment
 from slurm_elastic.rendezvous.worker_store import (
     FreshPorts,
     ReservedPort,

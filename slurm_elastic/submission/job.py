@@ -11,7 +11,7 @@ from submitit.local import local
 from submitit.slurm import slurm
 
 from slurm_elastic.agent.root_cause import recorded_traceback, root_cause
-from slurm_elastic.rendezvous.membership import WorkerFailure
+from slurm_elastic.rendezvous.membership.agents import WorkerFailure
 from slurm_elastic.rundir import RunDir, list_names, runs_of_job
 from slurm_elastic.submission.job_states import RunStatus, is_final, latest_log, read_status, state_of_array
 from slurm_elastic.submission.payload import Script, read_ranks, script_file

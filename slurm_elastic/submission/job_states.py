@@ -15,7 +15,7 @@ from typing import Any
 from slurm_elastic import typed_json
 from slurm_elastic.errors import SlurmElasticError
 from slurm_elastic.observe.views import RUNS, WAITS
-from slurm_elastic.rendezvous.membership import WorkerFailure
+from slurm_elastic.rendezvous.membership.agents import WorkerFailure
 from slurm_elastic.rundir import RunDir
 
 _GOES_ON = WAITS | RUNS | {"PREEMPTED", "READY", "RESV_DEL_HOLD", "UNKNOWN"}

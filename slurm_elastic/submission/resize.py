@@ -16,7 +16,6 @@ from slurm_elastic.agent.job.replacement import Result, Run, comment, grows
 from slurm_elastic.agent.option_values import GROWS_VARIABLE
 from slurm_elastic.errors import UsageError
 from slurm_elastic.observe.live import LiveRun, live_run
-from slurm_elastic.rendezvous.identity import AgentIdentity, job_of
 from slurm_elastic.rendezvous.leader_client import (
     LeaderEndpoint,
     NoAnswerError,
@@ -25,8 +24,8 @@ from slurm_elastic.rendezvous.leader_client import (
     client_name,
     find_leader,
 )
-from slurm_elastic.rendezvous.membership import LeaveReason
-from slurm_elastic.rendezvous.requests import LeaveRequest
+from slurm_elastic.rendezvous.membership.agents import AgentIdentity, LeaveReason, job_of
+from slurm_elastic.rendezvous.transport.messages import LeaveRequest
 from slurm_elastic.rundir import RunContents, RunDir
 from slurm_elastic.slurm import Controller, NodesInQueue, natural_key
 from slurm_elastic.submission.batch_script import BatchScript

@@ -8,11 +8,10 @@ WorkerSpec, RunResult, SimpleElasticAgent, DynamicRendezvousHandler, RendezvousP
 from __future__ import annotations
 
 from slurm_elastic.agent.health.server import create_healthcheck_server
-from slurm_elastic.rendezvous.records.etcd.backend import EtcdV3RendezvousBackend as EtcdRendezvousBackend
-from slurm_elastic.rendezvous.records.etcd.backend import create_backend
 from slurm_elastic.rendezvous.records.etcd.client import EtcdClient
 from slurm_elastic.rendezvous.records.etcd.server import EtcdServer
-from slurm_elastic.rendezvous.records.etcd.store import EtcdStore
+from slurm_elastic.rendezvous.records.etcd.store import EtcdStore, create_backend
+from slurm_elastic.rendezvous.records.etcd.store import EtcdV3RendezvousBackend as EtcdRendezvousBackend
 from slurm_elastic.rendezvous.torch_handler import SlurmRendezvousHandler, create_handler
 from slurm_elastic.torchelastic._local_agent import LocalElasticAgent
 

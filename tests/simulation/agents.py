@@ -8,19 +8,8 @@ from typing import TYPE_CHECKING
 
 from slurm_elastic.agent.lifecycle.states import Departure, depart
 from slurm_elastic.rendezvous.election.follower import Follower
-from slurm_elastic.rendezvous.membership import (
-    STEPPED,
-    AgentInfo,
-    Ended,
-    Held,
-    Holding,
-    Interrupted,
-    LeaveReason,
-    Ponged,
-    Probed,
-    Stopping,
-    WorkerFailure,
-)
+from slurm_elastic.rendezvous.membership.agents import STEPPED, AgentInfo, LeaveReason, WorkerFailure
+from slurm_elastic.rendezvous.membership.events import Ended, Held, Holding, Interrupted, Ponged, Probed, Stopping
 from tests.simulation.network import Connection, Hello, Place, Welcome
 from tests.simulation.process import Process
 from tests.simulation.workers import UNUSABLE, Workers
@@ -254,7 +243,7 @@ class SimulatedAgent(Process):
         if self._stopping or self.over:
             return
         if self.leaving is None:
-            self.follower = self.follower.stopped()
+            self.follower = replace(self.follower, running=False)
             self._join()
             return
         self.follower, left = self.follower.left(self.leaving, stopped=True)
@@ -353,7 +342,7 @@ class SimulatedAgent(Process):
     def _stopped(self, then: Callable[[], None]) -> None:
         self.workers = None
         self._stopping = False
-        self.follower = self.follower.stopped()
+        self.follower = replace(self.follower, running=False)
         if self.over:
             then = self._vanish
         elif self.leaving is not None:

@@ -8,7 +8,10 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from slurm_elastic.rendezvous.membership import (
+from slurm_elastic.rendezvous.membership.advance import next_deadline
+from slurm_elastic.rendezvous.membership.agents import Reason, Status
+from slurm_elastic.rendezvous.membership.assignment import Table
+from slurm_elastic.rendezvous.membership.events import (
     Connected,
     Decision,
     Disconnected,
@@ -24,18 +27,13 @@ from slurm_elastic.rendezvous.membership import (
     Left,
     NodesDown,
     Outcome,
-    Phase,
     Publish,
-    Reason,
     Retire,
     Send,
-    State,
-    Status,
     Stopping,
-    Table,
     Tick,
-    next_deadline,
 )
+from slurm_elastic.rendezvous.membership.state import Phase, State
 from tests.simulation.tables import check_table, largest, usable
 from tests.simulation.violation import Violation, require
 

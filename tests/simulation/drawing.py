@@ -6,7 +6,8 @@ import random
 from dataclasses import replace
 
 from slurm_elastic.errors import UsageError
-from slurm_elastic.rendezvous.membership import LeaveReason, Settings
+from slurm_elastic.rendezvous.membership.agents import LeaveReason
+from slurm_elastic.rendezvous.membership.config import Settings
 from slurm_elastic.rendezvous.options import RendezvousOptions
 from tests.simulation.faults import (
     CALM,

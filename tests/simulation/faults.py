@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from slurm_elastic.rendezvous.membership import AgentInfo, LeaveReason, Settings
+from slurm_elastic.rendezvous.membership.agents import AgentInfo, LeaveReason
+from slurm_elastic.rendezvous.membership.config import Settings
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING
 
-from slurm_elastic.rendezvous import membership
-from slurm_elastic.rendezvous.membership import (
+from slurm_elastic.rendezvous.membership import machine
+from slurm_elastic.rendezvous.membership.advance import next_deadline
+from slurm_elastic.rendezvous.membership.assignment import Table
+from slurm_elastic.rendezvous.membership.config import Settings
+from slurm_elastic.rendezvous.membership.events import (
     Decision,
     Disconnected,
     Drop,
@@ -16,12 +19,11 @@ from slurm_elastic.rendezvous.membership import (
     Publish,
     Resend,
     Send,
-    Settings,
     SignsOfLife,
-    State,
-    Table,
     Tick,
 )
+from slurm_elastic.rendezvous.membership.leader_change import missing
+from slurm_elastic.rendezvous.membership.state import State, initial_state
 from tests.simulation.network import Connection, Hello, Place, Welcome
 
 if TYPE_CHECKING:
@@ -33,7 +35,7 @@ class SimulatedLeader:
 
     def __init__(self, world: World, settings: Settings) -> None:
         self.world = world
-        self.state = membership.initial_state(settings, world.now)
+        self.state = initial_state(settings, world.now)
         self._connections: dict[str, Connection] = {}
         self._signs: dict[str, float] = {}
         self._decisions: deque[tuple[State, Decision]] = deque()
@@ -62,24 +64,24 @@ class SimulatedLeader:
     def handle(self, event: Event) -> None:
         """Process one event."""
         before = self.state
-        self.state, decisions = membership.step(before, event, self.world.now)
+        self.state, decisions = machine.step(before, event, self.world.now)
         self.world.checks.after_step(before, event, self.state, decisions)
         for decision in decisions:
             self._decisions.append((self.state, decision))
         self._carry_out()
         self._schedule()
-        if membership.missing(self.state) and not self._probing:
+        if missing(self.state) and not self._probing:
             self._probing = True
             self.world.at(self.world.now + 0.3, self._probe)
 
     def _probe(self) -> None:
         """Find out which of the members that are missing have ended: their nodes refuse a connection."""
-        missing = membership.missing(self.state)
-        if not missing or self._stalled:
-            self._probing = bool(missing)
+        absent = missing(self.state)
+        if not absent or self._stalled:
+            self._probing = bool(absent)
         else:
             self._probing = True
-            ended = frozenset(name for name in missing if not self.world.agents[name].alive)
+            ended = frozenset(name for name in absent if not self.world.agents[name].alive)
             if ended:
                 self.handle(Gone(ended))
         if self._probing:
@@ -124,7 +126,7 @@ class SimulatedLeader:
     # Time.
 
     def _schedule(self) -> None:
-        deadline = max(membership.next_deadline(self.state), self.world.now)
+        deadline = max(next_deadline(self.state), self.world.now)
         if self._timer is None or self._timer > deadline:
             self._timer = deadline
             self.world.at(deadline, self._timer_fires, deadline)

@@ -18,31 +18,20 @@ import pytest
 
 from slurm_elastic.control import Agreement, Stop, WorkerControl
 from slurm_elastic.control._shared_page import BOUNDARY, HOLD
-from slurm_elastic.rendezvous.election import campaign, endpoints, leader_location, term
+from slurm_elastic.rendezvous.election import campaign, due, leader_location, term
 from slurm_elastic.rendezvous.election import machine as election
 from slurm_elastic.rendezvous.election import state as election_state
 from slurm_elastic.rendezvous.election.follower import Follower
-from slurm_elastic.rendezvous.election.term_events import CheckTerm, ConfirmLastRound, RecordsAction
+from slurm_elastic.rendezvous.election.term import CheckTerm, ConfirmLastRound, RecordsAction
 from slurm_elastic.rendezvous.leader.fenced_records import FencedRecords, LastRound
-from slurm_elastic.rendezvous.membership import (
-    AgentInfo,
-    Claim,
-    Decision,
-    Joined,
-    Phase,
-    Publish,
-    Resign,
-    Resigned,
-    Settings,
-    State,
-    Table,
-    leader_change,
-    machine,
-    transitions,
-    usable_sizes,
-)
 from slurm_elastic.rendezvous.membership import config as quorum
+from slurm_elastic.rendezvous.membership import leader_change, machine, transitions, usable_sizes
 from slurm_elastic.rendezvous.membership import transitions as pending_joins
+from slurm_elastic.rendezvous.membership.agents import AgentInfo
+from slurm_elastic.rendezvous.membership.assignment import Table
+from slurm_elastic.rendezvous.membership.config import Settings
+from slurm_elastic.rendezvous.membership.events import Claim, Decision, Joined, Publish, Resign, Resigned
+from slurm_elastic.rendezvous.membership.state import Phase, State
 from tests.simulation import shrink
 from tests.simulation.drawing import draw, draw_sizes
 from tests.simulation.election import agent, faults
@@ -281,7 +270,7 @@ def change_joins(patch: pytest.MonkeyPatch, change: Callable[[State, Joined], Jo
     among=after(100500, random_faults),
 )
 def takes_one_leader_for_another(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(endpoints, "agent_at", lambda state, endpoint, order: state.known.leader)
+    patch.setattr(due.Due, "_agent_at", lambda turn, endpoint, order: turn.state.known.leader)
 
 
 @mutation(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from slurm_elastic.rendezvous.membership import Table
+from slurm_elastic.rendezvous.membership.assignment import Table
 
 if TYPE_CHECKING:
     from tests.simulation.agents import SimulatedAgent

@@ -7,7 +7,10 @@ from collections.abc import Iterable
 from collections.abc import Set as AbstractSet
 from itertools import pairwise
 
-from slurm_elastic.rendezvous.membership import AgentInfo, Settings, State, Table
+from slurm_elastic.rendezvous.membership.agents import AgentInfo
+from slurm_elastic.rendezvous.membership.assignment import Table
+from slurm_elastic.rendezvous.membership.config import Settings
+from slurm_elastic.rendezvous.membership.state import State
 from tests.simulation.violation import require
 
 

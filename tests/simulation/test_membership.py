@@ -13,18 +13,10 @@ from typing import Any
 
 import pytest
 
-from slurm_elastic.rendezvous.membership import (
-    Connected,
-    Interrupt,
-    Settings,
-    advance,
-    join_leave,
-    machine,
-    planned_stop,
-    state,
-    transitions,
-)
+from slurm_elastic.rendezvous.membership import advance, machine, planned_stop, state, transitions
 from slurm_elastic.rendezvous.membership import transitions as pending_joins
+from slurm_elastic.rendezvous.membership.config import Settings
+from slurm_elastic.rendezvous.membership.events import Connected, Interrupt
 from tests.simulation.drawing import draw, draw_planned, draw_sizes
 from tests.simulation.faults import CALM, NORMAL, Arrive, Schedule
 from tests.simulation.schedules import play_all, play_membership
@@ -149,7 +141,7 @@ def test_a_lost_node_that_is_charged_is_found(monkeypatch: pytest.MonkeyPatch) -
 
 def test_an_agent_that_is_not_interrupted_again_is_found_and_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     def forgetful(before: state.State, event: Connected, now: float) -> state.Result:
-        after, decisions = join_leave.connected(before, event, now)
+        after, decisions = machine._connected(before, event, now)
         return after, tuple(each for each in decisions if not isinstance(each, Interrupt))
 
     monkeypatch.setitem(machine._HANDLERS, Connected, forgetful)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from slurm_elastic.rendezvous.membership import STEPPED
+from slurm_elastic.rendezvous.membership.agents import STEPPED
 
 if TYPE_CHECKING:
     from tests.simulation.agents import SimulatedAgent

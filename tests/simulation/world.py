@@ -5,7 +5,10 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable
 
-from slurm_elastic.rendezvous.membership import NodesDown, Phase, Status, Table
+from slurm_elastic.rendezvous.membership.agents import Status
+from slurm_elastic.rendezvous.membership.assignment import Table
+from slurm_elastic.rendezvous.membership.events import NodesDown
+from slurm_elastic.rendezvous.membership.state import Phase
 from tests.simulation.agents import SimulatedAgent
 from tests.simulation.checks import Checks
 from tests.simulation.faults import (

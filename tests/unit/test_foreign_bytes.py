@@ -41,11 +41,12 @@ from slurm_elastic.observe.page import html_page
 from slurm_elastic.observe.records import run_records
 from slurm_elastic.observe.report import chrome_trace, report, report_json
 from slurm_elastic.observe.status import run_status, status_json
-from slurm_elastic.rendezvous.records.etcd.signed_values import _CONTEXT, verified
-from slurm_elastic.rendezvous.requests import StatusAnswer, StatusReport
+from slurm_elastic.rendezvous.records.etcd.records import _CONTEXT, verified
 from slurm_elastic.rendezvous.transport.messages import (
     Heartbeat,
     MessageError,
+    StatusAnswer,
+    StatusReport,
     decode_agent_message,
     decode_leader_message,
     encode,

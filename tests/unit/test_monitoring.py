@@ -15,7 +15,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from slurm_elastic.agent.health.metrics import metrics_page
 from slurm_elastic.agent.health.state import AgentState, Readings, RoundInfo, Stage, enter
 from slurm_elastic.control import WorkerProgress
-from slurm_elastic.rendezvous.membership import Place, Reason
+from slurm_elastic.rendezvous.membership.agents import Reason
+from slurm_elastic.rendezvous.membership.assignment import Place
 from slurm_elastic.rendezvous.transport.messages import Assignment
 from slurm_elastic.slow_ranks import Pace, Score, SlowRank
 

@@ -86,9 +86,13 @@ def test_what_an_agent_decides_imports_nothing_that_acts(name: str) -> None:
     # Their values come from these packages; signal is there for the names of signals.
     own = "slurm_elastic.agent.lifecycle"
     values = {"slurm_elastic.errors", own, *(f"{own}.{module}" for module in ("states", "events", "actions"))}
-    values |= {f"slurm_elastic.rendezvous.{module}" for module in ("identity", "membership", "requests")}
-    values |= {"slurm_elastic.rendezvous", "slurm_elastic.rendezvous.transport", "slurm_elastic.slurm", "signal"}
-    values |= {"slurm_elastic.rendezvous.election.policy", "slurm_elastic.rendezvous.transport.messages"}
+    rendezvous = (
+        "election",
+        "membership",
+        *(f"membership.{module}" for module in ("agents", "events", "planned_stop")),
+    )
+    values |= {f"slurm_elastic.rendezvous.{module}" for module in (*rendezvous, "transport.messages")}
+    values |= {"slurm_elastic.slurm", "signal"}
     imported = set(imports(PACKAGE.joinpath("agent", *name.split(".")).with_suffix(".py")))
     assert {module for module in imported - values if module.partition(".")[0] not in PURE} == set()
     torch = f"import sys, slurm_elastic.agent.{name}; sys.exit('torch' in sys.modules)"

@@ -13,7 +13,7 @@ import pytest
 
 from slurm_elastic import ElasticState, _ending, trainer
 from slurm_elastic.control import RoundControl, unshield
-from slurm_elastic.rendezvous.membership import LeaveReason, Reason
+from slurm_elastic.rendezvous.membership.agents import LeaveReason, Reason
 
 ROOT = Path(__file__).parents[2]
 

@@ -15,12 +15,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from slurm_elastic.errors import ExitCode
-from slurm_elastic.rendezvous.identity import job_of, node_of
+from slurm_elastic.rendezvous.membership.agents import job_of, node_of
 from slurm_elastic.slurm import Cause, JobView, SlurmJob, expand
 
 if TYPE_CHECKING:
-    from slurm_elastic.rendezvous.election.policy import Successor
-    from slurm_elastic.rendezvous.transport.messages import Assignment
+    from slurm_elastic.rendezvous.transport.messages import Assignment, Successor
 
 _MOST_IDLE = 5
 """Maximum number of starts in a row without progress."""

@@ -20,8 +20,7 @@ from dataclasses import replace
 from slurm_elastic import typed_json
 from slurm_elastic.agent.event_log import utc_now
 from slurm_elastic.agent.signals import Notices, record_signals
-from slurm_elastic.rendezvous.identity import job_of
-from slurm_elastic.rendezvous.membership import LeaveReason
+from slurm_elastic.rendezvous.membership.agents import LeaveReason, job_of
 from slurm_elastic.rundir import JobRecords, RunDir, RunDirError
 from slurm_elastic.slurm import (
     Cause,

@@ -25,7 +25,7 @@ from slurm_elastic.agent.lifecycle.actions import AnnounceLeave
 from slurm_elastic.agent.option_values import ReplaceSettings
 from slurm_elastic.clock_times import parse_time
 from slurm_elastic.errors import ExitCode, SlurmElasticError
-from slurm_elastic.rendezvous.membership import LeaveReason
+from slurm_elastic.rendezvous.membership.agents import LeaveReason
 from slurm_elastic.rendezvous.thread import Led
 from slurm_elastic.rundir import RunContents, RunDir
 from slurm_elastic.slurm import Controller, NodesInQueue, natural_key

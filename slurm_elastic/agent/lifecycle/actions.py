@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from slurm_elastic.rendezvous.membership import LeaveReason, WorkerFailure
-from slurm_elastic.rendezvous.requests import LeaveRequested
-from slurm_elastic.rendezvous.transport import messages
+from slurm_elastic.rendezvous.membership.agents import LeaveReason, WorkerFailure
+from slurm_elastic.rendezvous.transport.messages import Assignment, LeaveRequested
 
 if TYPE_CHECKING:
     from slurm_elastic.agent.lifecycle.states import AgentOutcome, WorkersResult
@@ -31,7 +30,7 @@ class StartWorkers(Action):
     Results: WorkersStarted, StartInterrupted, StartFailed.
     """
 
-    round: messages.Assignment
+    round: Assignment
 
 
 @dataclass(frozen=True, slots=True)

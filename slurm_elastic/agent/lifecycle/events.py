@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from slurm_elastic.rendezvous import leader_events
-from slurm_elastic.rendezvous.membership import LeaveReason, WorkerFailure
+from slurm_elastic.rendezvous.election import events as leader_events
+from slurm_elastic.rendezvous.membership.agents import LeaveReason, WorkerFailure
 
 
 class OwnEvent:

@@ -19,10 +19,11 @@ from dataclasses import replace
 
 from slurm_elastic.agent.lifecycle import actions, events, states
 from slurm_elastic.errors import ExitCode
-from slurm_elastic.rendezvous import leader_events
-from slurm_elastic.rendezvous.membership import LeaveReason, Outcome, Reason
-from slurm_elastic.rendezvous.requests import LeaveRequested
-from slurm_elastic.rendezvous.transport import messages
+from slurm_elastic.rendezvous.election import events as leader_events
+from slurm_elastic.rendezvous.membership import events as messages
+from slurm_elastic.rendezvous.membership.agents import LeaveReason, Reason
+from slurm_elastic.rendezvous.membership.events import Outcome
+from slurm_elastic.rendezvous.transport.messages import Assignment, LeaveRequested
 
 UNPLANNED_STOP_TIMEOUT = 0.5
 """Seconds between SIGTERM and SIGKILL for workers whose group is broken: they block in a collective with a lost peer,
@@ -216,7 +217,7 @@ def _joining(config: states.LifecycleConfig, state: states.Joining, event: event
     match event:
         case events.Started(signalled):
             return state, () if signalled else (actions.Join(),)
-        case messages.Assignment():
+        case Assignment():
             return states.Starting(event), (actions.StartWorkers(event),)
         case messages.Waiting():
             return replace(state, spare=True), (actions.Log(f"{config.node} waits as a spare"),)

@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 
 from slurm_elastic.agent.lifecycle.actions import AnnounceLeave
 from slurm_elastic.errors import ExitCode
-from slurm_elastic.rendezvous.membership import LeaveReason, WorkerFailure, seconds_to_stop
-from slurm_elastic.rendezvous.transport import messages
+from slurm_elastic.rendezvous.membership.agents import LeaveReason, WorkerFailure
+from slurm_elastic.rendezvous.membership.planned_stop import seconds_to_stop
+from slurm_elastic.rendezvous.transport.messages import Assignment
 
 ANSWER_TIMEOUT = 1.0
 """Seconds for which workers train on after a signal until Slurm has named its cause; an answer takes some 0.1 s."""
@@ -25,7 +26,7 @@ class LifecycleConfig:
         run_id: The run's id, for log lines.
         leader_host: The host on which the first leader is expected, for log lines.
         shutdown_timeout: Seconds between SIGTERM and SIGKILL for workers whose round ends as planned.
-        leave_margin: See :func:`~slurm_elastic.rendezvous.membership.seconds_to_stop`.
+        leave_margin: See :func:`~slurm_elastic.rendezvous.membership.planned_stop.seconds_to_stop`.
         signals_workers: True if workers are sent ``--worker-signal`` when a planned end of their round is announced.
     """
 
@@ -112,7 +113,7 @@ def depart(
     Args:
         seconds: Seconds until the agent has to end; None if unknown, then workers get `shutdown_timeout` in all.
         shutdown_timeout: Seconds for workers whose round ends as planned.
-        margin: See :func:`~slurm_elastic.rendezvous.membership.seconds_to_stop`.
+        margin: See :func:`~slurm_elastic.rendezvous.membership.planned_stop.seconds_to_stop`.
         now: The agent's own monotonic time in seconds.
     """
     if seconds is None:
@@ -140,7 +141,7 @@ class Joining:
 class Starting:
     """The agent has an assignment, and its workers are being started."""
 
-    round: messages.Assignment
+    round: Assignment
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +153,7 @@ class Training:
         signalled: True after they were sent ``--worker-signal``.
     """
 
-    round: messages.Assignment
+    round: Assignment
     stop_step: int | None = None
     signalled: bool = False
 
@@ -172,7 +173,7 @@ class Leaving:
     since: float = 0.0
 
     @property
-    def round(self) -> messages.Assignment:
+    def round(self) -> Assignment:
         """The assignment of this agent."""
         return self.training.round
 
@@ -190,7 +191,7 @@ class Reported:
         result: How the workers ended; None if their start was interrupted because an event was waiting.
     """
 
-    round: messages.Assignment
+    round: Assignment
     result: WorkersResult | None
     signalled: bool = False
 
@@ -206,7 +207,7 @@ class Stopping:
         agreed: True if they have stopped at the agreed step.
     """
 
-    round: messages.Assignment
+    round: Assignment
     then: Then
     stop_by: float
     terminate_at: float | None = None
@@ -221,7 +222,7 @@ class Lingering:
     Until then it serves their store, or leads.
     """
 
-    round: messages.Assignment
+    round: Assignment
     departure: Departure
 
 
@@ -234,7 +235,7 @@ class Done:
     """
 
     outcome: AgentOutcome
-    round: messages.Assignment | None
+    round: Assignment | None
 
 
 State = Joining | Starting | Training | Leaving | Reported | Stopping | Lingering | Done
@@ -284,7 +285,7 @@ def is_leaving(state: State) -> bool:
     return isinstance(state, Leaving | Lingering) or (isinstance(state, Stopping) and isinstance(state.then, Departure))
 
 
-def round_of(state: State) -> messages.Assignment | None:
+def round_of(state: State) -> Assignment | None:
     """Return the round that the agent has a place in; None while it joins."""
     return None if isinstance(state, Joining) else state.round
 

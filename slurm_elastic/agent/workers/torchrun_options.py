@@ -16,7 +16,7 @@ from torch.distributed.launcher.api import LaunchConfig
 from slurm_elastic.agent.node.devices import asked_apart, no_devices
 from slurm_elastic.errors import UsageError
 from slurm_elastic.rendezvous.options import TORCHS_OWN
-from slurm_elastic.rendezvous.records.open import is_etcd
+from slurm_elastic.rendezvous.records.api import is_etcd
 
 _log = logging.getLogger(__name__)
 

@@ -105,9 +105,9 @@ def _settings(options: argparse.Namespace, environ: Mapping[str, str]) -> Coordi
     from slurm_elastic.agent.coordinator import CoordinatorSettings
     from slurm_elastic.agent.option_values import base_directory, node_range, requeue_policy
     from slurm_elastic.observe.find import base_and_id
-    from slurm_elastic.rendezvous.identity import AgentIdentity
+    from slurm_elastic.rendezvous.membership.agents import AgentIdentity
     from slurm_elastic.rendezvous.options import RendezvousOptions
-    from slurm_elastic.rendezvous.records.open import etcd_wanted
+    from slurm_elastic.rendezvous.records.api import etcd_wanted
     from slurm_elastic.rundir import RunDir
     from slurm_elastic.slurm import Controller, SlurmJob
 

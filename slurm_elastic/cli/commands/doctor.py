@@ -122,7 +122,7 @@ def _gather(options: argparse.Namespace, sbatch: dict[str, str | None]) -> SiteF
         slurm_facts,
     )
     from slurm_elastic.doctor.probe_job import ProbeJob, node_count, removed_afterwards, template_options
-    from slurm_elastic.rendezvous.records.open import etcd_wanted
+    from slurm_elastic.rendezvous.records.api import etcd_wanted
     from slurm_elastic.rundir import RunDir
     from slurm_elastic.slurm import AddressPreference, Controller
 

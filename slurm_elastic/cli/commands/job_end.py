@@ -231,7 +231,7 @@ def _print_root_cause(failure: bytes) -> None:
     """Print the root cause: the leader, which is not of this job, has done so in another output."""
     from slurm_elastic import typed_json
     from slurm_elastic.agent.root_cause import root_cause
-    from slurm_elastic.rendezvous.membership import WorkerFailure
+    from slurm_elastic.rendezvous.membership.agents import WorkerFailure
 
     with contextlib.suppress(typed_json.JSONError):
         print(f"root cause: {root_cause(typed_json.decode(failure, WorkerFailure))}", file=sys.stderr)

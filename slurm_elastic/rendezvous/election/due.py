@@ -7,13 +7,12 @@ when the next one comes that no event announces.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
-from slurm_elastic.rendezvous.election import actions, endpoints, events
+from slurm_elastic.rendezvous.election import events
 from slurm_elastic.rendezvous.election import leader_location as attempting
-from slurm_elastic.rendezvous.election.leader_location import Answer, Attempts
-from slurm_elastic.rendezvous.election.policy import (
+from slurm_elastic.rendezvous.election.campaign import (
     BLOCKING_LIMIT,
     FENCE,
     RESTORE,
@@ -22,11 +21,12 @@ from slurm_elastic.rendezvous.election.policy import (
     first_question_delay,
     search_pause,
 )
-from slurm_elastic.rendezvous.election.state import Campaigning, Election, Following, Lookup, Preparing, Search
-from slurm_elastic.rendezvous.leader_events import CutOff, LeaderEvent, LeaderLost, Unreachable
-from slurm_elastic.rendezvous.membership import Reason, replace
-from slurm_elastic.rendezvous.transport.connect import Endpoint
-from slurm_elastic.rendezvous.transport.messages import AgentMessage
+from slurm_elastic.rendezvous.election.events import CutOff, LeaderEvent, LeaderLost, Unreachable
+from slurm_elastic.rendezvous.election.leader_location import Answer, Attempts
+from slurm_elastic.rendezvous.election.state import Campaigning, Election, Following, Leading, Lookup, Preparing, Search
+from slurm_elastic.rendezvous.membership.agents import Reason
+from slurm_elastic.rendezvous.membership.persistent import replace
+from slurm_elastic.rendezvous.transport.messages import AgentMessage, Endpoint, Successor
 
 READ_AGAIN = 0.5
 """Seconds between two readings of the records while the agent searches or campaigns."""
@@ -42,6 +42,8 @@ SUSPICIOUS = 1 / 2
 """Part of the heartbeat limit after which an agent with a silent leader connects to it again."""
 RECONNECT, RECONNECT_AGAIN = 1 / 10, 1 / 20
 """Of the heartbeat limit: how long such a connection may take, and the pause before the next one."""
+_FIRST_TRIED = 8
+"""Agents that may follow the leader and are tried at once; one by an agent that searches among thousands."""
 _LEADS_NONE = (Answer.ENDED, Answer.IDLE)
 
 
@@ -52,7 +54,7 @@ class Due:
         # A copy of its own, which changes in place until the step is over.
         self.state, self.now = replace(state), now
         self.config = state.config
-        self.actions: list[actions.Action] = []
+        self.actions: list[events.Action] = []
         # When the next attempts start, and how long the search goes before a campaign, once that is known.
         self.attempts_at = self.rivals_at = self.delay = math.inf
 
@@ -69,7 +71,7 @@ class Due:
         self.change(numbers=self.state.numbers + 1)
         return self.state.numbers
 
-    def act(self, action: actions.Action) -> None:
+    def act(self, action: events.Action) -> None:
         """Have something done, after what has been asked for already."""
         self.actions.append(action)
 
@@ -153,23 +155,23 @@ class Due:
         if self.now < link.last_message_at + limit * SUSPICIOUS:
             return
         if self.now >= link.last_message_at + self.state.leader_limit:
-            self.act(actions.CloseLink(link.number))
+            self.act(events.CloseLink(link.number))
             self._lose_link(link)
             return
         if self.now >= link.last_message_at + limit * FENCE:
             self._fence("the leader is silent")
         if link.reconnect is None and self.now >= link.reconnect_at:
             number = self.number()
-            self.act(actions.Connect(number, link.endpoint, limit * RECONNECT))
+            self.act(events.Connect(number, link.endpoint, limit * RECONNECT))
             self.change(link=replace(link, reconnect=number))
 
     def _lose_link(self, link: Following) -> None:
         """The link to the leader is of no more use: search for one."""
         if link.reconnect is not None:
-            self.act(actions.CancelConnect(link.reconnect))
+            self.act(events.CancelConnect(link.reconnect))
         members, own = self.state.known, self.config.agent
         # One of the first successors leads next, so they search at full rate, and the others have it to wait for.
-        first = any(successor.agent == own for successor in members.successors[: endpoints.FIRST_TRIED])
+        first = any(successor.agent == own for successor in members.successors[:_FIRST_TRIED])
         searching = 0 if first else members.members
         search = Search(
             self.now,
@@ -187,19 +189,19 @@ class Due:
         follower, greeting = self.state.follower.greet(self.now)
         self.change(follower=follower)
         for message in greeting:
-            self.act(actions.Send(number, message))
+            self.act(events.Send(number, message))
 
     def _send(self, message: AgentMessage) -> None:
         # What cannot be sent now is not lost: every new link begins with what the leader has to know.
         if self.state.link is not None:
-            self.act(actions.Send(self.state.link.number, message))
+            self.act(events.Send(self.state.link.number, message))
 
     def _fence(self, why: str) -> None:
         """Stop the workers here: the leader gives up this agent about now, and goes on without it."""
         cut_off = self.state.follower.cut_off_now()
         if cut_off is not None and cut_off.last_round is not None:
             self.change(follower=cut_off)
-            self.act(actions.StopWorkers(CutOff(cut_off.last_round, Reason.NODE_LOST, self.state.known.node, why)))
+            self.act(events.StopWorkers(CutOff(cut_off.last_round, Reason.NODE_LOST, self.state.known.node, why)))
 
     # Searching.
 
@@ -214,15 +216,13 @@ class Due:
         if self._read_location():
             return
         search = self.state.search
-        starting, self.attempts_at = attempting.due(
-            search.attempts, endpoints.of_search(self.state, self.now), self.now
-        )
+        starting, self.attempts_at = attempting.due(search.attempts, self._endpoints(), self.now)
         if starting:
             self.change_search(attempts=self._connect(search.attempts, starting))
         self._campaign_if_due()
         if self.now >= search.began + UNLED and not search.warned:
             self.change_search(warned=True)
-            self.act(actions.Warn(self._no_leader_yet(search)))
+            self.act(events.Warn(self._no_leader_yet(search)))
         if self.now >= search.began + self.config.connect_timeout:
             problem = search.attempts.problem
             self._end(LeaderLost(problem) if search.lost is not None else self._unreachable(problem))
@@ -236,7 +236,7 @@ class Due:
         old = self.now >= lookup.read_at + self._read_again() or (since is not None and lookup.read_at < since)
         if lookup.pending is None and old and self.now >= self.state.search.asks_at:
             number = self.number()
-            self.act(actions.ReadLeaderLocation(number, self.state.known.recorded(lookup.location)))
+            self.act(events.ReadLeaderLocation(number, self.state.known.recorded(lookup.location)))
             self.change(lookup=replace(lookup, pending=number, began=self.now))
         return False
 
@@ -257,7 +257,7 @@ class Due:
             # or has finished it.
             twins = search.attempts.with_answer(Answer.TWIN)
             if twins and not state.twins:
-                self.act(actions.Warn(_twin(twins)))
+                self.act(events.Warn(_twin(twins)))
             if not twins <= state.twins:
                 self.change(twins=state.twins | twins)
             return None if self.state.twins else now
@@ -269,7 +269,7 @@ class Due:
 
     def _end(self, event: LeaderEvent) -> None:
         self.end()
-        self.act(actions.Deliver(event))
+        self.act(events.Deliver(event))
 
     def _unreachable(self, problem: str) -> Unreachable:
         if self.state.twins and not self.state.lookup.location.published:
@@ -284,15 +284,81 @@ class Due:
         for endpoint in endpoints:
             number = self.number()
             attempts = attempting.begin(attempts, endpoint, number, self.now)
-            self.act(actions.Connect(number, endpoint))
+            self.act(events.Connect(number, endpoint))
         return attempts
 
     def _cancel_attempts(self, attempts: Attempts, kept: int | None = None) -> None:
         for number in attempts.pending():
             if number != kept:
-                self.act(actions.CancelConnect(number))
+                self.act(events.CancelConnect(number))
+
+    def _endpoints(self) -> tuple[Endpoint, ...]:
+        """Return the endpoints of the search for a leader, in order.
+
+        An agent that campaigns or leads follows itself.
+        """
+        state, search = self.state, self.state.search
+        if isinstance(state.campaign, Campaigning | Leading):
+            return state.config.endpoints[:1]
+        left, last = state.known.left, state.known.endpoint
+        endpoints = [endpoint for endpoint in state.lookup.location.endpoints if endpoint != left]
+        if search.lost is not None and search.lost != left:
+            endpoints.insert(0, search.lost)
+        if self.now >= search.asks_at and (search.lost_at is not None or self.now >= search.began + RESTORE):
+            endpoints += self._candidates()
+            if last is not None and last not in (left, *state.config.endpoints):
+                # It may campaign again. Candidates step down for it, so they have to find it then.
+                endpoints.append(last)
+        return tuple(dict.fromkeys(endpoints))
+
+    def _candidates(self) -> Iterator[Endpoint]:
+        """Yield the endpoints of the first that may campaign, as many more each second, and of those before them.
+
+        A round on record may have thousands of members, each of which would otherwise try each other.
+        """
+        search, leaving = self.state.search, self.state.known.leaving
+        # All of thousands ask the same agents, of which the first leads next, unless it has ended.
+        most = (1 if search.least_pause else _FIRST_TRIED) * (1 + int(self.now - max(search.began, search.asks_at)))
+        for successor in self._order():
+            if successor.agent == self.config.agent:
+                continue
+            yield successor.endpoint
+            in_vain = search.attempts.answer(successor.endpoint) in (Answer.ENDED, Answer.SILENT)
+            most -= not in_vain and successor.agent not in leaving
+            if most <= 0:
+                return
 
     # Campaigning.
+
+    def _order(self) -> Sequence[Successor]:
+        """Return the agents that may follow the leader, the first to campaign first."""
+        return self.state.known.order(self.state.lookup.location)
+
+    def _rivals(self) -> tuple[Endpoint, ...]:
+        """Return the endpoints of a possible leader, and of the candidates that precede this one."""
+        members, own, order = self.state.known, self.config.agent, self._order()
+        names = [successor.agent for successor in order]
+        ahead = order[: names.index(own)] if own in names else order
+        endpoints = [*self.state.lookup.location.endpoints, *(successor.endpoint for successor in ahead)]
+        if members.endpoint is not None:
+            # The last leader is no successor of its own. It may have come back too late to lead, and campaign as well.
+            endpoints.append(members.endpoint)
+        others = (members.left, *self.config.endpoints)
+        return tuple(dict.fromkeys(endpoint for endpoint in endpoints if endpoint not in others))
+
+    def _succession(self) -> tuple[Sequence[Successor], set[str]]:
+        """Return the order of succession, and the agents that are known to have ended or left for good."""
+        order, ended = self._order(), self.state.search.attempts.with_answer(Answer.ENDED)
+        return order, {successor.agent for successor in order if successor.endpoint in ended} | self.state.known.gone
+
+    def _agent_at(self, endpoint: Endpoint, order: Sequence[Successor]) -> str:
+        """Return the agent that listens at an endpoint; empty if it is not known.
+
+        A leader that is lost before it gave an assignment here is not the one that gave the last.
+        """
+        if endpoint == self.state.known.endpoint:
+            return self.state.known.leader
+        return next((successor.agent for successor in order if successor.endpoint == endpoint), "")
 
     def _campaign_if_due(self) -> None:
         state, search = self.state, self.state.search
@@ -301,19 +367,19 @@ class Due:
         # Another agent may lead since an earlier look.
         if state.lookup.read_at < search.lost_at:
             return
-        order, gone = endpoints.succession(state)
+        order, gone = self._succession()
         names = [successor.agent for successor in order]
         self.delay = campaign_delay(names, self.config.agent, gone, state.known.leaving)
         if self.now >= max(search.lost_at + self.delay, state.campaign_at):
             number = self.number()
             self.change(campaign=Preparing(number, self._loss()), campaign_at=self.now + CAMPAIGN_AGAIN)
-            self.act(actions.ReadCampaignRecords(number))
+            self.act(events.ReadCampaignRecords(number))
 
     def _loss(self) -> LeaderLoss:
         members, search = self.state.known, self.state.search
-        order, gone = endpoints.succession(self.state)
+        order, gone = self._succession()
         silent = frozenset[str]()
-        if search.lost is not None and (lost := endpoints.agent_at(self.state, search.lost, order)):
+        if search.lost is not None and (lost := self._agent_at(search.lost, order)):
             if search.attempts.answer(search.lost) is Answer.ENDED:
                 gone |= {lost}
             elif self._is_silent() and lost not in gone:
@@ -329,7 +395,7 @@ class Due:
         if campaign.blocks_since is not None and self.now >= campaign.blocks_since + BLOCKING_LIMIT:
             self._step_down()
             return
-        starting, self.rivals_at = attempting.due(campaign.attempts, endpoints.of_rivals(self.state), self.now)
+        starting, self.rivals_at = attempting.due(campaign.attempts, self._rivals(), self.now)
         if starting:
             self.change(campaign=replace(campaign, attempts=self._connect(campaign.attempts, starting)))
 
@@ -338,7 +404,7 @@ class Due:
         campaign = self.state.campaign
         if isinstance(campaign, Campaigning):
             self._cancel_attempts(campaign.attempts)
-            self.act(actions.StopLeading(campaign.number))
+            self.act(events.StopLeading(campaign.number))
             self.change(campaign=None, campaign_at=self.now + STEP_DOWN)
 
     def end(self) -> None:
@@ -346,7 +412,7 @@ class Due:
         if self.state.link is None:
             self._cancel_attempts(self.state.search.attempts)
         elif self.state.link.reconnect is not None:
-            self.act(actions.CancelConnect(self.state.link.reconnect))
+            self.act(events.CancelConnect(self.state.link.reconnect))
         if isinstance(self.state.campaign, Campaigning):
             self._cancel_attempts(self.state.campaign.attempts)
         if isinstance(self.state.campaign, Preparing):

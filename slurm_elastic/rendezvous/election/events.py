@@ -1,14 +1,24 @@
-"""The events of the election machine: what happens to one agent's part in the election."""
+"""The events and actions of the election machine, and what the agent's main thread hears from it. Data only.
+
+:mod:`.runner` carries out the actions. `number` is that of an attempt to connect, and then of the link; of a reading of
+the records; or of a campaign.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from slurm_elastic.rendezvous.election.campaign import CampaignRecords
+from slurm_elastic.rendezvous.election.campaign import Campaign, CampaignRecords
 from slurm_elastic.rendezvous.election.leader_location import Answer, LeaderLocation
-from slurm_elastic.rendezvous.membership import AgentInfo, LeaveReason, WorkerFailure
-from slurm_elastic.rendezvous.transport.connect import Endpoint
-from slurm_elastic.rendezvous.transport.messages import AgentMessage, LeaderMessage
+from slurm_elastic.rendezvous.membership.agents import AgentInfo, LeaveReason, WorkerFailure
+from slurm_elastic.rendezvous.membership.events import Interrupted, MembershipMessage
+from slurm_elastic.rendezvous.transport.messages import (
+    AgentMessage,
+    Assignment,
+    Endpoint,
+    LeaderMessage,
+    LeaveRequested,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +31,6 @@ class LinkOpened:
     """A connection was made, and both sides have proved that they belong to the run.
 
     Attributes:
-        number: of the attempt; from now on that of the link.
         endpoint: of the other side, by address.
         term: in which the other side leads, or would.
     """
@@ -36,7 +45,6 @@ class LinkFailed:
     """An attempt to connect has failed.
 
     Attributes:
-        number: of the attempt.
         answer: what that says about the other side.
         problem: one line about it.
         busy: seconds after which the other side has asked to try again.
@@ -97,7 +105,7 @@ class TermClaimed:
 @dataclass(frozen=True, slots=True)
 class CampaignBlocked:
     """The candidate here keeps members of the last round from each other, or does so no more; see
-    :func:`~slurm_elastic.rendezvous.membership.blocks_election`."""
+    :func:`~slurm_elastic.rendezvous.membership.leader_change.blocks_election`."""
 
     number: int
     blocks: bool
@@ -105,12 +113,7 @@ class CampaignBlocked:
 
 @dataclass(frozen=True, slots=True)
 class LeaderEnded:
-    """The leader here leads no more.
-
-    Attributes:
-        number: of the campaign.
-        problem: one line, if a person has to fix something; empty if another agent leads or this one has resigned.
-    """
+    """The leader here leads no more. `problem` is one line if a person has to fix something."""
 
     number: int
     problem: str = ""
@@ -164,34 +167,149 @@ class CloseRun:
 
 
 @dataclass(frozen=True, slots=True)
-class WorkersStopped:
-    """No worker runs here any more. For an agent whose next message is Joined or Left in any case."""
-
-
-@dataclass(frozen=True, slots=True)
 class Stop:
     """The agent ends: it searches and campaigns no more."""
 
 
-Event = (
-    Tick
-    | LinkOpened
-    | LinkFailed
-    | LinkClosed
-    | Received
-    | LeaderLocationRead
-    | CampaignRecordsRead
-    | CampaignRecordsFailed
-    | TermClaimed
-    | CampaignBlocked
-    | LeaderEnded
-    | Join
-    | AnnounceLeave
-    | SendToLeader
-    | Depart
-    | ReportFailure
-    | ReportFinished
-    | CloseRun
-    | WorkersStopped
-    | Stop
-)
+LinkEvent = LinkOpened | LinkFailed | LinkClosed | Received
+RecordsEvent = LeaderLocationRead | CampaignRecordsRead | CampaignRecordsFailed
+CampaignEvent = TermClaimed | CampaignBlocked | LeaderEnded
+AgentEvent = Join | AnnounceLeave | SendToLeader | Depart | ReportFailure | ReportFinished | CloseRun | Stop
+Event = Tick | LinkEvent | RecordsEvent | CampaignEvent | AgentEvent
+
+
+# What the main thread hears.
+
+
+@dataclass(frozen=True, slots=True)
+class CutOff(Interrupted):
+    """Raised by the agent itself: the leader is silent, and gives this agent up about now.
+
+    Others may train soon without it, so its workers end, and publish nothing.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class LeaderLost:
+    """The leader is gone; until another agent leads, this run cannot change its membership."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Unreachable:
+    """No leader of this run was found, or it cannot be spoken with. `usage` if a person has to fix something."""
+
+    why: str
+    usage: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RecordsLost:
+    """The store of the run's records is lost for good, so nothing can change any more."""
+
+    why: str
+
+
+LeaderEvent = Assignment | MembershipMessage | LeaveRequested | CutOff | LeaderLost | Unreachable
+
+
+# Actions.
+
+
+@dataclass(frozen=True, slots=True)
+class Connect:
+    """Connect, and prove to each other whose the run is. Answered by LinkOpened or LinkFailed.
+
+    It may take `timeout` seconds; None for the transport's own limits.
+    """
+
+    number: int
+    endpoint: Endpoint
+    timeout: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CancelConnect:
+    """Give up an attempt to connect. It is not answered, unless the answer is under way."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class CloseLink:
+    """End a link at once."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Send a message to the leader."""
+
+    number: int
+    message: AgentMessage
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerProbe:
+    """Answer the probe of this number with how far the workers here are; with `dumps`, these write their dumps."""
+
+    number: int
+    probe: int
+    dumps: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Deliver:
+    """Deliver an event to the main thread of the agent."""
+
+    event: LeaderEvent
+
+
+@dataclass(frozen=True, slots=True)
+class StopWorkers:
+    """Stop the workers here: the leader gives this agent up about now, and goes on without it."""
+
+    event: CutOff
+
+
+@dataclass(frozen=True, slots=True)
+class ReadLeaderLocation:
+    """Read from the records where the leader is, but no record of a known round. Answered by LeaderLocationRead."""
+
+    number: int
+    known: LeaderLocation
+
+
+@dataclass(frozen=True, slots=True)
+class ReadCampaignRecords:
+    """Read from the records what a candidate needs. Answered by CampaignRecordsRead or CampaignRecordsFailed."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Lead:
+    """Accept joins, and claim the term once there is a quorum. Reported by TermClaimed, LeaderEnded."""
+
+    number: int
+    campaign: Campaign
+
+
+@dataclass(frozen=True, slots=True)
+class StopLeading:
+    """Accept no more joins, and end all connections of agents to this one. Not reported."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Warn:
+    """Log a line that a person should see."""
+
+    line: str
+
+
+LinkAction = Connect | CancelConnect | CloseLink | Send | AnswerProbe
+Action = LinkAction | Deliver | StopWorkers | ReadLeaderLocation | ReadCampaignRecords | Lead | StopLeading | Warn

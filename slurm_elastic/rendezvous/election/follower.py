@@ -7,19 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from slurm_elastic.rendezvous.membership import (
-    AgentInfo,
-    Closed,
-    Connected,
-    Finished,
-    Joined,
-    LeaveReason,
-    Leaving,
-    Left,
-    WorkerFailed,
-    WorkerFailure,
-    replace,
-)
+from slurm_elastic.rendezvous.membership.agents import AgentInfo, LeaveReason, WorkerFailure
+from slurm_elastic.rendezvous.membership.events import Closed, Connected, Finished, Joined, Leaving, Left, WorkerFailed
+from slurm_elastic.rendezvous.membership.persistent import replace
 
 
 @dataclass(frozen=True)
@@ -169,10 +159,6 @@ class Follower:
     def owes_join(self) -> bool:
         """True from a cut until it joins again or leaves, which explains what its stopped workers did to others."""
         return self.cut_off and self.candidate is None
-
-    def stopped(self) -> Follower:
-        """Note that no worker runs here any more. The next message is Joined or Left in any case."""
-        return replace(self, running=False)
 
     def _placed_in(self) -> int:
         if self.last_round is None:

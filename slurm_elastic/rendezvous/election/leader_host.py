@@ -15,7 +15,7 @@ from slurm_elastic.errors import SlurmElasticError
 from slurm_elastic.rendezvous.election.campaign import Campaign
 from slurm_elastic.rendezvous.election.events import CampaignBlocked, Event, LeaderEnded, TermClaimed
 from slurm_elastic.rendezvous.election.state import FOUNDER
-from slurm_elastic.rendezvous.election.term_events import ReportBlocking, ReportClaimed
+from slurm_elastic.rendezvous.election.term import ReportBlocking, ReportClaimed
 from slurm_elastic.rendezvous.leader.leader import FencedError, Leader
 from slurm_elastic.rendezvous.transport.listener import Listener
 from slurm_elastic.rendezvous.transport.session import Session
@@ -29,16 +29,16 @@ class LeaderHost:
     Args:
         listener: bound and listening.
         make: makes the leader of a term.
-        founder: the leader of the run's first term, if this agent has claimed that.
         new_session: makes the listening end of a session that says that no leader runs here.
+        founder: the run's first term, if this agent has claimed that.
     """
 
     def __init__(
         self,
         listener: socket.socket,
         make: Callable[[Campaign], Leader],
-        founder: Leader | None = None,
-        new_session: Callable[[], Session] | None = None,
+        new_session: Callable[[], Session],
+        founder: Campaign | None = None,
     ) -> None:
         self._listener, self._make, self._founder, self._new_session = listener, make, founder, new_session
         self._idle: Listener | None = None
@@ -73,7 +73,7 @@ class LeaderHost:
         if self._founder is None:
             self._idle = Listener(self._listener, self._new_session)
         else:
-            self._serve(FOUNDER, self._founder)
+            self.lead(FOUNDER, self._founder)
             # From here on the leader listens.
             await asyncio.sleep(0)
 

@@ -11,11 +11,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from slurm_elastic.rendezvous.election.policy import Successor, newest_order
-from slurm_elastic.rendezvous.membership import replace
+from slurm_elastic.rendezvous.membership.persistent import replace
 from slurm_elastic.rendezvous.records.api import Record
-from slurm_elastic.rendezvous.transport.connect import Endpoint
-from slurm_elastic.rendezvous.transport.messages import Assignment
+from slurm_elastic.rendezvous.transport.messages import Assignment, Endpoint, Successor
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,15 +202,28 @@ def answered(
 ) -> Attempts:
     """Note that the attempt at an endpoint has failed.
 
-    Args:
-        attempts: The attempts so far.
-        endpoint: The endpoint of the attempt.
-        answer: What the failure tells about the other end.
-        problem: One line about the failure.
-        busy: Seconds after which the other end has asked to try again.
-        least_pause: Least seconds from the start of this attempt to that of the next one.
+    The other end has asked to try again after `busy` seconds. The next attempt starts `least_pause` seconds after the
+    start of this one, or later.
     """
     _, began, _, pause, _ = attempts.tried[endpoint]
     pause = _SOON if answer is Answer.IDLE else min(2 * pause, _LATER)
     tried = Tried(None, began, began + max(pause, least_pause, busy), pause, answer)
     return Attempts({**attempts.tried, endpoint: tried}, problem)
+
+
+def newest_order(
+    announced: Sequence[Successor], told_in: int, recorded: Sequence[Successor], recorded_in: int
+) -> Sequence[Successor]:
+    """Return the agents that may follow the leader, in order, by the newest round that this agent knows of.
+
+    A leader may be lost when it has written down a round that some of its members, or all, were not told of. Agents
+    that went by different rounds might each be the first in their own order, campaign, and not look for each other. Nor
+    would those that have no place in that round any more; they come last.
+
+    Args:
+        told, told_in: what the last leader said, and in which round; empty and -1 if none did.
+        recorded, recorded_in: the same of the last round on record.
+    """
+    if not recorded or (announced and recorded_in <= told_in):
+        return announced
+    return [*recorded, *(member for member in announced if member not in recorded)]

@@ -30,40 +30,29 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from slurm_elastic.rendezvous.election import actions, endpoints, events
 from slurm_elastic.rendezvous.election import campaign as campaigning
+from slurm_elastic.rendezvous.election import events
 from slurm_elastic.rendezvous.election import leader_location as attempting
 from slurm_elastic.rendezvous.election.due import RECONNECT_AGAIN, Due, address
+from slurm_elastic.rendezvous.election.events import LeaderLost, Unreachable
 from slurm_elastic.rendezvous.election.follower import Follower
 from slurm_elastic.rendezvous.election.leader_location import Answer, Attempts
 from slurm_elastic.rendezvous.election.state import Campaigning, Election, Leading, Lookup, Preparing
-from slurm_elastic.rendezvous.leader_events import LeaderLost, Unreachable
-from slurm_elastic.rendezvous.membership import Held, replace
-from slurm_elastic.rendezvous.requests import LeaveAnswer, StatusAnswer, StatusPart, StatusRequested
+from slurm_elastic.rendezvous.membership.events import Ended, Held, Holding, Interrupted, Probed, Resigned, Stopping
+from slurm_elastic.rendezvous.membership.persistent import replace
 from slurm_elastic.rendezvous.transport.messages import (
     AgentMessage,
     Assignment,
-    Ended,
     Heartbeat,
-    Holding,
-    Interrupted,
-    Probed,
-    Resigned,
-    Stopping,
+    LeaveAnswer,
+    StatusAnswer,
+    StatusPart,
+    StatusRequested,
 )
 
 
-def step(state: Election, event: events.Event, now: float) -> tuple[Election, tuple[actions.Action, ...]]:
-    """Process one event.
-
-    Args:
-        state: as the last step left it.
-        event: what happened.
-        now: the agent's monotonic time.
-
-    Returns:
-        The next state, and what has to be done, in order.
-    """
+def step(state: Election, event: events.Event, now: float) -> tuple[Election, tuple[events.Action, ...]]:
+    """Process one event at this moment; return the next state, and what has to be done, in order."""
     turn = _Step(state, now)
     turn.allow_for_own_pause(event)
     _HANDLERS[type(event)](turn, event)
@@ -87,7 +76,7 @@ class _Step(Due):
                 self._close(event.number, _SUPERSEDED)
             else:
                 # The leader has ended the older one for it.
-                self.act(actions.CloseLink(link.number))
+                self.act(events.CloseLink(link.number))
                 self._follow(event.number, event.endpoint)
             return
         searching = link is None and not state.over
@@ -96,8 +85,8 @@ class _Step(Due):
             if outdated:
                 self._close(event.number, f"{address(endpoint)} is {_SUPERSEDED}")
                 return
-            rival = isinstance(campaign, Campaigning) and endpoint in endpoints.of_rivals(self.state)
-            if endpoint not in endpoints.of_search(self.state, self.now) and not rival:
+            rival = isinstance(campaign, Campaigning) and endpoint in self._rivals()
+            if endpoint not in self._endpoints() and not rival:
                 self._close(event.number, f"{address(endpoint)} is asked no more")
                 return
             self._cancel_attempts(state.search.attempts, kept=event.number)
@@ -114,14 +103,14 @@ class _Step(Due):
         if rival_at is not None and outdated:
             self._close(event.number, f"{address(rival_at)} is {_SUPERSEDED}")
             return
-        self.act(actions.CloseLink(event.number))
+        self.act(events.CloseLink(event.number))
         if rival_at is not None:
             self._step_down()
 
     def _close(self, number: int, why: str) -> None:
         """Close a link that leads to no leader to follow; its attempt has failed."""
         self.link_failed(events.LinkFailed(number, Answer.SILENT, why))
-        self.act(actions.CloseLink(number))
+        self.act(events.CloseLink(number))
 
     def link_failed(self, event: events.LinkFailed) -> None:
         """Note what the failure says about the other side."""
@@ -173,7 +162,7 @@ class _Step(Due):
             self.campaign_records_failed(events.CampaignRecordsFailed(event.number, str(error)))
             return
         self.change(campaign=Campaigning(campaign.number))
-        self.act(actions.Lead(campaign.number, plan))
+        self.act(events.Lead(campaign.number, plan))
 
     def campaign_records_failed(self, event: events.CampaignRecordsFailed) -> None:
         campaign = self.state.campaign
@@ -182,7 +171,7 @@ class _Step(Due):
         self.change(campaign=None)
         if event.why != self.state.logged_problem:
             self.change(logged_problem=event.why)
-            self.act(actions.Warn(f"this agent cannot campaign to lead: {event.why}"))
+            self.act(events.Warn(f"this agent cannot campaign to lead: {event.why}"))
 
     def term_claimed(self, event: events.TermClaimed) -> None:
         campaign = self.state.campaign
@@ -203,7 +192,7 @@ class _Step(Due):
             self._cancel_attempts(campaign.attempts)
         self.change(campaign=None)
         if event.problem:
-            self.act(actions.Deliver(LeaderLost(event.problem)))
+            self.act(events.Deliver(LeaderLost(event.problem)))
 
     def join(self, event: events.Join) -> None:
         self._tell(*self.state.follower.join(event.candidate))
@@ -233,9 +222,6 @@ class _Step(Due):
         self.change(follower=follower)
         self._send(message)
 
-    def workers_stopped(self, event: events.WorkersStopped) -> None:
-        self.change(follower=self.state.follower.stopped())
-
     def stop(self, event: events.Stop) -> None:
         self.end()
 
@@ -258,7 +244,7 @@ class _Step(Due):
                 self._send(_BEAT)
             case Probed(probe, dumps):
                 if not follower.owes_join:
-                    self.act(actions.AnswerProbe(link.number, probe, dumps))
+                    self.act(events.AnswerProbe(link.number, probe, dumps))
             case Assignment(attempt=attempt, round=round_, restarts=restarts):
                 follower = follower.charged(restarts)
                 placed = follower.placed(attempt, round_)
@@ -266,14 +252,14 @@ class _Step(Due):
                 if placed is not None:
                     self.change(known=members.placed(message, link.endpoint))
                     self._set_heartbeat_limit(message.heartbeat_limit)
-                    self.act(actions.Deliver(message))
+                    self.act(events.Deliver(message))
             case Resigned(agent, gone):
                 self.change(known=members.resigns(agent, gone, link.endpoint))
             case Holding(round_, leaving):
                 self.change(known=members.leaves(leaving))
                 if follower.holding(round_):
                     if self.config.can_hold:
-                        self.act(actions.Deliver(message))
+                        self.act(events.Deliver(message))
                     else:
                         self._send(Held(self.config.agent, round_, None))
             case Stopping(round=round_, step=at, leaving=leaving):
@@ -281,24 +267,24 @@ class _Step(Due):
                 stopping = follower.stopping(round_, at)
                 if stopping is not None:
                     self.change(follower=stopping)
-                    self.act(actions.Deliver(message))
+                    self.act(events.Deliver(message))
             case Interrupted(round=round_, restarts=restarts):
                 follower = follower.charged(restarts)
                 self.change(follower=follower)
                 if follower.interrupted(round_):
                     self.change(follower=follower.note_over())
-                    self.act(actions.Deliver(message))
+                    self.act(events.Deliver(message))
                 elif follower.candidate is not None:
                     # The leader gave an assignment in that round, which was lost on the way.
                     self.join(events.Join(follower.candidate))
             case Ended():
                 self.end()
-                self.act(actions.Deliver(message))
+                self.act(events.Deliver(message))
             case LeaveAnswer() | StatusRequested() | StatusPart() | StatusAnswer():
                 # For clients, and for the runner.
                 pass
             case _:
-                self.act(actions.Deliver(message))
+                self.act(events.Deliver(message))
 
 
 _HANDLERS: dict[type, Callable[[_Step, Any], None]] = {
@@ -320,7 +306,6 @@ _HANDLERS: dict[type, Callable[[_Step, Any], None]] = {
     events.ReportFailure: _Step.report_failure,
     events.ReportFinished: _Step.report_finished,
     events.CloseRun: _Step.close_run,
-    events.WorkersStopped: _Step.workers_stopped,
     events.Stop: _Step.stop,
 }
 

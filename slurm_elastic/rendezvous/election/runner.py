@@ -6,51 +6,55 @@ import asyncio
 import logging
 import math
 from collections import deque
-from collections.abc import Callable, Collection, Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 
 from slurm_elastic.errors import SlurmElasticError
 from slurm_elastic.rendezvous.election import machine
-from slurm_elastic.rendezvous.election.actions import (
+from slurm_elastic.rendezvous.election.campaign import CampaignRecords
+from slurm_elastic.rendezvous.election.events import (
     Action,
     AnswerProbe,
+    CampaignRecordsFailed,
+    CampaignRecordsRead,
     CancelConnect,
     CloseLink,
     Connect,
     Deliver,
-    Lead,
-    ReadCampaignRecords,
-    ReadLeaderLocation,
-    Send,
-    StopLeading,
-    StopWorkers,
-    Warn,
-)
-from slurm_elastic.rendezvous.election.campaign import CampaignConfig, CampaignRecords
-from slurm_elastic.rendezvous.election.events import (
-    CampaignRecordsFailed,
-    CampaignRecordsRead,
     Event,
+    Lead,
+    LeaderEvent,
     LeaderLocationRead,
     LinkClosed,
     LinkFailed,
     LinkOpened,
+    ReadCampaignRecords,
+    ReadLeaderLocation,
     Received,
+    Send,
     Stop,
+    StopLeading,
+    StopWorkers,
     Tick,
+    Warn,
 )
 from slurm_elastic.rendezvous.election.leader_host import LeaderHost
 from slurm_elastic.rendezvous.election.leader_location import Answer, LeaderLocation
-from slurm_elastic.rendezvous.election.policy import Successor
 from slurm_elastic.rendezvous.election.state import ElectionConfig, initial_election
-from slurm_elastic.rendezvous.leader_events import LeaderEvent
-from slurm_elastic.rendezvous.membership import Ponged, WorkerPosition
-from slurm_elastic.rendezvous.requests import StatusReport, StatusRequested
+from slurm_elastic.rendezvous.membership.events import Ponged
+from slurm_elastic.rendezvous.membership.stragglers import WorkerPosition
 from slurm_elastic.rendezvous.run_in_thread import run_in_thread
-from slurm_elastic.rendezvous.transport.client_connection import BusyError, ClosedError, Link, open_link
-from slurm_elastic.rendezvous.transport.connect import Endpoint
-from slurm_elastic.rendezvous.transport.messages import LeaderMessage
+from slurm_elastic.rendezvous.transport.client_connection import Link, open_link
+from slurm_elastic.rendezvous.transport.messages import (
+    Endpoint,
+    LeaderMessage,
+    StatusReport,
+    StatusRequested,
+    Successor,
+)
 from slurm_elastic.rendezvous.transport.session import (
+    BusyError,
+    ClosedError,
     ForeignError,
     Role,
     Session,
@@ -59,39 +63,26 @@ from slurm_elastic.rendezvous.transport.session import (
     VersionError,
 )
 
-_LOOPBACK = "127.0.0.1"
-
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class FollowerConfig:
-    """The configuration of an agent that finds and follows the leader. Times in seconds.
+    """The configuration of an agent that finds and follows the leader.
 
     Attributes:
         run: run id and incarnation.
         secret: the run's secret.
-        agent: this agent.
+        election: settings of the election.
         locate: returns where the leader may be; may block, and is called again and again while none is found. Its
             argument is the newest round whose record it need not read.
-        addresses: the addresses by which other agents know this one.
-        can_hold, coming, expected_agents, connect_timeout, heartbeat_limit, leader_limit, campaign: see
-            :class:`~slurm_elastic.rendezvous.election.state.ElectionConfig`.
         read_campaign: returns what the records show to a candidate; may block.
     """
 
     run: str
     secret: bytes
-    agent: str
+    election: ElectionConfig
     locate: Callable[[LeaderLocation], LeaderLocation]
-    addresses: Collection[str] = ()
-    can_hold: bool = False
-    coming: bool = False
-    expected_agents: int = 0
-    connect_timeout: float = 600.0
-    heartbeat_limit: float = 3.0
-    leader_limit: float = 4.25
-    campaign: CampaignConfig | None = None
     read_campaign: Callable[[], CampaignRecords] | None = None
 
 
@@ -118,23 +109,8 @@ class Runner:
         self._config, self._deliver, self._positions, self._host = config, deliver, positions, host
         self._report = report
         self._loop = asyncio.get_running_loop()
-        endpoints: tuple[Endpoint, ...] = ()
-        if host is not None:
-            # The loopback works whatever the network does.
-            endpoints = tuple((address, host.port) for address in dict.fromkeys((_LOOPBACK, *config.addresses)))
-        election = ElectionConfig(
-            agent=config.agent,
-            endpoints=endpoints,
-            can_hold=config.can_hold,
-            coming=config.coming,
-            expected_agents=config.expected_agents,
-            connect_timeout=config.connect_timeout,
-            heartbeat_limit=config.heartbeat_limit,
-            leader_limit=config.leader_limit,
-            campaign=config.campaign if host is not None else None,
-        )
         founder = host is not None and host.founds
-        self._election = initial_election(election, self._loop.time(), founder=founder)
+        self._election = initial_election(config.election, self._loop.time(), founder=founder)
         self._events: deque[Event] = deque()
         self._busy = False
         self._timer: asyncio.TimerHandle | None = None
@@ -228,7 +204,7 @@ class Runner:
                     self._links[number].send(message)
             case AnswerProbe(number, probe, dumps):
                 if number in self._links:
-                    self._links[number].send(Ponged(self._config.agent, probe, self._positions(dumps)))
+                    self._links[number].send(Ponged(self._config.election.agent, probe, self._positions(dumps)))
             case Connect(number, endpoint, timeout):
                 self._start(number, self._connect(number, endpoint, timeout))
             case CancelConnect(number):
@@ -264,18 +240,17 @@ class Runner:
 
     async def _connect(self, number: int, endpoint: Endpoint, timeout: float | None) -> None:
         config = self._config
-        session = Session(Role.AGENT, config.secret, config.run, agent=config.agent)
+        session = Session(Role.AGENT, config.secret, config.run, agent=config.election.agent)
 
         def on_message(link: Link, message: LeaderMessage) -> None:
             if isinstance(message, StatusRequested):
                 # It concerns no election, and changes nothing.
-                link.send(StatusReport(config.agent, message.request, self._report()))
+                link.send(StatusReport(config.election.agent, message.request, self._report()))
             else:
                 self.handle(Received(number, message))
 
         try:
-            # What leads in an earlier term counts no more; the machine knows which.
-            link = await asyncio.wait_for(open_link(endpoint, session, on_message, epoch=0), timeout)
+            link = await asyncio.wait_for(open_link(endpoint, session, on_message), timeout)
         except (OSError, SessionError, asyncio.TimeoutError) as error:
             self.handle(_failed(number, endpoint, error))
             return

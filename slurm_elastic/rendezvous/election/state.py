@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import enum
 import math
 from dataclasses import dataclass, field
 
-from slurm_elastic.rendezvous.election.campaign import CampaignConfig
+from slurm_elastic.rendezvous.election.campaign import CampaignConfig, LeaderLoss, default_leader_limit, search_pause
 from slurm_elastic.rendezvous.election.follower import Follower
 from slurm_elastic.rendezvous.election.leader_location import Attempts, LeaderLocation, Leadership
-from slurm_elastic.rendezvous.election.policy import LeaderLoss, default_leader_limit, search_pause
-from slurm_elastic.rendezvous.transport.connect import Endpoint
+from slurm_elastic.rendezvous.transport.messages import Endpoint
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +16,6 @@ class ElectionConfig:
     """The settings of the election, which stay the same while the agent runs. Times in seconds.
 
     Attributes:
-        agent: Identity of this agent.
         endpoints: Endpoints on which this agent listens; it connects to itself at the first.
         can_hold: True if the workers of this agent can name a step to stop at.
         coming: True if this agent joins soon after it has found the leader.
@@ -40,23 +37,11 @@ class ElectionConfig:
     campaign: CampaignConfig | None = None
 
 
-class Role(enum.Enum):
-    """The role of an agent in the election."""
-
-    SEARCHING = "searching"
-    FOLLOWING = "following"
-    CAMPAIGNING = "campaigning"
-    LEADING = "leading"
-    STOPPED = "stopped"
-
-
 @dataclass(frozen=True)
 class Following:
     """The link to the leader.
 
     Attributes:
-        number: Number of the link.
-        endpoint: The leader's endpoint.
         last_message_at: When the last message came.
         allowed: The value that `last_message_at` got when the agent itself had been paused.
         reconnect: Number of the attempt at a second link, while the leader is silent.
@@ -78,7 +63,6 @@ class Search:
     """The search for a leader.
 
     Attributes:
-        began: When the search began.
         lost: Endpoint of the leader whose link has broken; None for the first search.
         last_message_at: When the last message of that leader came.
         lost_at: When it became certain that no leader is at that endpoint; None until then.
@@ -128,7 +112,6 @@ class Campaigning:
     """The agent collects joins, and looks for a leader and for candidates that precede it.
 
     Attributes:
-        number: Number of the campaign.
         attempts: Attempts at the endpoints of those.
         blocks_since: When it began to keep members of the last round from other candidates; None while it does not.
     """
@@ -150,14 +133,12 @@ class Election:
     """One agent's part in the election.
 
     Attributes:
-        config: See :class:`ElectionConfig`.
         deadline: Latest time for the next Tick; infinite if only events matter.
         heartbeat_limit: The limit in force, from the last leader; all limits of fencing derive from it.
         follower: The messages that the agent has sent to leaders and received from them.
         known: The agent's knowledge of the leader.
         link: The link to the leader; None while the agent searches.
         search: The newest search, over while `link` is there.
-        lookup: See :class:`Lookup`.
         campaign: The agent's own campaign or term; None while it neither campaigns nor leads.
         campaign_at: When the next campaign may start.
         waited_for: Terms whose new leaders got the time to publish their endpoint.
@@ -188,17 +169,6 @@ class Election:
         """Seconds of silence after which the leader is lost."""
         return max(self.config.leader_limit, default_leader_limit(self.heartbeat_limit))
 
-    @property
-    def role(self) -> Role:
-        """The role of the agent in the election."""
-        if self.over:
-            return Role.STOPPED
-        if isinstance(self.campaign, Leading):
-            return Role.LEADING
-        if isinstance(self.campaign, Campaigning):
-            return Role.CAMPAIGNING
-        return Role.SEARCHING if self.link is None else Role.FOLLOWING
-
 
 FOUNDER = 0
 """Number of the campaign of an agent that has claimed the first term of the run before it begins to search."""
@@ -207,10 +177,7 @@ FOUNDER = 0
 def initial_election(config: ElectionConfig, now: float, *, founder: bool = False) -> Election:
     """Return the state of an agent that has just started; it acts with its first Tick.
 
-    Args:
-        config: Settings of the agent.
-        now: The agent's monotonic time.
-        founder: True if it leads already, in the first term of the run.
+    A founder leads already, in the first term of the run.
     """
     return Election(
         config,

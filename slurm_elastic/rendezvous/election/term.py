@@ -15,49 +15,28 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from slurm_elastic.rendezvous import membership
-from slurm_elastic.rendezvous.election.policy import seconds_of_questions
-from slurm_elastic.rendezvous.election.term_events import (
-    AgentsEnded,
-    AgentsGone,
-    AskSlurmAboutAgents,
-    AskSlurmAboutNodes,
-    CarryOut,
-    CheckTerm,
-    ClaimTerm,
-    ConfirmLastRound,
-    DisconnectedEnded,
-    ProbeDisconnected,
-    ProbeMembers,
-    PublishEndpoint,
-    Question,
-    RecordEnd,
-    RecordsAction,
-    RecordsAnswered,
-    RecordsFailed,
-    ReportBlocking,
-    ReportClaimed,
-    StepDown,
-    TermAction,
-    TermEvent,
-    Wake,
-    WriteRound,
-)
-from slurm_elastic.rendezvous.membership import (
+from slurm_elastic.rendezvous.election.campaign import seconds_of_questions
+from slurm_elastic.rendezvous.membership.advance import next_deadline
+from slurm_elastic.rendezvous.membership.assignment import Table
+from slurm_elastic.rendezvous.membership.config import Settings
+from slurm_elastic.rendezvous.membership.events import (
     Claim,
     Claimed,
     Decision,
+    Disconnected,
+    Event,
     Finish,
     Gone,
     Interrupt,
     NodesDown,
-    Phase,
     Publish,
     Resign,
-    Settings,
-    State,
-    replace,
+    Tick,
 )
+from slurm_elastic.rendezvous.membership.leader_change import blocks_election, misses_members, missing
+from slurm_elastic.rendezvous.membership.machine import step as membership_step
+from slurm_elastic.rendezvous.membership.persistent import replace
+from slurm_elastic.rendezvous.membership.state import Phase, State, initial_state
 
 PROBE_AGAIN = 0.2
 """Seconds between two probes of members that are missing; of thousands, as long as these take to come by themselves."""
@@ -67,6 +46,159 @@ ASK_NODES_FIRST, ASK_NODES_AGAIN = 1.0, 5.0
 """The same for nodes of the allocation that are missing."""
 CHECK_TERM = 1.0
 """Seconds between two readings of the newest term while a round is formed."""
+
+
+# Actions. Those of the records are answered by RecordsAnswered or RecordsFailed.
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimTerm:
+    """Take the term; allowed unless another agent has it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConfirmLastRound:
+    """Read the last round; allowed if it is the one that this term follows."""
+
+
+@dataclass(frozen=True, slots=True)
+class PublishEndpoint:
+    """Write the leader's endpoint down."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckTerm:
+    """Read the newest term; allowed if it is this one. No record waits for a reading that is `watching`."""
+
+    watching: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class WriteRound:
+    """Write a round down; allowed unless another leader has written one of that number."""
+
+    table: Table
+
+
+@dataclass(frozen=True, slots=True)
+class RecordEnd:
+    """Write down that the run has ended; allowed if this term is the newest."""
+
+    finish: Finish
+
+
+RecordsAction = ClaimTerm | ConfirmLastRound | PublishEndpoint | CheckTerm | WriteRound | RecordEnd
+
+
+@dataclass(frozen=True, slots=True)
+class CarryOut:
+    """Carry out a decision that led to this state, and is on record if it has to be; `log` it in the log of the run."""
+
+    state: State
+    decision: Decision
+    log: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeMembers:
+    """Ask the nodes of these members whether they have ended. Answered by AgentsEnded."""
+
+    agents: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeDisconnected:
+    """Ask the node of an agent whose connection broke whether its process has ended; answered by DisconnectedEnded if
+    it has. Then the leader does not wait for the connection to come back."""
+
+    agent: str
+
+
+@dataclass(frozen=True, slots=True)
+class AskSlurmAboutAgents:
+    """Ask Slurm which of these members are gone. Answered by AgentsGone."""
+
+    agents: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AskSlurmAboutNodes:
+    """Ask Slurm which of these nodes are down. Answered by NodesDown."""
+
+    nodes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ReportClaimed:
+    """The term is claimed, confirmed and published: this agent leads."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReportBlocking:
+    """This candidate keeps members of the last round from each other, or does so no more."""
+
+    blocks: bool
+
+
+@dataclass(frozen=True, slots=True)
+class StepDown:
+    """Lead no more. `why` is one line, empty after a resignation; a person has to fix something if it has `failed`."""
+
+    why: str = ""
+    failed: bool = False
+
+
+Question = ProbeMembers | AskSlurmAboutAgents | AskSlurmAboutNodes
+
+TermAction = RecordsAction | CarryOut | Question | ProbeDisconnected | ReportClaimed | ReportBlocking | StepDown
+
+
+# Events, beside those of the membership.
+
+
+@dataclass(frozen=True, slots=True)
+class Wake:
+    """The moment that :attr:`Term.deadline` names has come."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecordsAnswered:
+    """An action on the records is through, and was allowed or not."""
+
+    action: RecordsAction
+    allowed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RecordsFailed:
+    """The records did not answer, or cannot be used: nothing is known of what a write did."""
+
+    action: RecordsAction
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class AgentsEnded:
+    """The nodes say that these processes have ended."""
+
+    agents: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class DisconnectedEnded:
+    """The node of an agent whose connection broke says that its process has ended."""
+
+    agent: str
+
+
+@dataclass(frozen=True, slots=True)
+class AgentsGone:
+    """Slurm says that these agents are gone."""
+
+    agents: frozenset[str]
+
+
+TermEvent = Event | Wake | RecordsAnswered | RecordsFailed | AgentsEnded | DisconnectedEnded | AgentsGone
 
 
 @dataclass(frozen=True)
@@ -105,20 +237,11 @@ class Term:
 
 def initial_term(number: int, settings: Settings, now: float) -> Term:
     """Return the state of a leader that has just begun to serve; it acts with its first event."""
-    return Term(number, membership.initial_state(settings, now))
+    return Term(number, initial_state(settings, now))
 
 
 def step(term: Term, event: TermEvent, now: float) -> tuple[Term, tuple[TermAction, ...]]:
-    """Process one event.
-
-    Args:
-        term: as the last step left it.
-        event: what happened.
-        now: the leader's monotonic time.
-
-    Returns:
-        The next state, and what has to be done, in order.
-    """
+    """Process one event at this moment; return the next state, and what has to be done, in order."""
     if term.over:
         return term, ()
     turn = _Step(term, now)
@@ -146,7 +269,7 @@ class _Step:
     def finish(self) -> Term:
         term = self.term
         if self.state is not term.membership:
-            self.change(membership=self.state, tick_at=membership.next_deadline(self.state))
+            self.change(membership=self.state, tick_at=next_deadline(self.state))
         self.change(
             queue=self.queue,
             writing=self.writing,
@@ -159,17 +282,17 @@ class _Step:
 
     # The membership.
 
-    def happened(self, event: membership.Event) -> None:
-        self.state, decisions = membership.step(self.state, event, self.now)
+    def happened(self, event: Event) -> None:
+        self.state, decisions = membership_step(self.state, event, self.now)
         if decisions:
             self.queue += tuple((self.state, decision) for decision in decisions)
             self._carry_out()
 
     def wake(self, event: Wake) -> None:
         if self.now >= self.term.tick_at:
-            self.happened(membership.Tick())
+            self.happened(Tick())
 
-    def disconnected(self, event: membership.Disconnected) -> None:
+    def disconnected(self, event: Disconnected) -> None:
         self.happened(event)
         if event.agent in self.state.broken:
             self.actions.append(ProbeDisconnected(event.agent))
@@ -222,7 +345,7 @@ class _Step:
                 return
             if isinstance(self.queue[0][1], Claim):
                 self.actions.append(ReportClaimed())
-                self.state, decisions = membership.step(self.state, Claimed(), self.now)
+                self.state, decisions = membership_step(self.state, Claimed(), self.now)
                 self.queue += tuple((self.state, decision) for decision in decisions)
             self._carried_out()
             self._carry_out()
@@ -250,14 +373,14 @@ class _Step:
         asks_at = min(term.probe_at, term.ask_agents_at, term.ask_nodes_at, term.check_at)
         if not forming and not self.was_forming and asks_at == math.inf:
             return
-        misses = membership.misses_members(state)
+        misses = misses_members(state)
         self._ask("probe_at", ProbeMembers, misses, self._probe_pause(), PROBE_AGAIN)
         self._ask("ask_agents_at", AskSlurmAboutAgents, misses, ASK_SLURM_FIRST, ASK_SLURM_FIRST)
         expects = forming and bool(state.settings.expected_nodes)
         self._ask("ask_nodes_at", AskSlurmAboutNodes, expects, ASK_NODES_FIRST, ASK_NODES_FIRST)
         self._check_term(forming)
         if not state.claimed or self.term.blocks:
-            blocks = membership.blocks_election(state)
+            blocks = blocks_election(state)
             if blocks != self.term.blocks:
                 self.change(blocks=blocks)
                 self.actions.append(ReportBlocking(blocks))
@@ -285,14 +408,10 @@ class _Step:
             self.change(check_at=self.now + CHECK_TERM)
 
     def _ask(self, moment: str, kind: type[Question], is_due: bool, first: float, again: float) -> None:
-        """Ask about those that are missing now, or later, or never.
+        """Ask about those that are missing now, or later, or, if it does not matter, never.
 
-        Args:
-            moment: field of the term that says when.
-            kind: of the question.
-            is_due: whether it matters.
-            first: seconds until that is asked once it matters.
-            again: seconds until the next look if no agent or node is missing.
+        `moment` is the field of the term that says when: `first` seconds after it matters, and `again` seconds after a
+        look that found nothing missing.
         """
         if kind in self.term.asking:
             return
@@ -324,7 +443,7 @@ class _Step:
         self._answered(AskSlurmAboutAgents)
         self.change(ask_agents_at=self.now + ASK_SLURM_AGAIN)
         # An agent that has come meanwhile is not gone, whatever Slurm says.
-        gone = event.agents.intersection(membership.missing(self.state))
+        gone = event.agents.intersection(missing(self.state))
         if gone:
             self.happened(Gone(gone))
 
@@ -339,7 +458,7 @@ _HANDLERS: dict[type, Callable[[_Step, Any], None]] = {
     Wake: _Step.wake,
     RecordsAnswered: _Step.answered,
     RecordsFailed: _Step.failed,
-    membership.Disconnected: _Step.disconnected,
+    Disconnected: _Step.disconnected,
     DisconnectedEnded: _Step.disconnected_ended,
     AgentsEnded: _Step.agents_ended,
     AgentsGone: _Step.agents_gone,
@@ -369,7 +488,7 @@ def _missing_nodes(state: State) -> tuple[str, ...]:
 
 
 _MISSING: dict[type[Question], Callable[[State], tuple[str, ...]]] = {
-    ProbeMembers: membership.missing,
-    AskSlurmAboutAgents: membership.missing,
+    ProbeMembers: missing,
+    AskSlurmAboutAgents: missing,
     AskSlurmAboutNodes: _missing_nodes,
 }

@@ -4,41 +4,49 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
-from slurm_elastic.rendezvous.identity import AgentIdentity
-from slurm_elastic.rendezvous.transport.connect import Endpoint, reach
+from slurm_elastic.rendezvous.membership.agents import AgentIdentity
+from slurm_elastic.rendezvous.transport.client_connection import reach
+from slurm_elastic.rendezvous.transport.messages import Endpoint
 from slurm_elastic.slurm import Controller, JobView, NodeState
 
 _RUNNING = frozenset({"RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING"})
 """States of a job that may have processes (squeue(1), "JOB STATE CODES")."""
 
 
-async def agents_ended(endpoints: Mapping[str, Endpoint]) -> frozenset[str]:
-    """Return the agents that have ended for certain.
+async def agents_ended(agents: Iterable[str], endpoints: Mapping[str, Endpoint]) -> frozenset[str]:
+    """Return those of the agents that have ended for certain.
 
     An agent listens from before its first join until its process ends, and its workers end with it. So the process has
     ended if its node refuses a connection to that port. A node that does not answer proves nothing.
 
     Args:
-        endpoints: Where each agent listens.
+        agents: The agents.
+        endpoints: Where agents listen, as far as the leader knows; on port 0 for one that does not.
     """
-    ended = await asyncio.gather(*(_refused(endpoint) for endpoint in endpoints.values()))
-    return frozenset(agent for agent, refused in zip(endpoints, ended, strict=True) if refused)
+    known = [agent for agent in agents if agent in endpoints and endpoints[agent][1]]
+    ended = await asyncio.gather(*(_refused(endpoints[agent]) for agent in known))
+    return frozenset(agent for agent, refused in zip(known, ended, strict=True) if refused)
 
 
 async def _refused(endpoint: Endpoint) -> bool:
     try:
-        _, transport, _ = await reach(asyncio.Protocol, endpoint)
+        stream, _ = await reach(endpoint)
     except ConnectionRefusedError:
         return True
     except (OSError, asyncio.TimeoutError):
         return False
-    transport.close()
+    stream.close()
     return False
 
 
-def agents_gone(agents: Collection[str], controller: Controller) -> frozenset[str]:
+def nodes_down(nodes: Sequence[str], controller: Controller) -> frozenset[str]:
+    """Return the nodes that are down by Slurm's view. The call blocks until Slurm answers."""
+    return frozenset(node for node, state in controller.node_states(nodes).items() if state is NodeState.DOWN)
+
+
+def agents_gone(agents: Sequence[str], controller: Controller) -> frozenset[str]:
     """Return the agents that are gone by Slurm's view: their node is down, or their job does not run there.
 
     The call blocks until Slurm answers. An agent of which Slurm does not answer counts as not gone.
@@ -50,7 +58,7 @@ def agents_gone(agents: Collection[str], controller: Controller) -> frozenset[st
     }
     nodes = sorted({identity.node for identity in identities.values()})
     jobs = sorted({identity.job for identity in identities.values()})
-    down = {node for node, state in controller.node_states(nodes).items() if state is NodeState.DOWN}
+    down = nodes_down(nodes, controller)
     views = {job: controller.job(job) for job in jobs}
     return frozenset(
         agent
@@ -64,11 +72,6 @@ def _has_left(view: JobView | None, identity: AgentIdentity) -> bool:
         return False
     gone = bool(view.nodes) and identity.node not in view.nodes
     return gone or view.restarts > identity.restarts or view.state not in _RUNNING
-
-
-def known_endpoints(agents: Iterable[str], endpoints: Mapping[str, Endpoint]) -> dict[str, Endpoint]:
-    """Return the endpoints of those agents of which the leader knows address and port."""
-    return {agent: endpoints[agent] for agent in agents if agent in endpoints and endpoints[agent][1]}
 
 
 def own_releases() -> str:
@@ -85,14 +88,9 @@ class Releases:
         self._first: dict[str, str] = {}
 
     def note(self, node: str, releases: str) -> str:
-        """Note the releases of an agent.
+        """Return one line for the log if an agent's releases are new and differ from those of another; else empty.
 
-        Args:
-            node: Slurm's name of the agent's node.
-            releases: As in `own_releases`; empty for an agent of a version that does not name them.
-
-        Returns:
-            One line for the log if the releases are new and differ from those of another agent; else empty.
+        They are as in `own_releases`, and empty for an agent of a version that does not name them.
         """
         if not releases or releases in self._first:
             return ""

@@ -1,20 +1,26 @@
-"""The connections of a leader's agents, the messages sent on them, and the times of heartbeats."""
+"""The connections of a leader's agents, the messages sent on them, the times of heartbeats, and what was dropped."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
 import random
+import socket
+import time
 import zlib
 from collections import Counter
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from slurm_elastic.descriptors import connections_at_most
-from slurm_elastic.rendezvous.membership import Table
-from slurm_elastic.rendezvous.transport.drop_log import DropLog
-from slurm_elastic.rendezvous.transport.messages import Heartbeat, LeaderMessage, encode
-from slurm_elastic.rendezvous.transport.server_connection import AcceptedConnection
+from slurm_elastic.rendezvous.membership.assignment import Table
+from slurm_elastic.rendezvous.transport.messages import Assignment, Heartbeat, LeaderMessage, encode
+from slurm_elastic.rendezvous.transport.session import Session, SessionError
+from slurm_elastic.text import printable
+
+if TYPE_CHECKING:
+    from slurm_elastic.rendezvous.leader.leader import Leader
 
 _GROUPS = 64
 _TOGETHER = 256
@@ -51,12 +57,7 @@ class HeartbeatSchedule:
             self._size -= 1
 
     def due(self, now: float, interval: float) -> list[str]:
-        """Return the agents that are due now.
-
-        Args:
-            now: The time.
-            interval: Seconds between two heartbeats of one agent.
-        """
+        """Return the agents that are due now, with these seconds between two heartbeats of one agent."""
         turns = max(1, min(_GROUPS, self._size // _TOGETHER))
         # A leader that is awake already asks a little early, and sleeps on.
         latest = now + interval / turns / 4
@@ -90,7 +91,7 @@ class AgentConnections:
 
     Attributes:
         rejected: Number of drops, by the address of the other end.
-        shared: The newest round with assignments, and the part that is the same in all of them.
+        shared: The newest round with assignments, and what is the same in all of them.
         schedule: When the leader asks each agent for a heartbeat.
         by_agent: The connection of each agent that has proved its identity.
         pending: Connections of members of the run that have not proved their identity yet.
@@ -99,7 +100,7 @@ class AgentConnections:
     def __init__(self) -> None:
         self._drops = DropLog(logger)
         self.rejected: Counter[str] = self._drops.counts
-        self.shared: tuple[Table, Any] | None = None
+        self.shared: tuple[Table, Assignment] | None = None
         self.schedule = HeartbeatSchedule()
         self.by_agent: dict[str, AcceptedConnection] = {}
         self.pending: set[AcceptedConnection] = set()
@@ -212,3 +213,185 @@ class AgentConnections:
         """End all connections."""
         for connection in [*self.by_agent.values(), *self.pending]:
             connection.close()
+
+
+_HANDSHAKE_TIMEOUT = 20.0
+"""Seconds in which a member of the run has to prove its identity; it gives up earlier itself (client_connection.py)."""
+_MAX_UNSENT = 8 << 20
+"""Bytes that may be queued for an agent that does not read."""
+_READ = 16384
+"""Bytes read at once; nearly all messages of agents have a few hundred."""
+
+
+class AcceptedConnection:
+    """The listening end of a connection of a member of the run.
+
+    It reads and writes its socket itself. A transport of asyncio (3.11) costs a task for each connection, and a buffer
+    of 256 KiB for each read (selector_events.py, max_size), however few bytes come.
+
+    Args:
+        leader: Told what happens on the connection.
+        session: The listening end, which waits for the proof of identity.
+        peer: Address of the other end, for logs.
+        stream: The socket, which this object closes.
+
+    Attributes:
+        named: The agent that the greeting names.
+        agent: The agent that the other end has proved to be, empty before.
+    """
+
+    def __init__(self, leader: Leader, session: Session, peer: str, stream: socket.socket) -> None:
+        self._leader, self._session, self.peer = leader, session, peer
+        self.named = session.agent
+        self.agent = ""
+        self._stream, self._descriptor = stream, stream.fileno()
+        self._unsent = bytearray()
+        self._closing = False
+        self._loop = asyncio.get_running_loop()
+        stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._loop.add_reader(self._descriptor, self._read)
+        self._deadline: asyncio.TimerHandle | None = self._loop.call_later(_HANDSHAKE_TIMEOUT, self._too_slow)
+        leader.opened(self)
+
+    def send(self, content: bytes) -> None:
+        """Send one message. The connection ends instead if more than 8 MiB wait for the agent to read."""
+        if self._closing:
+            return
+        if len(self._unsent) > _MAX_UNSENT:
+            self._abort()
+            return
+        data = self._session.seal(content)
+        if self._unsent:
+            self._unsent += data
+            return
+        sent = self._send(data)
+        if sent < len(data) and not self._closing:
+            self._unsent += data[sent:]
+            self._loop.add_writer(self._descriptor, self._write)
+
+    def close(self) -> None:
+        """End the connection after all queued messages have been sent."""
+        if not self._closing:
+            self._closing = True
+            self._loop.remove_reader(self._descriptor)
+            if not self._unsent:
+                self._loop.call_soon(self._lost)
+
+    def _abort(self) -> None:
+        if self._unsent:
+            self._unsent.clear()
+            self._loop.remove_writer(self._descriptor)
+            if self._closing:
+                self._loop.call_soon(self._lost)
+        self.close()
+
+    def _read(self) -> None:
+        try:
+            data = self._stream.recv(_READ)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            data = b""
+        if data:
+            self._received(data)
+        else:
+            # The agent has closed its end, or its node is gone.
+            self._abort()
+
+    def _received(self, data: bytes) -> None:
+        try:
+            messages, _ = self._session.receive(data)
+        except SessionError as error:
+            self._leader.connections.reject(self.peer, str(error))
+            self.close()
+            return
+        if not self.agent and self._session.established:
+            self._in_time()
+            self.agent = self._session.agent
+            self._leader.authenticated(self)
+        for message in messages:
+            self._leader.received(self, message)
+
+    def _send(self, data: bytes | bytearray) -> int:
+        """Send the bytes that the kernel takes now, and return their number."""
+        try:
+            return self._stream.send(data)
+        except (BlockingIOError, InterruptedError):
+            return 0
+        except OSError:
+            self._abort()
+            return 0
+
+    def _write(self) -> None:
+        del self._unsent[: self._send(self._unsent)]
+        if not self._unsent and self._descriptor >= 0:
+            self._loop.remove_writer(self._descriptor)
+            if self._closing:
+                self._lost()
+
+    def _lost(self) -> None:
+        if self._descriptor < 0:
+            return
+        self._descriptor = -1
+        self._in_time()
+        self._stream.close()
+        self._leader.closed(self)
+
+    def _in_time(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def _too_slow(self) -> None:
+        self._leader.connections.reject(self.peer, "a handshake that was never completed")
+        self._abort()
+
+
+_ADDRESSES = 256
+"""Addresses with a count of their own."""
+OTHERS = "other addresses"
+_LINES = 4
+"""Lines per minute."""
+_MINUTE = 60.0
+
+
+class DropLog:
+    """Counts drops by address, and logs the first of each address, at most 4 lines per minute.
+
+    The first line of the next minute names the number of addresses that were left out.
+
+    Args:
+        logger: Gets the lines.
+        clock: Returns the time in seconds.
+
+    Attributes:
+        counts: Number of drops by address; those of all further addresses under `OTHERS`.
+    """
+
+    def __init__(self, logger: logging.Logger, clock: Callable[[], float] = time.monotonic) -> None:
+        self.counts: Counter[str] = Counter()
+        self._logger, self._clock = logger, clock
+        self._minute, self._lines, self._left_out = -_MINUTE, 0, 0
+
+    def add(self, peer: str, why: str) -> None:
+        """Count a drop, and log it if it is the first of its address and this minute has room for a line.
+
+        `why` is what was dropped, as in "a frame with a wrong code".
+        """
+        is_counted = peer in self.counts
+        if not is_counted and len(self.counts) >= _ADDRESSES:
+            peer = OTHERS
+            is_counted = peer in self.counts
+        self.counts[peer] += 1
+        if is_counted:
+            return
+        now = self._clock()
+        if now >= self._minute + _MINUTE:
+            self._minute, self._lines = now, 0
+        if self._lines >= _LINES:
+            self._left_out += 1
+            return
+        self._lines += 1
+        more = f"; {self._left_out} more addresses since the last line" if self._left_out else ""
+        self._left_out = 0
+        self._logger.warning("dropped %s from %s (logged once%s)", printable(why), printable(peer), more)

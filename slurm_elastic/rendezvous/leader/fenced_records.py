@@ -11,9 +11,11 @@ from typing import Any
 
 import msgspec
 
-from slurm_elastic.rendezvous.election.policy import Successor
-from slurm_elastic.rendezvous.membership import Base, Finish, Outcome, Table
+from slurm_elastic.rendezvous.membership.assignment import Table
+from slurm_elastic.rendezvous.membership.config import Base
+from slurm_elastic.rendezvous.membership.events import Finish, Outcome
 from slurm_elastic.rendezvous.records.api import Record, Records, Situation
+from slurm_elastic.rendezvous.transport.messages import Successor
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -71,7 +73,7 @@ def last_failure(record: Record) -> str:
 
 
 def worked_sizes(record: Record) -> tuple[tuple[int, float], ...]:
-    """Return the numbers of nodes that have worked by the record of a round; see :attr:`~.membership.Table.ran`."""
+    """Return the numbers of nodes that have worked by the record of a round; see :attr:`~.assignment.Table.ran`."""
     return tuple((int(size), float(seconds)) for size, seconds in record.get("ran", ()))
 
 
@@ -90,12 +92,7 @@ def round_endpoint(record: Record | None, incarnation: str) -> Record | None:
 
 
 def newer_endpoint(published: Record | None, leading: Record | None) -> Record | None:
-    """Return the endpoint of the newer leader.
-
-    Args:
-        published: The record of the endpoint.
-        leading: The endpoint in the record of the newest round.
-    """
+    """Return the endpoint of the newer leader: the one that is published, or that in the record of the newest round."""
     if leading is None or (published is not None and published.get("epoch", leading["epoch"]) >= leading["epoch"]):
         return published
     return leading

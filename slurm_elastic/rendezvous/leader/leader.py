@@ -10,65 +10,50 @@ import functools
 import logging
 import socket
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from dataclasses import replace
+from itertools import islice
 
 from slurm_elastic.rendezvous.election import term
-from slurm_elastic.rendezvous.election.term_events import (
-    AgentsEnded,
-    AgentsGone,
-    AskSlurmAboutAgents,
-    AskSlurmAboutNodes,
-    CarryOut,
-    CheckTerm,
-    ClaimTerm,
-    ConfirmLastRound,
-    DisconnectedEnded,
-    ProbeDisconnected,
-    ProbeMembers,
-    PublishEndpoint,
-    RecordEnd,
-    RecordsAction,
-    RecordsAnswered,
-    RecordsFailed,
-    ReportBlocking,
-    ReportClaimed,
-    StepDown,
-    TermAction,
-    TermEvent,
-    Wake,
-    WriteRound,
-)
-from slurm_elastic.rendezvous.leader.absent_agents import Releases, agents_ended, known_endpoints
-from slurm_elastic.rendezvous.leader.agent_connections import AgentConnections
+from slurm_elastic.rendezvous.leader.absent_agents import Releases, agents_ended, agents_gone, nodes_down
+from slurm_elastic.rendezvous.leader.agent_connections import AcceptedConnection, AgentConnections
 from slurm_elastic.rendezvous.leader.fenced_records import FencedRecords
-from slurm_elastic.rendezvous.leader.outgoing_messages import send_decision
 from slurm_elastic.rendezvous.leader.status_collector import StatusCollector
-from slurm_elastic.rendezvous.membership import (
+from slurm_elastic.rendezvous.membership.agents import node_of
+from slurm_elastic.rendezvous.membership.assignment import Place, Table
+from slurm_elastic.rendezvous.membership.config import Settings
+from slurm_elastic.rendezvous.membership.events import (
     Decision,
     Disconnected,
+    Drop,
     Joined,
     NodesDown,
-    Phase,
+    Publish,
+    Resend,
     Returning,
-    Settings,
+    Send,
     SignsOfLife,
-    State,
     Tick,
 )
+from slurm_elastic.rendezvous.membership.state import Phase, State
 from slurm_elastic.rendezvous.records.api import RecordsError
-from slurm_elastic.rendezvous.requests import (
+from slurm_elastic.rendezvous.run_in_thread import run_in_thread
+from slurm_elastic.rendezvous.transport.listener import Listener
+from slurm_elastic.rendezvous.transport.messages import (
+    Assignment,
+    Endpoint,
+    Heartbeat,
     LeaveRequest,
     LeaveRequested,
+    MessageError,
     StatusAnswer,
     StatusReport,
     StatusRequest,
+    Successor,
     addressed_agents,
+    decode_agent_message,
 )
-from slurm_elastic.rendezvous.run_in_thread import run_in_thread
-from slurm_elastic.rendezvous.transport.connect import Endpoint
-from slurm_elastic.rendezvous.transport.listener import Listener
-from slurm_elastic.rendezvous.transport.messages import Heartbeat, MessageError, decode_agent_message
-from slurm_elastic.rendezvous.transport.server_connection import AcceptedConnection
 from slurm_elastic.rendezvous.transport.session import Role, Session
+from slurm_elastic.slurm import Controller, compress
 
 logger = logging.getLogger("slurm_elastic")
 
@@ -92,8 +77,7 @@ class Leader:
         settings: Settings of the membership.
         fenced_records: The records to which the leader writes a round before it publishes it.
         journal: Called with each decision after the leader has carried it out.
-        nodes_down: Returns the nodes that are down by Slurm's view; called in a thread while nodes are missing.
-        agents_gone: Returns the agents that are gone by Slurm's view; called in a thread while a majority is missing.
+        controller: Asked, in threads, about nodes and members that are missing; None to ask nobody.
         endpoints: Where members of the last round listen.
 
     Attributes:
@@ -108,15 +92,14 @@ class Leader:
         settings: Settings,
         fenced_records: FencedRecords,
         journal: Callable[[Decision], None],
-        nodes_down: Callable[[Sequence[str]], frozenset[str]] | None = None,
-        agents_gone: Callable[[Sequence[str]], frozenset[str]] | None = None,
+        controller: Controller | None = None,
         endpoints: Mapping[str, Endpoint] | None = None,
     ) -> None:
         self.run, self.secret, self.epoch = run, secret, epoch
         self._settings = settings
         self._fenced_records = fenced_records
         self._journal = journal
-        self._nodes_down, self._agents_gone = nodes_down, agents_gone
+        self._controller = controller
         self._endpoints: dict[str, Endpoint] = dict(endpoints or {})
         self.claimed = asyncio.Event()
         """Set once this leader has claimed its epoch."""
@@ -127,7 +110,7 @@ class Leader:
         self._status = StatusCollector(self.connections, self._agent_nodes, self._summary)
         self._timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
-        self.report: Callable[[ReportClaimed | ReportBlocking], None] = lambda action: None
+        self.report: Callable[[term.ReportClaimed | term.ReportBlocking], None] = lambda action: None
         """Called when the epoch is claimed, and when this candidate begins or ends to block others."""
         self._listener: Listener | None = None
         # Its times begin when it serves.
@@ -157,8 +140,8 @@ class Leader:
         listener = self._listener = Listener(
             listening,
             self._new_session,
-            lambda admitted, stream: AcceptedConnection(self, admitted, stream),
-            self.reject,
+            functools.partial(AcceptedConnection, self),
+            self.connections.reject,
             self.connections.room,
             _AT_ONCE,
         )
@@ -196,27 +179,23 @@ class Leader:
         )
 
     def opened(self, connection: AcceptedConnection) -> None:
-        """See :class:`~.connection.Host`."""
+        """A member of the run has connected, and has not proved yet which agent it is."""
         self.connections.opened(connection)
         if connection.named in self.membership.broken:
             self._handle(Returning(connection.named))
 
     def authenticated(self, connection: AcceptedConnection) -> None:
-        """See :class:`~.connection.Host`."""
+        """The other end has proved which agent it is."""
         self.connections.authenticated(connection)
 
-    def reject(self, peer: str, why: str) -> None:
-        """See :class:`~.connection.Host`."""
-        self.connections.reject(peer, why)
-
     def closed(self, connection: AcceptedConnection) -> None:
-        """See :class:`~.connection.Host`."""
+        """The connection has ended."""
         if self.connections.closed(connection) or (not connection.agent and not self.connections.has(connection.named)):
             # The latter was about to connect again, and has not proved its identity.
             self._handle(Disconnected(connection.named))
 
     def received(self, connection: AcceptedConnection, content: dict[str, object]) -> None:
-        """See :class:`~.connection.Host`."""
+        """An agent has sent a message."""
         if not self.connections.current(connection):
             return
         self._signs[connection.agent] = self._loop.time()
@@ -267,7 +246,7 @@ class Leader:
 
     # The machine.
 
-    def _handle(self, event: TermEvent) -> None:
+    def _handle(self, event: term.TermEvent) -> None:
         if self._ended.done():
             # The connections that it closes at its end tell of it later, and nothing may start then.
             return
@@ -276,7 +255,7 @@ class Leader:
             self._act(action)
         self._schedule()
 
-    def _found_out(self, event: TermEvent) -> None:
+    def _found_out(self, event: term.TermEvent) -> None:
         # The machine compares answers of Slurm and nodes with the newest signs of life.
         self._take_in_signs()
         self._handle(event)
@@ -302,7 +281,7 @@ class Leader:
             # Time goes on for the membership, and the heartbeats that are missing come with the next tick.
             self._loop.call_exception_handler({"message": "the leader goes on after a fault", "exception": error})
         try:
-            self._handle(Wake())
+            self._handle(term.Wake())
         except Exception as error:
             # Without a clock it would judge no loss: another agent leads from here on.
             self._end(error)
@@ -314,50 +293,48 @@ class Leader:
 
     # Its actions.
 
-    def _act(self, action: TermAction) -> None:
+    def _act(self, action: term.TermAction) -> None:
         match action:
-            case CarryOut(state, decision, log):
+            case term.CarryOut(state, decision, log):
                 send_decision(self.connections, self.epoch, state, decision)
                 if log:
                     self._journal(decision)
-            case ClaimTerm():
+            case term.ClaimTerm():
                 self._ask_records(action, self._fenced_records.take)
-            case ConfirmLastRound():
+            case term.ConfirmLastRound():
                 self._ask_records(action, self._fenced_records.confirm)
-            case PublishEndpoint():
+            case term.PublishEndpoint():
                 self._ask_records(action, self._fenced_records.publish_endpoint)
-            case CheckTerm():
+            case term.CheckTerm():
                 self._ask_records(action, self._fenced_records.leads)
-            case WriteRound(table):
+            case term.WriteRound(table):
                 self._ask_records(action, functools.partial(self._fenced_records.write_round, table))
-            case RecordEnd(finish):
+            case term.RecordEnd(finish):
                 self._ask_records(action, functools.partial(self._fenced_records.finish, finish))
-            case ProbeMembers(agents):
+            case term.ProbeMembers(agents):
                 self._start(self._probe(agents))
-            case ProbeDisconnected(agent):
+            case term.ProbeDisconnected(agent):
                 self._start(self._probe_disconnected(agent))
-            case AskSlurmAboutAgents(agents):
-                if self._agents_gone is not None:
-                    self._start(self._ask(functools.partial(self._agents_gone, agents), AgentsGone))
-            case AskSlurmAboutNodes(nodes):
-                if self._nodes_down is not None:
-                    self._start(self._ask(functools.partial(self._nodes_down, nodes), NodesDown))
-            case ReportClaimed():
+            case term.AskSlurmAboutAgents(agents):
+                self._ask_slurm(agents_gone, agents, term.AgentsGone)
+            case term.AskSlurmAboutNodes(nodes):
+                self._ask_slurm(nodes_down, nodes, NodesDown)
+            case term.ReportClaimed():
                 self.claimed.set()
                 self.report(action)
-            case ReportBlocking():
+            case term.ReportBlocking():
                 self.report(action)
-            case StepDown(why, failed):
+            case term.StepDown(why, failed):
                 self._end((RecordsError if failed else FencedError)(why) if why else None)
 
-    def _ask_records(self, action: RecordsAction, operation: Callable[[], bool | None]) -> None:
+    def _ask_records(self, action: term.RecordsAction, operation: Callable[[], bool | None]) -> None:
         async def ask() -> None:
             try:
                 allowed = await asyncio.to_thread(operation)
             except RecordsError as error:
-                self._handle(RecordsFailed(action, str(error)))
+                self._handle(term.RecordsFailed(action, str(error)))
             else:
-                self._handle(RecordsAnswered(action, allowed is not False))
+                self._handle(term.RecordsAnswered(action, allowed is not False))
 
         self._start(ask())
 
@@ -366,16 +343,27 @@ class Leader:
         for first in range(0, len(agents), _PROBED_AT_ONCE):
             some = agents[first : first + _PROBED_AT_ONCE]
             absent = [agent for agent in some if not self.connections.has(agent)]
-            ended |= await agents_ended(known_endpoints(absent, self._endpoints))
-        self._found_out(AgentsEnded(frozenset(ended)))
+            ended |= await agents_ended(absent, self._endpoints)
+        self._found_out(term.AgentsEnded(frozenset(ended)))
 
     async def _probe_disconnected(self, agent: str) -> None:
-        if await agents_ended(known_endpoints([agent], self._endpoints)):
-            self._found_out(DisconnectedEnded(agent))
+        if await agents_ended([agent], self._endpoints):
+            self._found_out(term.DisconnectedEnded(agent))
 
-    async def _ask(self, question: Callable[[], frozenset[str]], answer: Callable[[frozenset[str]], TermEvent]) -> None:
-        # A cut of the network that separates an agent may also keep Slurm from answering.
-        self._found_out(answer(await run_in_thread(question)))
+    def _ask_slurm(
+        self,
+        question: Callable[[Sequence[str], Controller], frozenset[str]],
+        missing: Sequence[str],
+        answer: Callable[[frozenset[str]], term.TermEvent],
+    ) -> None:
+        controller = self._controller
+
+        async def ask(controller: Controller) -> None:
+            # A cut of the network that separates an agent may also keep Slurm from answering.
+            self._found_out(answer(await run_in_thread(lambda: question(missing, controller))))
+
+        if controller is not None:
+            self._start(ask(controller))
 
     def _start(self, coroutine: Coroutine[None, None, None]) -> None:
         task = self._loop.create_task(self._until_it_ends(coroutine))
@@ -395,3 +383,62 @@ class Leader:
             self._ended.set_result(None)
         else:
             self._ended.set_exception(error)
+
+
+_LOOPBACK = "127.0.0.1"
+_SUCCESSORS = 8
+"""Candidates to succeed the leader that an assignment names."""
+
+
+def send_decision(connections: AgentConnections, epoch: int, state: State, decision: Decision) -> None:
+    """Send the messages of a decision, which led to this state and is on record already if it has to be."""
+    match decision:
+        case Publish(table):
+            for place in table.places:
+                connections.send((place.agent,), _assignment(connections, epoch, state, table, place))
+        case Resend(agent, table):
+            place = next(place for place in table.places if place.agent == agent)
+            connections.send((agent,), _assignment(connections, epoch, state, table, place))
+        case Drop(agent):
+            connections.drop(agent)
+        case Send(agents, message, everyone):
+            connections.send((*agents, *(connections.others(agents) if everyone else ())), message)
+        case _:
+            pass
+
+
+def _assignment(connections: AgentConnections, epoch: int, state: State, table: Table, place: Place) -> Assignment:
+    """Return an agent's place in a round, with what is the same for all members, which is made once: they are many."""
+    own = state.settings.agent
+    if connections.shared is None or connections.shared[0] is not table:
+        # An agent that reaches none of these successors reads the others from the records.
+        others = (each for each in table.places if each.agent != own)
+        shared = Assignment(
+            attempt=0,
+            place=place,
+            round=table.round,
+            reason=table.reason,
+            nodes=len(table.places),
+            world_size=table.world_size,
+            # The workers of a single node reach the store by the loopback; see `worker_store`.
+            store_address=_LOOPBACK if len(table.places) == 1 else table.store_address,
+            store_port=table.store_port,
+            restarts=table.restarts,
+            epoch=epoch,
+            leader=own,
+            leader_node=node_of(own),
+            successors=tuple(_successor(each) for each in islice(others, _SUCCESSORS)),
+            members=compress(each.node for each in table.places),
+            heartbeat_limit=table.heartbeat_limit,
+            origin=table.origin,
+        )
+        connections.shared = table, shared
+    shared = connections.shared[1]
+    mine = _successor(place)
+    among = place.agent == own or mine in shared.successors
+    successors = shared.successors if among else (*shared.successors, mine)
+    return replace(shared, attempt=state.agents[place.agent].attempt, place=place, successors=successors)
+
+
+def _successor(place: Place) -> Successor:
+    return Successor(place.agent, place.address, place.standby_port)

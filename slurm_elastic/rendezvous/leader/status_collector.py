@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from slurm_elastic.rendezvous.leader.agent_connections import AgentConnections
-from slurm_elastic.rendezvous.requests import StatusAnswer, StatusPart, StatusReport, StatusRequested
+from slurm_elastic.rendezvous.transport.messages import StatusAnswer, StatusPart, StatusReport, StatusRequested
 from slurm_elastic.slurm import compress
 
 _CLIENTS = 16

@@ -7,12 +7,13 @@ agent is given up, and no failure charged, while the explanation waits in the le
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from slurm_elastic.rendezvous.membership import leader_change, planned_stop, transitions, usable_sizes
-from slurm_elastic.rendezvous.membership._persistent import replace
 from slurm_elastic.rendezvous.membership.agents import Reason, Status, WorkerFailure
-from slurm_elastic.rendezvous.membership.assignment import Table, nodes_in_segments
-from slurm_elastic.rendezvous.membership.decisions import Decision
-from slurm_elastic.rendezvous.membership.messages import Outcome
+from slurm_elastic.rendezvous.membership.assignment import Place, nodes_in_segments
+from slurm_elastic.rendezvous.membership.events import Decision, Outcome
+from slurm_elastic.rendezvous.membership.persistent import replace
 from slurm_elastic.rendezvous.membership.state import Phase, Result, State
 from slurm_elastic.rendezvous.membership.stragglers import Stragglers, find_stragglers
 
@@ -20,13 +21,7 @@ _NODES_SHOWN = 8
 
 
 def advance(state: State, now: float, *, ticked: bool) -> Result:
-    """Draw all consequences of the state at this moment.
-
-    Args:
-        state: after the event was processed.
-        now: leader's monotonic time.
-        ticked: whether the event was a tick, so that what is due by time alone happens now.
-    """
+    """Draw all consequences of the state after an event; if that was a tick, what is due by time alone happens now."""
     decisions: tuple[Decision, ...] = ()
     if ticked:
         state, decisions = _give_up_lost(leader_change.stop_waiting(state, now), now)
@@ -66,10 +61,10 @@ def _loss_due(state: State) -> float | None:
 
 def _inquest_due(state: State) -> float | None:
     """Return when a worker failure is charged; None while the fate of a member is open."""
-    inquest, table = state.inquest, state.table
-    if inquest is None or table is None or inquest.unanswered:
+    inquest = state.inquest
+    if inquest is None or inquest.unanswered:
         return None
-    if any(state.agents[name].round == table.round for name in state.broken):
+    if any(state.agents[name].round == state.round for name in state.broken):
         return None
     if _cut_off(state) is not None:
         return inquest.since
@@ -77,14 +72,14 @@ def _inquest_due(state: State) -> float | None:
     waits = inquest.failure.consequence or inquest.dumps
     # Whether the others fail by themselves, too, tells whether it is this node.
     alone = usable_sizes.may_be_unusable(state) and not usable_sizes.is_unusable(state)
-    waits = waits or (alone and len(inquest.failed) < len(table.places))
+    waits = waits or (alone and len(inquest.failed) < len(state.places))
     wait = state.settings.root_wait if waits else state.settings.settle_time
     return inquest.since + wait
 
 
 def _admission_due(state: State) -> float | None:
     """Return when the running round ends for new agents; None while it should not."""
-    if state.newcomer_first is None or state.table is None or state.inquest is not None or state.broken:
+    if state.newcomer_first is None or state.inquest is not None or state.broken:
         return None
     if state.planned_stop is not None or state.finished:
         return None
@@ -127,11 +122,8 @@ def _give_up_lost(state: State, now: float) -> Result:
 
 
 def _running(state: State, now: float, ticked: bool) -> Result:
-    table = state.table
-    if table is None:
-        raise ValueError("a running round has a table")
     # A member that finished stays until the end of the round, whatever becomes of its agent.
-    if state.finished == len(table.places):
+    if state.finished == len(state.places):
         return transitions.finish(state, Outcome.SUCCEEDED)
     others = state.settings.agent not in state.agents and state.planned_stop is None and state.inquest is None
     if state.resigning and others:
@@ -152,14 +144,13 @@ def _running(state: State, now: float, ticked: bool) -> Result:
 
 def _charge(state: State, now: float) -> Result:
     inquest = state.inquest
-    if inquest is None:
-        raise ValueError("no worker failure is being judged")
+    assert inquest is not None
     failure = inquest.failure
     node = _cut_off(state)
     if node is not None:
         return transitions.end_cut_off(state, node, now)
     if failure.stalled:
-        failure = _with_stragglers(failure, find_stragglers(inquest.positions), state.table)
+        failure = _with_stragglers(failure, find_stragglers(inquest.positions), state.places)
     if usable_sizes.is_unusable(state):
         return usable_sizes.retreat(state, failure, now)
     if not failure.uncharged:
@@ -177,18 +168,17 @@ def _charge(state: State, now: float) -> Result:
 
 def _cut_off(state: State) -> str | None:
     """Return the node of a member that has stopped its workers itself, if that explains the failure of another one."""
-    inquest, table = state.inquest, state.table
-    if inquest is None or table is None:
+    inquest = state.inquest
+    if inquest is None:
         return None
     # Workers that were stopped cannot tell whether they would have failed, too.
     if not inquest.failure.consequence and not usable_sizes.may_be_unusable(state):
         return None
-    members = (state.agents.get(place.agent) for place in table.places)
+    members = (state.agents.get(place.agent) for place in state.places)
     return next((member.candidate.node for member in members if member is not None and member.cut_off), None)
 
 
-def _with_stragglers(failure: WorkerFailure, stragglers: Stragglers, table: Table | None) -> WorkerFailure:
-    places = table.places if table is not None else ()
+def _with_stragglers(failure: WorkerFailure, stragglers: Stragglers, places: Sequence[Place]) -> WorkerFailure:
     nodes = tuple(
         (rank, place.node)
         for rank in stragglers.ranks

@@ -120,7 +120,8 @@ def adapted_limit(heartbeat_limit: float, agents: int) -> float:
     return heartbeat_limit * math.sqrt(max(1.0, agents / _FULL_RATE))
 
 
-def _no_origin(last_round: int | None, before: str, inventories: Sequence[str], failed: bool) -> str:
+def no_origin(last_round: int | None, before: str, inventories: Sequence[str], failed: bool) -> str:
+    """Return no origin; see :attr:`Settings.choose_origin`."""
     return ""
 
 
@@ -198,7 +199,7 @@ class Settings:
     gather_limit: float = 1.0
     min_round_time: float = 0.0
     leave_margin: float = 5.0
-    choose_origin: Callable[[int | None, str, Sequence[str], bool], str] = _no_origin
+    choose_origin: Callable[[int | None, str, Sequence[str], bool], str] = no_origin
 
     def round_size(self, agents: int) -> int:
         """Return how many of the waiting agents a round takes: the largest valid number, 0 if none is valid."""

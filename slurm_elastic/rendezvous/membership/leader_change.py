@@ -8,11 +8,9 @@ moment for members that have not connected yet.
 from __future__ import annotations
 
 from slurm_elastic.rendezvous.membership import config, transitions
-from slurm_elastic.rendezvous.membership._persistent import NameSet, replace
 from slurm_elastic.rendezvous.membership.agents import Agent, AgentInfo, LeaveReason, Status
-from slurm_elastic.rendezvous.membership.decisions import Claim, Decision, Resign
-from slurm_elastic.rendezvous.membership.events import Gone, Leaving, Left
-from slurm_elastic.rendezvous.membership.messages import Resigned
+from slurm_elastic.rendezvous.membership.events import Claim, Decision, Gone, Leaving, Left, Resign, Resigned
+from slurm_elastic.rendezvous.membership.persistent import NameSet, replace
 from slurm_elastic.rendezvous.membership.state import Phase, Result, State, with_agent
 
 
@@ -96,11 +94,7 @@ def nodes_down(state: State, down: frozenset[str]) -> State:
     base = state.base
     if base is None:
         return state
-    dead = {
-        agent
-        for agent, node in zip(base.members, base.nodes, strict=True)
-        if node in down and agent not in state.agents
-    }
+    dead = {agent for agent, node in base.node_of.items() if node in down and agent not in state.agents}
     return replace(state, gone=state.gone | dead, lingering=state.lingering - dead, awaited=state.awaited - dead)
 
 
@@ -120,8 +114,7 @@ def absent_member_leaves(state: State, event: Leaving | Left) -> State:
 def expect_join(state: State, name: str, now: float) -> State:
     """Wait for a member of the last round that has connected: it may have workers until it joins."""
     base = state.base
-    if base is None:
-        raise ValueError("no member is awaited without a last round")
+    assert base is not None
     node = base.node_of[name]
     # Its data come with its join.
     unknown = AgentInfo(name, node, position=0, local_world_size=0, role="", address="", store_port=0)
@@ -141,24 +134,21 @@ def stop_waiting(state: State, now: float) -> State:
     base, due = state.base, waiting_ends(state)
     if base is None or due is None or now < due:
         return state
-    nodes = {node for agent, node in zip(base.members, base.nodes, strict=True) if agent in state.awaited}
+    nodes = {node for agent, node in base.node_of.items() if agent in state.awaited}
     return replace(state, awaited=NameSet(), gone_nodes=state.gone_nodes | nodes)
 
 
 def claim(state: State) -> Result:
     """Decide to claim the term."""
     base = state.base
-    node_of = dict(zip(base.members, base.nodes, strict=True)) if base is not None else {}
-    return replace(state, claiming=True), (Claim(node_of.get(base.leader, "") if base is not None else ""),)
+    lost = base.node_of.get(base.leader, "") if base is not None else ""
+    return replace(state, claiming=True), (Claim(lost),)
 
 
 def leader_goes(state: State, event: Leaving | Left, deadline: float | None = None) -> State:
-    """Note that the leader's own agent goes; it stays for the end of a run that it has finished.
+    """Note, of any agent's leave, if the leader's own agent goes; it stays for the end of a run that it has finished.
 
-    Args:
-        state: of the leader.
-        event: of any agent.
-        deadline: when the workers of others have to stop for it, in leader's monotonic time.
+    The workers of others have to stop for it by the deadline.
     """
     if event.agent != state.settings.agent or event.reason is LeaveReason.FINISHED:
         return state

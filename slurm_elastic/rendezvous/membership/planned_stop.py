@@ -10,11 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from slurm_elastic.rendezvous.membership import transitions
-from slurm_elastic.rendezvous.membership._persistent import replace
 from slurm_elastic.rendezvous.membership.agents import LeaveReason, Reason, Status
-from slurm_elastic.rendezvous.membership.decisions import Decision, Retire, Send
-from slurm_elastic.rendezvous.membership.events import Held, Left
-from slurm_elastic.rendezvous.membership.messages import Holding, Stopping
+from slurm_elastic.rendezvous.membership.events import Decision, Held, Holding, Left, Retire, Send, Stopping
+from slurm_elastic.rendezvous.membership.persistent import replace
 from slurm_elastic.rendezvous.membership.state import PlannedStop, Result, State, without_agent
 
 _MUCH_EARLIER = 1.0
@@ -33,17 +31,11 @@ def seconds_to_stop(seconds: float, margin: float) -> float:
 
 
 def request(state: State, reason: Reason, node: str, detail: str, deadline: float | None, now: float) -> Result:
-    """Ask the members for a step to stop at; if they are asked already, note one more cause.
+    """Ask the members of a running round for a step to stop at; if they are asked already, note one more cause.
 
-    Args:
-        state: with a running round in which no worker failure is being judged.
-        reason, node, detail: the cause.
-        deadline: when members that still run have to be interrupted, in leader's monotonic time.
-        now: the same at this moment.
+    No worker failure is being judged. At the deadline members that still run are interrupted.
     """
-    table, planned = state.table, state.planned_stop
-    if table is None:
-        raise ValueError("no round is running")
+    planned = state.planned_stop
     if planned is None:
         state = replace(state, planned_stop=PlannedStop(reason, node, detail, since=now, deadline=deadline))
         return state, request_stop(state, tuple(_running(state)), now)
@@ -58,10 +50,10 @@ def request(state: State, reason: Reason, node: str, detail: str, deadline: floa
 
 def revise(state: State, now: float) -> Result:
     """Take note of a new reason or deadline of a member that leaves: the newest counts, even if it is later."""
-    planned, table = state.planned_stop, state.table
-    if planned is None or table is None:
+    planned = state.planned_stop
+    if planned is None:
         return state, ()
-    members = [state.agents[place.agent] for place in table.places if place.agent in state.agents]
+    members = [state.agents[place.agent] for place in state.places if place.agent in state.agents]
     leaving = [agent for agent in members if agent.leave_reason is not None]
     deadline = min((agent.leave_deadline for agent in leaving if agent.leave_deadline is not None), default=None)
     detail = planned.detail
@@ -76,8 +68,8 @@ def revise(state: State, now: float) -> Result:
 
 def answer(state: State, event: Held, now: float) -> Result:
     """Note from which step on the workers of a member can stop; None from a member that does not, or no more."""
-    agent, planned, table = state.agents.get(event.agent), state.planned_stop, state.table
-    if agent is None or planned is None or table is None or event.round != table.round:
+    agent, planned = state.agents.get(event.agent), state.planned_stop
+    if agent is None or planned is None or event.round != state.round:
         return state, ()
     if agent.status is not Status.RUNNING or not state.is_member(agent):
         return state, ()
@@ -92,8 +84,7 @@ def answer(state: State, event: Held, now: float) -> Result:
 def member_left(state: State, event: Left) -> Result:
     """Let a member go whose workers have stopped at the agreed step: the others run on to it."""
     planned, inquest = state.planned_stop, state.inquest
-    if planned is None:
-        raise ValueError("the round that runs is not about to end")
+    assert planned is not None
     if inquest is not None:
         inquest = replace(inquest, unanswered=inquest.unanswered - {event.agent})
     node = state.agents[event.agent].candidate.node
@@ -108,21 +99,21 @@ def member_left(state: State, event: Left) -> Result:
 
 def request_stop(state: State, agents: tuple[str, ...], now: float) -> tuple[Decision, ...]:
     """Ask these agents for a step, or send them the stop step once it is known."""
-    planned, table = state.planned_stop, state.table
-    if planned is None or table is None:
+    planned = state.planned_stop
+    if planned is None:
         return ()
     leaving = tuple(name for name, agent in state.agents.items() if agent.leave_reason is not None)
     if planned.stop is None:
-        return (Send(agents, Holding(table.round, leaving)),)
+        return (Send(agents, Holding(state.round, leaving)),)
     seconds = None if planned.deadline is None else max(0.0, planned.deadline - now)
     reason, node, detail = planned.reason, planned.node, planned.detail
-    return (Send(agents, Stopping(table.round, planned.stop, reason, node, detail, seconds, leaving)),)
+    return (Send(agents, Stopping(state.round, planned.stop, reason, node, detail, seconds, leaving)),)
 
 
 def advance(state: State, now: float) -> Result:
     """Agree on the step when all have answered, and end the round when all have stopped."""
-    planned, table = state.planned_stop, state.table
-    if planned is None or table is None or state.inquest is not None:
+    planned = state.planned_stop
+    if planned is None or state.inquest is not None:
         return state, ()
     if not state.running:
         return end(state, now)
@@ -147,8 +138,7 @@ def due(state: State) -> float | None:
 def end(state: State, now: float) -> Result:
     """End the round, interrupting those that still run."""
     planned = state.planned_stop
-    if planned is None:
-        raise ValueError("the round that runs is not about to end")
+    assert planned is not None
     stop = None if state.running else planned.stop
     node = newcomers(state) or planned.node if planned.reason is Reason.NODE_JOINED else planned.node
     return transitions.start_forming(state, planned.reason, node, now, planned.detail, step=stop)
@@ -176,7 +166,7 @@ def _differs(first: float | None, other: float | None) -> bool:
 
 def _running(state: State) -> Iterator[str]:
     """The members that have not stopped yet; `State.running` counts them."""
-    for place in state.table.places if state.table is not None else ():
+    for place in state.places:
         agent = state.agents.get(place.agent)
         if agent is not None and agent.status is Status.RUNNING:
             yield place.agent

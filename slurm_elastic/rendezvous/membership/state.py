@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from slurm_elastic.rendezvous.membership._persistent import NamedMap, NameSet, replace
 from slurm_elastic.rendezvous.membership.agents import Agent, AgentInfo, Reason, Status, WorkerFailure
-from slurm_elastic.rendezvous.membership.assignment import Table, nodes_in_segments
+from slurm_elastic.rendezvous.membership.assignment import Place, Table, nodes_in_segments
 from slurm_elastic.rendezvous.membership.config import Base, Settings
-from slurm_elastic.rendezvous.membership.decisions import Decision, Finish
+from slurm_elastic.rendezvous.membership.events import Decision, Finish
+from slurm_elastic.rendezvous.membership.persistent import NamedMap, NameSet, replace
 from slurm_elastic.rendezvous.membership.stragglers import WorkerPosition
 
 
@@ -85,8 +85,6 @@ class State:
     """Everything the leader knows at one moment. All times are the leader's monotonic time, in seconds.
 
     Attributes:
-        settings: Those of this term.
-        phase: The activity of the run.
         round: Number of the next round while one is formed, else of the one that runs.
         agents: The agents by identity, without those that left, were lost, or never joined.
         blocking: Number of `agents` that may have workers; the next round waits until it is 0. The state counts it
@@ -102,7 +100,6 @@ class State:
         forming_since, complete_since: When forming began, and since when `min_nodes` agents wait.
         published_at: When the leader published the newest round.
         restarts: Number of worker failures charged so far.
-        last_failure: See :attr:`~.assignment.Table.last_failure`.
         ran: Numbers of nodes with which a round has worked, each with the seconds that its workers ran at least.
         unusable: Numbers of nodes with which the workers failed before their first step, though another number worked.
         unusable_failure: The last of these failures; None before.
@@ -119,7 +116,6 @@ class State:
         seen_until: When the leader processed the last event; after a long gap it was paused itself.
         ticked_at: When it processed the last tick.
         calm: True if by then all agents had given the last sign of life that was due, and the agents are few.
-        planned_stop: The planned end of the running round; None while there is none.
         probe: Number of the last probe.
         base: The last published round, of this leader or an earlier one.
         gone: Members of `base` that join no leader any more.
@@ -220,15 +216,20 @@ class State:
     def why_unusable(self) -> str:
         """The reason why the script cannot use a number of nodes, in words; of several the last one."""
         failure, sizes = self.unusable_failure, sorted(self.unusable)
-        if failure is None or self.table is None:
+        if failure is None:
             return f"the script failed before its first step with {', '.join(map(str, sizes))} nodes"
-        count = len(self.table.places)
+        count = len(self.places)
         nodes = f"{count} node{'s' if count != 1 else ''}"
         return f"with {nodes} {failure.script or 'the script'} failed before its first step ({failure.summary})"
 
+    @property
+    def places(self) -> tuple[Place, ...]:
+        """The places in the newest round that this leader has published."""
+        return self.table.places if self.table is not None else ()
+
     def is_member(self, agent: Agent) -> bool:
         """Return whether this agent has a place in the round that is running."""
-        return self.phase is Phase.RUNNING and self.table is not None and agent.round == self.table.round
+        return self.phase is Phase.RUNNING and agent.round == self.round
 
 
 Result = tuple[State, tuple[Decision, ...]]
@@ -238,12 +239,7 @@ _BLOCKING = frozenset({Status.RUNNING, Status.FINISHED, Status.STOPPING, Status.
 
 
 def initial_state(settings: Settings, now: float) -> State:
-    """Return the state of a leader that begins its term.
-
-    Args:
-        settings: Those of the term.
-        now: The leader's monotonic time, in seconds.
-    """
+    """Return the state of a leader that begins its term."""
     members = settings.base.members if settings.base is not None else ()
     awaited = NameSet(members) - settings.gone - settings.silent
     return State(
@@ -311,14 +307,7 @@ def _added(counts: NamedMap[int], name: str, change: int) -> NamedMap[int]:
 
 
 def alive(state: State, agent: Agent, now: float, **changes: Any) -> State:
-    """Return the state after a message of an agent.
-
-    Args:
-        state: The state before.
-        agent: The agent as it was.
-        now: The leader's monotonic time, in seconds.
-        changes: Fields of the agent that the message changes.
-    """
+    """Return the state after a message of an agent, which changes these fields of it."""
     name = agent.candidate.agent
     state = with_agent(state, replace(agent, last_message_at=now, disconnected_at=None, departed=False, **changes))
     return replace(state, broken=state.broken - {name}) if name in state.broken else state

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 
-from slurm_elastic.rendezvous.membership._persistent import NameSet, replace
 from slurm_elastic.rendezvous.membership.agents import Agent, AgentInfo, LeaveReason, Reason, Status, WorkerFailure
 from slurm_elastic.rendezvous.membership.assignment import build_table, members_by_segment, nodes_in_segments
 from slurm_elastic.rendezvous.membership.config import Base
-from slurm_elastic.rendezvous.membership.decisions import (
+from slurm_elastic.rendezvous.membership.events import (
     Decision,
     Drop,
+    Ended,
     Finish,
     Interrupt,
+    Interrupted,
+    Outcome,
     Publish,
     Retire,
     Spare,
+    Waiting,
 )
-from slurm_elastic.rendezvous.membership.messages import Ended, Interrupted, Outcome, Waiting
+from slurm_elastic.rendezvous.membership.persistent import NameSet, replace
 from slurm_elastic.rendezvous.membership.state import Phase, Result, State, with_agent, without_agent
 
 
@@ -88,12 +91,9 @@ def start_forming(
     `step` is the stop step, if all workers have stopped there. `failure` is the one of a worker
     that ends the round, if one does; `unusable` is the number of its nodes, if that is why.
     """
-    table = state.table
-    if table is None:
-        raise ValueError("no round is running")
     interrupted = list(state.planned_stop.gone) if state.planned_stop is not None else []
     ending: dict[str, Agent] = {}
-    for place in table.places:
+    for place in state.places:
         agent = state.agents.get(place.agent)
         if agent is None:
             continue
@@ -104,6 +104,7 @@ def start_forming(
                 interrupted.append(place.agent)
             status = Status.STOPPING if agent.leave_reason is None else Status.LEAVING
             ending[place.agent] = replace(agent, status=status)
+    message = Interrupted(state.round, reason, node, detail, state.restarts)
     state = replace(
         state,
         # These block the next round as they did: see `with_agent`.
@@ -111,7 +112,7 @@ def start_forming(
         running=0,
         finished=0,
         phase=Phase.FORMING,
-        round=table.round + 1,
+        round=state.round + 1,
         reason=reason,
         forming_since=now,
         complete_since=None,
@@ -120,7 +121,6 @@ def start_forming(
         newcomer_last=None,
         planned_stop=None,
     )
-    message = Interrupted(table.round, reason, node, detail, state.restarts)
     return state, (Interrupt(tuple(interrupted), message, step=step, failure=failure, unusable=unusable),)
 
 
@@ -265,8 +265,7 @@ def missing_of_cohorts(state: State) -> int:
 
 def makes_larger(state: State) -> bool:
     """Return whether all agents that are here make a larger round than the one that runs."""
-    places = len(state.table.places) if state.table is not None else 0
-    return state.round_size(state.usable) > places
+    return state.round_size(state.usable) > len(state.places)
 
 
 def gathered_at(state: State) -> float | None:

@@ -8,9 +8,9 @@ most once in a term, so a script that always fails ends its run all the same.
 from __future__ import annotations
 
 from slurm_elastic.rendezvous.membership import transitions
-from slurm_elastic.rendezvous.membership._persistent import replace
 from slurm_elastic.rendezvous.membership.agents import STEPPED, Agent, Reason, WorkerFailure
 from slurm_elastic.rendezvous.membership.events import Joined
+from slurm_elastic.rendezvous.membership.persistent import replace
 from slurm_elastic.rendezvous.membership.state import Phase, Result, State
 
 _SHARE = 0.25
@@ -24,11 +24,6 @@ def learn(state: State, event: Joined, agent: Agent) -> tuple[State, Agent]:
 
     Where no step is reported, the seconds count for which its workers ran before it ended for another reason than
     their failure.
-
-    Args:
-        state: The state when the message came.
-        event: The message.
-        agent: The agent that has sent it.
     """
     base, ran = state.base, event.candidate.ran
     if event.candidate.proven:
@@ -49,10 +44,10 @@ def learn(state: State, event: Joined, agent: Agent) -> tuple[State, Agent]:
 
 def may_be_unusable(state: State) -> bool:
     """Return whether the failure that is being judged can come from the number of nodes, by the time of it."""
-    inquest, table = state.inquest, state.table
-    if inquest is None or table is None or inquest.failure.uncharged:
+    inquest = state.inquest
+    if inquest is None or inquest.failure.uncharged:
         return False
-    size, ran = len(table.places), inquest.failure.ran
+    size, ran = len(state.places), inquest.failure.ran
     others = (seconds for other, seconds in state.ran.items() if other != size and other not in state.unusable)
     has_worked = state.ran.get(size, 0.0) * _SHARE > ran
     return ran < STEPPED and not has_worked and max(others, default=0.0) > ran * _SHARE
@@ -72,10 +67,7 @@ def is_unusable(state: State) -> bool:
 
 def retreat(state: State, failure: WorkerFailure, now: float) -> Result:
     """End the round, and go on with a number of nodes that has worked; nothing is charged."""
-    table = state.table
-    if table is None:
-        raise ValueError("no round is running")
-    size = len(table.places)
+    size = len(state.places)
     state = replace(state, unusable=state.unusable | {size}, unusable_failure=failure)
     next_size = replace(state, phase=Phase.FORMING).round_size(state.usable)
     worked = ",".join(str(size) for size in sorted(state.ran) if size not in state.unusable)

@@ -1,7 +1,7 @@
 """The durable records of one incarnation of a run: epochs, the leader's endpoint, rounds, and the end.
 
 Records hold for all agents and outlive each of them; they fence a superseded leader. The run directory keeps them
-unless the run uses etcd.
+unless the run uses etcd, and here is the choice between the two.
 """
 
 from __future__ import annotations
@@ -9,14 +9,28 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from slurm_elastic import typed_json
-from slurm_elastic.errors import ExitCode, SlurmElasticError
+from slurm_elastic.errors import ExitCode, SlurmElasticError, UsageError
+from slurm_elastic.rendezvous.records.etcd.config import (
+    ENVIRONMENT_PREFIX,
+    OPTIONS,
+    TORCH_NAMES,
+    EtcdConfig,
+    load_config,
+)
 from slurm_elastic.rundir import RecordError, RunDir, RunDirError
 
+if TYPE_CHECKING:
+    from slurm_elastic.rendezvous.records.etcd.records import EtcdRecords
+
+Records: TypeAlias = "RunDirRecords | EtcdRecords"
 Record = Mapping[str, Any]
 """A JSON object; all of its values can be written as JSON."""
+
+_SCHEMES = ("etcd://", "etcds://")
+_SELECTING = ("endpoint", "credentials")
 
 _T = TypeVar("_T")
 
@@ -35,7 +49,7 @@ class RecordsUnreachableError(RecordsError):
 
 
 class RecordsInterruptedError(RecordsError):
-    """A signal, or :meth:`Records.stop_waiting`, has ended a wait for etcd."""
+    """A signal, or :meth:`RunDirRecords.stop_waiting`, has ended a wait for etcd."""
 
     exit_code = ExitCode.LEFT
 
@@ -45,7 +59,7 @@ class Situation:
     """The records that an agent needs to find the run's leader.
 
     Attributes:
-        endpoint: As of :meth:`Records.endpoint`.
+        endpoint: As of :meth:`RunDirRecords.endpoint`.
         number: Number of the highest round written, None before the first.
         round: Its record, None if there is none or the reader knows it.
     """
@@ -55,76 +69,13 @@ class Situation:
     round: Record | None
 
 
-class Records(Protocol):
-    """The records of one incarnation; see :func:`~slurm_elastic.rundir.incarnation` for what an incarnation is.
+class RunDirRecords:
+    """The records in the run directory; see :func:`~slurm_elastic.rundir.incarnation` for what an incarnation is.
 
     Epochs, endpoint and failure belong to the incarnation. Rounds and DONE belong to the run as a whole.
 
     Every method may block until file system or etcd answers, so call it outside of event loops, and may raise
     RecordsError. Methods are safe among threads, processes and nodes.
-    """
-
-    def newest_epoch(self, *, can_wait: bool = True) -> int | None:
-        """Return the highest epoch taken, None before the first.
-
-        Args:
-            can_wait: False where the caller must not wait for an etcd that is silent: then the copy in the run
-                directory counts.
-        """
-
-    def claim_epoch(self, number: int, record: Record) -> bool:
-        """Take an epoch. Returns False if another agent has it."""
-
-    def epoch(self, number: int) -> Record | None:
-        """Return the record of an epoch, None if it is free."""
-
-    def publish_endpoint(self, record: Record) -> None:
-        """Publish the leader's endpoint in place of an earlier one."""
-
-    def endpoint(self) -> Record | None:
-        """Return the endpoint that was published last, None before the first."""
-
-    def claim_round(self, number: int, record: Record) -> bool:
-        """Write the record of a round. Returns False if another leader has written it."""
-
-    def last_round(self) -> int | None:
-        """Return the highest round written, None before the first."""
-
-    def round(self, number: int) -> Record | None:
-        """Return the record of a round, None if there is none."""
-
-    def situation(self, known_round: int | None = None) -> Situation:
-        """Return the leader's endpoint and the newest round, by one request to etcd.
-
-        Args:
-            known_round: Number of a round whose record the caller does not need again: no record of a round ever
-                changes, and that of thousands of agents is megabytes.
-        """
-
-    def mark_done(self, record: Record) -> bool:
-        """Write the record that the run is finished. Returns False if there was one, which stays."""
-
-    def is_done(self) -> bool:
-        """Return True if the run is finished."""
-
-    def publish_failure(self, record: Record) -> None:
-        """Write the record of why the run failed in this incarnation."""
-
-    def failure(self) -> Record | None:
-        """Return the record of why the run failed in this incarnation, None if it did not."""
-
-    def on_loss(self, report: Callable[[RecordsError], None]) -> None:
-        """Have `report` called once, from any thread, when etcd counts as lost while no call waits for it."""
-
-    def stop_waiting(self) -> None:
-        """End all waits for etcd by RecordsInterruptedError; later calls wait 2 s at most."""
-
-    def close(self) -> None:
-        """End connections and threads of the records. The records stay."""
-
-
-class RunDirRecords:
-    """Keeps the records in the run directory.
 
     Args:
         run_dir: The run directory, opened.
@@ -136,23 +87,31 @@ class RunDirRecords:
         self._incarnation = incarnation
 
     def newest_epoch(self, *, can_wait: bool = True) -> int | None:
-        """See :class:`Records`."""
+        """Return the highest epoch taken, None before the first.
+
+        Args:
+            can_wait: False where the caller must not wait for an etcd that is silent: then the copy in the run
+                directory counts.
+        """
         return _translated(lambda: self._run_dir.newest_epoch(self._incarnation))
 
     def claim_epoch(self, number: int, record: Record) -> bool:
-        """See :class:`Records`."""
+        """Take an epoch. Returns False if another agent has it."""
         return _translated(lambda: self._run_dir.claim_epoch(self._incarnation, number, _encode(record)))
 
     def epoch(self, number: int) -> Record | None:
-        """See :class:`Records`."""
+        """Return the record of an epoch, None if it is free."""
         return _decode(_translated(lambda: self._run_dir.epoch_record(self._incarnation, number)))
 
     def publish_endpoint(self, record: Record) -> None:
-        """See :class:`Records`."""
+        """Publish the leader's endpoint in place of an earlier one."""
         _translated(lambda: self._run_dir.publish_endpoint(self._incarnation, _encode(record)))
 
     def endpoint(self) -> Record | None:
-        """See :class:`Records`. A truncated record, as after a power loss of the file server, counts as missing."""
+        """Return the endpoint that was published last, None before the first.
+
+        A truncated record, as after a power loss of the file server, counts as missing.
+        """
         try:
             return _decode(self._run_dir.endpoint(self._incarnation))
         except RecordError:
@@ -161,46 +120,54 @@ class RunDirRecords:
             raise RecordsError(str(error)) from error
 
     def claim_round(self, number: int, record: Record) -> bool:
-        """See :class:`Records`."""
+        """Write the record of a round. Returns False if another leader has written it."""
         return _translated(lambda: self._run_dir.claim_round(number, _encode(record)))
 
     def last_round(self) -> int | None:
-        """See :class:`Records`."""
+        """Return the highest round written, None before the first."""
         return _translated(self._run_dir.last_round)
 
     def round(self, number: int) -> Record | None:
-        """See :class:`Records`."""
+        """Return the record of a round, None if there is none."""
         return _decode(_translated(lambda: self._run_dir.round_record(number)))
 
     def situation(self, known_round: int | None = None) -> Situation:
-        """See :class:`Records`."""
+        """Return the leader's endpoint and the newest round, by one request to etcd.
+
+        Args:
+            known_round: Number of a round whose record the caller does not need again: no record of a round ever
+                changes, and that of thousands of agents is megabytes.
+        """
         endpoint, number = self.endpoint(), _translated(lambda: self._run_dir.last_round(known_round))
         return Situation(endpoint, number, None if number is None or number == known_round else self.round(number))
 
     def mark_done(self, record: Record) -> bool:
-        """See :class:`Records`."""
+        """Write the record that the run is finished. Returns False if there was one, which stays."""
         return _translated(lambda: self._run_dir.mark_done(record))
 
     def is_done(self) -> bool:
-        """See :class:`Records`."""
+        """Return True if the run is finished."""
         return _translated(self._run_dir.is_done)
 
     def publish_failure(self, record: Record) -> None:
-        """See :class:`Records`."""
+        """Write the record of why the run failed in this incarnation."""
         _translated(lambda: self._run_dir.publish_failure(self._incarnation, _encode(record)))
 
     def failure(self) -> Record | None:
-        """See :class:`Records`."""
+        """Return the record of why the run failed in this incarnation, None if it did not."""
         return _decode(_translated(lambda: self._run_dir.failure(self._incarnation)))
 
     def on_loss(self, report: Callable[[RecordsError], None]) -> None:
-        """See :class:`Records`. A call that uses the file system raises when it fails."""
+        """Have `report` called once, from any thread, when etcd counts as lost while no call waits for it.
+
+        A call that uses the file system raises when it fails.
+        """
 
     def stop_waiting(self) -> None:
-        """See :class:`Records`. Nothing can end a wait for a file system."""
+        """End all waits for etcd, not for a file system, by RecordsInterruptedError; later calls wait 2 s at most."""
 
     def close(self) -> None:
-        """See :class:`Records`."""
+        """End connections and threads of the records. The records stay."""
 
 
 def _encode(record: Record) -> bytes:
@@ -217,3 +184,65 @@ def _translated(call: Callable[[], _T]) -> _T:
         return call()
     except RunDirError as error:
         raise RecordsError(str(error)) from error
+
+
+def is_etcd(endpoint: str) -> bool:
+    """Return True if an endpoint is that of an etcd and not that of a leader."""
+    return endpoint.strip().startswith(_SCHEMES)
+
+
+def etcd_wanted(
+    endpoint: str | None, options: Mapping[str, object], environment: Mapping[str, str]
+) -> EtcdConfig | None:
+    """Return how to reach etcd if it keeps the records of the run, None if the run directory does.
+
+    Args:
+        endpoint: ``--rdzv-endpoint``. ``etcd://`` and ``etcds://`` select etcd; HOST:PORT is the leader's endpoint.
+        options: ``--rdzv-conf``.
+        environment: Without an endpoint, SLURM_ELASTIC_ETCD_ENDPOINT or _CREDENTIALS select etcd.
+
+    Raises:
+        UsageError: An invalid value, or options of etcd without an etcd.
+    """
+    names = sorted(name for name in (*OPTIONS, *TORCH_NAMES) if options.get(name))
+    if endpoint and not is_etcd(endpoint):
+        asked = False
+    else:
+        variables = any(environment.get(ENVIRONMENT_PREFIX + name.upper()) for name in _SELECTING)
+        asked = bool(endpoint) or variables or bool(options.get("credentials"))
+    if asked:
+        return load_config(endpoint or "", options, environment)
+    if names:
+        raise UsageError(
+            f"--rdzv-conf: {names[0]} is for etcd, and none is named; give --rdzv-endpoint=etcd://HOST:PORT"
+        )
+    return None
+
+
+def open_records(
+    run_dir: RunDir,
+    incarnation: str,
+    etcd: EtcdConfig | None,
+    *,
+    limit: float,
+    interrupted: Callable[[], bool] = lambda: False,
+) -> Records:
+    """Open the records of one incarnation of a run; the caller closes them.
+
+    Args:
+        run_dir: The run directory, opened.
+        incarnation: The incarnation of the caller.
+        etcd: How to reach etcd; None for the run directory.
+        limit: Seconds after which an etcd that does not answer counts as lost.
+        interrupted: Called every 0.1 s while the main thread waits for etcd; True ends that wait.
+
+    Raises:
+        UsageError: The endpoint is no etcd, or etcd refuses user, password or certificate.
+        RecordsError: etcd does not answer, or is full.
+    """
+    if etcd is None:
+        return RunDirRecords(run_dir, incarnation)
+    # The imports of etcd's client take a while, and most runs use none.
+    from slurm_elastic.rendezvous.records.etcd.records import EtcdRecords
+
+    return EtcdRecords(etcd, run_dir, incarnation, limit, interrupted)

@@ -1,25 +1,24 @@
-"""The agent's end of a connection to the leader."""
+"""The agent's end of a connection to the leader, and connections to an endpoint whose name has several addresses."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import ipaddress
 import logging
 import socket
 from collections.abc import Callable
 from typing import Any, cast
 
-from slurm_elastic.rendezvous.transport.connect import Endpoint, reach
 from slurm_elastic.rendezvous.transport.messages import (
     AgentMessage,
+    Endpoint,
     LeaderMessage,
     MessageError,
     decode_leader_message,
     encode,
 )
-from slurm_elastic.rendezvous.transport.session import BusyError, ClosedError, ForeignError, Session, SessionError
-
-__all__ = ["BusyError", "ClosedError", "Link", "open_link"]
+from slurm_elastic.rendezvous.transport.session import ForeignError, Session, SessionError
 
 logger = logging.getLogger(__name__)
 
@@ -27,29 +26,27 @@ _HANDSHAKE_TIMEOUT = 10.0
 """Seconds. A leader to which many agents connect at once answers them in turn; an agent that gave up and connected
 again would make all of them wait longer."""
 
+_CONNECT_TIMEOUT = 1.0
+"""Seconds for which the kernel tries one address. It repeats its SYN after 1, 3 and 7 s (tcp(7), tcp_syn_retries), so
+an attempt that began while the network was cut waits for seconds after it is whole. A new attempt succeeds at once."""
+
 
 class Link(asyncio.Protocol):
     """The agent's end of one connection; the session proves whether the other end leads the run.
 
     Attributes:
         endpoint: Address and port of the other end; a name is replaced by its address once connected.
-        last_message_at: The loop's time at which the last bytes came.
         established: Done when both ends have proved that they belong to the run, or failed with the error.
         closed: Done when the connection has ended.
     """
 
-    def __init__(
-        self, endpoint: tuple[str, int], session: Session, on_message: Callable[[Link, LeaderMessage], None]
-    ) -> None:
+    def __init__(self, endpoint: Endpoint, session: Session, on_message: Callable[[Link, LeaderMessage], None]) -> None:
         loop = asyncio.get_running_loop()
         self.endpoint = endpoint
-        self.last_message_at = loop.time()
         self.established: asyncio.Future[None] = loop.create_future()
         self.closed: asyncio.Future[None] = loop.create_future()
         self._session = session
         self._on_message = on_message
-        self._loop = loop
-        self._alarm: _Alarm | None = None
 
     @property
     def epoch(self) -> int:
@@ -67,9 +64,6 @@ class Link(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """See asyncio.Protocol."""
-        self.last_message_at = self._loop.time()
-        if self._alarm is not None:
-            self._alarm.set(self.last_message_at)
         try:
             messages, answer = self._session.receive(data)
         except SessionError as error:
@@ -101,19 +95,6 @@ class Link(asyncio.Protocol):
         with contextlib.suppress(AttributeError):
             self._transport.abort()
 
-    async def silent(self, seconds: float) -> None:
-        """Return when no bytes have come for that many seconds, or the connection has ended.
-
-        Each message defers the one timer, so an idle agent does not wake up in between.
-        """
-        self._alarm = _Alarm(self._loop, seconds)
-        self._alarm.set(self.last_message_at)
-        try:
-            await asyncio.wait([self.closed, self._alarm.rung], return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            self._alarm.cancel()
-            self._alarm = None
-
     async def finish(self, timeout: float) -> None:
         """Send out what is buffered and end the connection."""
         self._transport.close()
@@ -134,38 +115,17 @@ class Link(asyncio.Protocol):
             self.established.exception()
 
 
-class _Alarm:
-    """A future that is done when nothing has set it for some seconds."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop, seconds: float) -> None:
-        self.rung: asyncio.Future[None] = loop.create_future()
-        self._loop, self._seconds = loop, seconds
-        self._timer: asyncio.TimerHandle | None = None
-
-    def set(self, moment: float) -> None:
-        self.cancel()
-        if not self.rung.done():
-            self._timer = self._loop.call_at(moment + self._seconds, self.rung.set_result, None)
-
-    def cancel(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-
-
-async def open_link(
-    endpoint: Endpoint, session: Session, on_message: Callable[[Link, LeaderMessage], None], epoch: int
-) -> Link:
+async def open_link(endpoint: Endpoint, session: Session, on_message: Callable[[Link, LeaderMessage], None]) -> Link:
     """Connect to a leader; both ends prove that they belong to the run.
 
     Args:
         endpoint: Where a leader may listen.
         session: This agent's end of a new session.
         on_message: Called with each message of the leader.
-        epoch: The newest epoch that this agent knows; it does not follow a leader of an earlier one.
 
     Raises:
         ClosedError: An agent of this run listens there, and does not lead.
-        ForeignError: Another program or run listens there, or a leader of an earlier epoch.
+        ForeignError: Another program or run listens there.
         BusyError: The leader of this run has no room for a connection now.
         VersionError: slurm_elastic of another protocol listens there.
         OSError: The connection was refused, or cannot be made.
@@ -174,11 +134,64 @@ async def open_link(
     link = Link(endpoint, session, on_message)
     try:
         # The address replaces a name, since other agents know this endpoint by its address.
-        _, _, link.endpoint = await reach(lambda: link, endpoint)
+        stream, link.endpoint = await reach(endpoint)
+        await asyncio.get_running_loop().create_connection(lambda: link, sock=stream)
         await asyncio.wait_for(asyncio.shield(link.established), _HANDSHAKE_TIMEOUT)
-        if link.epoch < epoch:
-            raise ForeignError("a leader that another one has superseded")
     except BaseException:
         link.abort()
         raise
     return link
+
+
+async def reach(endpoint: Endpoint) -> tuple[socket.socket, Endpoint]:
+    """Connect to the first address of an endpoint that accepts; return the socket, and that address and port.
+
+    asyncio (3.11, base_events.py, create_connection) makes one OSError of the errors of several addresses, whatever
+    they were. Most names have several: each line of /etc/hosts counts for IPv6 too, as a mapped address.
+
+    Raises:
+        ConnectionRefusedError: All addresses refuse, so no process listens there.
+        TimeoutError: asyncio's; an address did not answer within 1 s.
+        OSError: Another error of an address, or of the name.
+    """
+    errors: list[Exception] = []
+    for address in await _addresses(endpoint):
+        try:
+            return await _connected(address, endpoint[1]), (address, endpoint[1])
+        except (OSError, asyncio.TimeoutError) as error:
+            errors.append(error)
+    raise next((error for error in errors if not isinstance(error, ConnectionRefusedError)), errors[0])
+
+
+async def _connected(address: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    stream = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+    try:
+        try:
+            await asyncio.wait_for(asyncio.get_running_loop().sock_connect(stream, (address, port)), _CONNECT_TIMEOUT)
+        except asyncio.TimeoutError:
+            # The kernel may have connected while this process waited for a processor; a new attempt would wait again.
+            try:
+                stream.getpeername()
+            except OSError:
+                raise asyncio.TimeoutError from None
+    except BaseException:
+        stream.close()
+        raise
+    return stream
+
+
+async def _addresses(endpoint: Endpoint) -> list[str]:
+    host, port = endpoint
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        infos = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        return list(dict.fromkeys(_plain(str(info[4][0])) for info in infos))
+    return [host]
+
+
+def _plain(address: str) -> str:
+    parsed = ipaddress.ip_address(address)
+    mapped = parsed.ipv4_mapped if isinstance(parsed, ipaddress.IPv6Address) else None
+    return str(mapped or address)

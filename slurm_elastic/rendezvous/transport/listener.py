@@ -33,19 +33,6 @@ _GREETING = 16384
 """Bytes read at once from a stranger; a greeting has a few hundred."""
 
 
-@dataclass(frozen=True, slots=True)
-class AdmittedConnection:
-    """A connection whose greeting has proved membership of the run, and was answered.
-
-    Attributes:
-        session: The listening end, which waits for the proof of identity.
-        peer: Address of the other end, for logs.
-    """
-
-    session: Session
-    peer: str
-
-
 @dataclass(eq=False, slots=True)
 class _Stranger:
     connection: socket.socket
@@ -62,8 +49,9 @@ class Listener:
 
     Args:
         listening: A listening socket, which stays open.
-        new_session: Makes the listening end of a session. None to close each connection at once.
-        serve: Takes over a connection that was admitted. None where `new_session` admits no connection.
+        new_session: Makes the listening end of a session.
+        serve: Takes over a connection that was admitted, with its session, which waits for the proof of identity, and
+            the address of the other end. None where `new_session` admits no connection.
         reject: Called with the address of each connection that was dropped, and the reason.
         room: Returns the number of strangers' connections for which there are descriptors now.
         at_once: Connections that are accepted before the loop serves others.
@@ -72,8 +60,8 @@ class Listener:
     def __init__(
         self,
         listening: socket.socket,
-        new_session: Callable[[], Session] | None = None,
-        serve: Callable[[AdmittedConnection, socket.socket], object] | None = None,
+        new_session: Callable[[], Session],
+        serve: Callable[[Session, str, socket.socket], object] | None = None,
         reject: Callable[[str, str], None] = lambda peer, why: None,
         room: Callable[[], int] = lambda: STRANGERS,
         at_once: int = 16,
@@ -119,11 +107,8 @@ class Listener:
                 self._make_room()
             # No connection waits (any more), or the one that did has ended (accept(2)).
             return False
-        if self._new_session is None:
-            connection.close()
-            return True
         connection.setblocking(False)
-        self._attend(_Stranger(connection, str(address[0]), self._loop.time()), self._new_session)
+        self._attend(_Stranger(connection, str(address[0]), self._loop.time()))
         return True
 
     def _make_room(self) -> None:
@@ -134,18 +119,18 @@ class Listener:
         self._loop.remove_reader(self._listening)
         self._later = self._loop.call_later(_ROOM_AGAIN, self._open)
 
-    def _attend(self, stranger: _Stranger, new_session: Callable[[], Session]) -> None:
+    def _attend(self, stranger: _Stranger) -> None:
         """Read what a stranger has sent; it cannot make the caller fail, which may be the leader's clock."""
         try:
-            self._read(stranger, new_session)
+            self._read(stranger)
         except Exception as error:
             self._drop(stranger, f"what makes this release fail ({type(error).__name__})")
 
-    def _read(self, stranger: _Stranger, new_session: Callable[[], Session]) -> None:
+    def _read(self, stranger: _Stranger) -> None:
         try:
             data = stranger.connection.recv(_GREETING)
         except BlockingIOError:
-            self._wait_for(stranger, new_session)
+            self._wait_for(stranger)
             return
         except OSError:
             data = b""
@@ -154,7 +139,7 @@ class Listener:
             return
         session = stranger.session
         if session is None:
-            session = stranger.session = new_session()
+            session = stranger.session = self._new_session()
             session.port = self._port
         try:
             _, answer = session.receive(data)
@@ -168,13 +153,13 @@ class Listener:
         if session.admitted:
             self._admit(stranger, session, answer)
         else:
-            self._wait_for(stranger, new_session)
+            self._wait_for(stranger)
 
-    def _wait_for(self, stranger: _Stranger, new_session: Callable[[], Session]) -> None:
+    def _wait_for(self, stranger: _Stranger) -> None:
         if stranger in self._strangers:
             return
         self._strangers[stranger] = None
-        self._loop.add_reader(stranger.connection, self._attend, stranger, new_session)
+        self._loop.add_reader(stranger.connection, self._attend, stranger)
         if len(self._strangers) > STRANGERS and len(self._strangers) > self._room():
             self._drop(next(iter(self._strangers)), "one of too many connections that have said nothing")
         if self._expiry is None:
@@ -214,4 +199,4 @@ class Listener:
         if not whole or serve is None:
             connection.close()
             return
-        serve(AdmittedConnection(session, stranger.peer), connection)
+        serve(session, stranger.peer, connection)

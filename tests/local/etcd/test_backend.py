@@ -20,7 +20,7 @@ from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
 from slurm_elastic.errors import UsageError
 from slurm_elastic.rendezvous.records.etcd import EtcdClient, EtcdServer
-from slurm_elastic.rendezvous.records.etcd.backend import EtcdV3RendezvousBackend, create_backend, create_handler
+from slurm_elastic.rendezvous.records.etcd.store import EtcdV3RendezvousBackend, create_backend, create_handler
 from tests.local.etcd.helpers.proxy import Proxy
 from tests.local.etcd.test_client import revoke
 

@@ -13,11 +13,10 @@ import pytest
 
 from slurm_elastic.errors import SlurmElasticError
 from slurm_elastic.rendezvous.records.etcd import EtcdClient, EtcdServer
-from slurm_elastic.rendezvous.records.etcd._stubs import load_rpc
-from slurm_elastic.rendezvous.records.etcd.client import Lease
+from slurm_elastic.rendezvous.records.etcd.client import Lease, delete, get, put, unchanged
 from slurm_elastic.rendezvous.records.etcd.config import EtcdTimes
 from slurm_elastic.rendezvous.records.etcd.errors import EtcdInterruptedError, EtcdUnavailableError
-from slurm_elastic.rendezvous.records.etcd.transactions import delete, get, put, unchanged
+from slurm_elastic.rendezvous.records.etcd.failover_channel import load_rpc
 from tests.local.agents import eventually
 from tests.local.etcd.helpers.processes import stopped
 from tests.local.etcd.helpers.proxy import Proxy

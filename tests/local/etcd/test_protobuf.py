@@ -29,7 +29,7 @@ def test_client_leaves_the_environment_as_it_was() -> None:
     program = f"""
 import os
 before = dict(os.environ)
-from slurm_elastic.rendezvous.records.etcd._stubs import load_rpc
+from slurm_elastic.rendezvous.records.etcd.failover_channel import load_rpc
 load_rpc().etcd.PutRequest(key=b"k").SerializeToString()
 assert dict(os.environ) == before, set(os.environ.items()) ^ set(before.items())
 from google.protobuf.internal import api_implementation
@@ -42,7 +42,7 @@ print(api_implementation.Type(), os.environ.get({VARIABLE!r}))
 def test_torchrun_s_import_of_the_handler_loads_no_protobuf() -> None:
     program = """
 import sys
-import slurm_elastic.rendezvous.records.etcd.backend
+import slurm_elastic.rendezvous.records.etcd.store
 import torch.distributed.elastic.rendezvous
 from torch.distributed.elastic.rendezvous.api import rendezvous_handler_registry
 assert "etcd-v3" in rendezvous_handler_registry._registry

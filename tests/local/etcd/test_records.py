@@ -16,7 +16,8 @@ import pytest
 
 from slurm_elastic.errors import ExitCode, UsageError
 from slurm_elastic.rendezvous.leader.fenced_records import FencedRecords
-from slurm_elastic.rendezvous.membership import AgentInfo, Reason, build_table
+from slurm_elastic.rendezvous.membership.agents import AgentInfo, Reason
+from slurm_elastic.rendezvous.membership.assignment import build_table
 from slurm_elastic.rendezvous.records.api import (
     Records,
     RecordsError,
@@ -25,9 +26,9 @@ from slurm_elastic.rendezvous.records.api import (
     Situation,
 )
 from slurm_elastic.rendezvous.records.etcd import EtcdClient, EtcdServer, failover_channel
+from slurm_elastic.rendezvous.records.etcd.client import KeyValue
 from slurm_elastic.rendezvous.records.etcd.config import EtcdTimes
-from slurm_elastic.rendezvous.records.etcd.records import EtcdRecords, open_etcd_records
-from slurm_elastic.rendezvous.records.etcd.transactions import KeyValue
+from slurm_elastic.rendezvous.records.etcd.records import EtcdRecords
 from slurm_elastic.rundir import RunDir
 from tests.local.agents import eventually
 from tests.local.etcd.test_client import compact, revoke
@@ -50,7 +51,7 @@ def open_records(run_dir: RunDir) -> Iterator[OpenRecords]:
         def open_one(
             etcd: EtcdServer, incarnation: str = "7.0", limit: float = 10.0, times: EtcdTimes = DEFAULT_TIMES
         ) -> EtcdRecords:
-            records = open_etcd_records(replace(etcd.config, times=times), run_dir, incarnation, limit=limit)
+            records = EtcdRecords(replace(etcd.config, times=times), run_dir, incarnation, limit=limit)
             stack.callback(records.close)
             return records
 
@@ -355,15 +356,13 @@ def test_a_start_that_is_interrupted_ends_at_once(lone_etcd: EtcdServer, run_dir
     lone_etcd.kill()
     began = time.monotonic()
     with pytest.raises(RecordsInterruptedError):
-        open_etcd_records(
-            lone_etcd.config, run_dir, "7.0", limit=600.0, interrupted=lambda: time.monotonic() > began + 0.3
-        )
+        EtcdRecords(lone_etcd.config, run_dir, "7.0", limit=600.0, interrupted=lambda: time.monotonic() > began + 0.3)
     assert time.monotonic() - began < 60
 
 
 def test_an_etcd_that_is_not_there_at_the_start(lone_etcd: EtcdServer, run_dir: RunDir) -> None:
     lone_etcd.kill()
     with pytest.raises(RecordsUnreachableError, match="check that etcd runs") as caught:
-        open_etcd_records(lone_etcd.config, run_dir, "7.0", limit=1.0)
+        EtcdRecords(lone_etcd.config, run_dir, "7.0", limit=1.0)
     assert caught.value.exit_code is ExitCode.LEFT
     assert not isinstance(caught.value, UsageError)

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from slurm_elastic.rendezvous import connect
-from slurm_elastic.rendezvous.election.runner import FollowerConfig
+from slurm_elastic.rendezvous.election.state import ElectionConfig
 from slurm_elastic.rendezvous.leader.leader import Leader
-from slurm_elastic.rendezvous.membership import Settings
+from slurm_elastic.rendezvous.membership.config import Settings
 from slurm_elastic.rendezvous.worker_store import prepare_stores
 from tests.local.agents import HANG
 from tests.local.rendezvous.helpers.parties import Run
@@ -46,7 +46,7 @@ def start_run(tmp_path: Path) -> Iterator[Callable[..., Run]]:
 def _patient_search(monkeypatch: pytest.MonkeyPatch) -> None:
     """Agents look for their leader as long as it takes, however short the time in which a round has to form."""
     monkeypatch.setattr(
-        connect, "FollowerConfig", lambda **config: FollowerConfig(**{**config, "connect_timeout": HANG})
+        connect, "ElectionConfig", lambda **config: ElectionConfig(**{**config, "connect_timeout": HANG})
     )
 
 

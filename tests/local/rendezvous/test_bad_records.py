@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from slurm_elastic.rendezvous.leader_events import LeaderLost
-from slurm_elastic.rendezvous.membership import Reason
+from slurm_elastic.rendezvous.election.events import LeaderLost
+from slurm_elastic.rendezvous.membership.agents import Reason
+from slurm_elastic.rendezvous.membership.events import Interrupted
 from slurm_elastic.rendezvous.records.api import Record, RunDirRecords, Situation
-from slurm_elastic.rendezvous.transport.messages import Interrupted
 from slurm_elastic.rundir import RunDir
 from tests.local.agents import HANG
 from tests.local.rendezvous.helpers.parties import Party, Run, form, leader_of

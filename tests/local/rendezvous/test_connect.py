@@ -10,9 +10,10 @@ from contextlib import ExitStack
 import pytest
 
 from slurm_elastic.errors import UsageError
+from slurm_elastic.rendezvous.election.events import Unreachable
 from slurm_elastic.rendezvous.leader.leader import Leader
-from slurm_elastic.rendezvous.leader_events import Unreachable
-from slurm_elastic.rendezvous.membership import OnTie, Reason
+from slurm_elastic.rendezvous.membership.agents import Reason
+from slurm_elastic.rendezvous.membership.config import OnTie
 from slurm_elastic.slurm import port_sequence
 from tests.local.rendezvous.helpers.parties import Run, endpoint, form, options
 

@@ -6,9 +6,10 @@ from collections.abc import Callable
 
 import pytest
 
-from slurm_elastic.rendezvous.leader_events import CutOff
-from slurm_elastic.rendezvous.membership import Claim, Interrupt, LeaveReason, Outcome, Reason
-from slurm_elastic.rendezvous.transport.messages import Assignment, Ended, Interrupted
+from slurm_elastic.rendezvous.election.events import CutOff
+from slurm_elastic.rendezvous.membership.agents import LeaveReason, Reason
+from slurm_elastic.rendezvous.membership.events import Claim, Ended, Interrupt, Interrupted, Outcome
+from slurm_elastic.rendezvous.transport.messages import Assignment
 from tests.local.agents import HANG, eventually
 from tests.local.rendezvous.helpers.parties import Party, Run, form, leader_of, options
 

@@ -22,7 +22,7 @@ from torch.distributed.elastic.rendezvous import (
 )
 
 from slurm_elastic.errors import UsageError
-from slurm_elastic.rendezvous.membership import Spare
+from slurm_elastic.rendezvous.membership.events import Spare
 from slurm_elastic.rendezvous.torch_handler import SlurmRendezvousHandler, create_handler, handler_factory
 from tests.local.agents import HANG, eventually
 from tests.local.rendezvous.helpers.parties import Run, options

@@ -8,9 +8,9 @@ from collections.abc import Callable
 
 import pytest
 
-from slurm_elastic.rendezvous.membership import Reason
-from slurm_elastic.rendezvous.transport.connect import reach
-from slurm_elastic.rendezvous.transport.messages import Interrupted
+from slurm_elastic.rendezvous.membership.agents import Reason
+from slurm_elastic.rendezvous.membership.events import Interrupted
+from slurm_elastic.rendezvous.transport.client_connection import reach
 from tests.local.agents import HANG
 from tests.local.rendezvous.helpers.parties import Run, form, options
 from tests.local.rendezvous.test_failover import places_after
@@ -37,13 +37,13 @@ def test_a_name_whose_addresses_all_refuse_is_a_process_that_has_ended() -> None
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
         with pytest.raises(ConnectionRefusedError):
-            asyncio.run(reach(asyncio.Protocol, (NAME, bound.getsockname()[1])))
+            asyncio.run(reach((NAME, bound.getsockname()[1])))
 
 
 def test_a_place_is_known_by_its_address_once_it_was_reached() -> None:
     async def reached(port: int) -> tuple[str, int]:
-        _, transport, endpoint = await reach(asyncio.Protocol, (NAME, port))
-        transport.close()
+        stream, endpoint = await reach((NAME, port))
+        stream.close()
         return endpoint
 
     with socket.create_server(("127.0.0.1", 0)) as listener:

@@ -11,12 +11,13 @@ from pathlib import Path
 
 import pytest
 
+from slurm_elastic.rendezvous.election.events import LeaderLost, Unreachable
 from slurm_elastic.rendezvous.leader.fenced_records import FencedRecords
 from slurm_elastic.rendezvous.leader.leader import Leader
-from slurm_elastic.rendezvous.leader_events import LeaderLost, Unreachable
-from slurm_elastic.rendezvous.membership import Drop, Finish, LeaveReason, Outcome, Reason
+from slurm_elastic.rendezvous.membership.agents import LeaveReason, Reason
+from slurm_elastic.rendezvous.membership.events import Drop, Ended, Finish, Outcome, Waiting
 from slurm_elastic.rendezvous.records.api import RecordsError
-from slurm_elastic.rendezvous.transport.messages import Assignment, Ended, Waiting
+from slurm_elastic.rendezvous.transport.messages import Assignment
 from tests.local.agents import HANG, eventually
 from tests.local.rendezvous.helpers.parties import Run, endpoint, form, interrupted, options, placed
 from tests.local.waiting import descriptors

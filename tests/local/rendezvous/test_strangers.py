@@ -16,15 +16,17 @@ from contextlib import ExitStack
 
 import pytest
 
+from slurm_elastic.rendezvous.election.events import Unreachable
 from slurm_elastic.rendezvous.election.leader_location import LeaderLocation
 from slurm_elastic.rendezvous.election.runner import FollowerConfig
+from slurm_elastic.rendezvous.election.state import ElectionConfig
 from slurm_elastic.rendezvous.leader.leader import Leader
-from slurm_elastic.rendezvous.leader_events import Unreachable
-from slurm_elastic.rendezvous.membership import Finished, Outcome, Publish, Reason
+from slurm_elastic.rendezvous.membership.agents import Reason
+from slurm_elastic.rendezvous.membership.events import Ended, Finished, Outcome, Publish
 from slurm_elastic.rendezvous.run_events import describe
 from slurm_elastic.rendezvous.thread import Coordination
 from slurm_elastic.rendezvous.transport import session
-from slurm_elastic.rendezvous.transport.messages import Ended, encode
+from slurm_elastic.rendezvous.transport.messages import encode
 from slurm_elastic.rendezvous.transport.session import Role, Session
 from tests.local.agents import HANG, eventually
 from tests.local.rendezvous.helpers.parties import Party, Run, form, interrupted, options
@@ -302,10 +304,9 @@ def test_records_of_another_run_are_dropped(
         FollowerConfig(
             run="run.0",
             secret=other.run_dir.secret(),
-            agent="node2/7.0/1",
-            locate=lambda known: LeaderLocation((("127.0.0.1", port),), published=True),
             # It has to have heard an answer by then, from a thread that may have to wait for a processor.
-            connect_timeout=2.0,
+            election=ElectionConfig("node2/7.0/1", connect_timeout=2.0),
+            locate=lambda known: LeaderLocation((("127.0.0.1", port),), published=True),
         ),
         socket.create_server(("127.0.0.1", 0)),
         lambda campaign: pytest.fail("it campaigns"),

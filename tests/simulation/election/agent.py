@@ -9,57 +9,56 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from slurm_elastic.rendezvous import membership
 from slurm_elastic.rendezvous.election import machine
-from slurm_elastic.rendezvous.election.actions import (
+from slurm_elastic.rendezvous.election.campaign import (
+    CampaignConfig,
+    CampaignRecords,
+    LeaderLoss,
+    default_leader_limit,
+    locate,
+    plan,
+)
+from slurm_elastic.rendezvous.election.events import (
     Action,
+    AnnounceLeave,
     AnswerProbe,
+    CampaignRecordsRead,
     CancelConnect,
     CloseLink,
     Connect,
     Deliver,
-    Lead,
-    ReadCampaignRecords,
-    ReadLeaderLocation,
-    Send,
-    StopLeading,
-    StopWorkers,
-    Warn,
-)
-from slurm_elastic.rendezvous.election.campaign import CampaignConfig, CampaignRecords, locate, plan
-from slurm_elastic.rendezvous.election.events import (
-    AnnounceLeave,
-    CampaignRecordsRead,
     Depart,
     Event,
     Join,
+    Lead,
+    LeaderEvent,
     LeaderLocationRead,
+    LeaderLost,
     LinkClosed,
     LinkFailed,
     LinkOpened,
+    ReadCampaignRecords,
+    ReadLeaderLocation,
     Received,
     ReportFailure,
+    Send,
+    StopLeading,
+    StopWorkers,
     Tick,
+    Unreachable,
+    Warn,
 )
 from slurm_elastic.rendezvous.election.leader_location import Answer, LeaderLocation
-from slurm_elastic.rendezvous.election.policy import LeaderLoss, default_leader_limit
-from slurm_elastic.rendezvous.election.state import FOUNDER, ElectionConfig, Role, initial_election
-from slurm_elastic.rendezvous.leader_events import LeaderEvent, LeaderLost, Unreachable
-from slurm_elastic.rendezvous.membership import (
-    STEPPED,
-    AgentInfo,
-    LeaveReason,
-    OnTie,
-    Ponged,
-    Reason,
-    Settings,
-    WorkerFailure,
-)
-from slurm_elastic.rendezvous.transport.connect import Endpoint
-from slurm_elastic.rendezvous.transport.messages import Assignment, Interrupted, LeaderMessage, Waiting
+from slurm_elastic.rendezvous.election.state import FOUNDER, ElectionConfig, Leading, initial_election
+from slurm_elastic.rendezvous.membership import events as membership
+from slurm_elastic.rendezvous.membership.agents import STEPPED, AgentInfo, LeaveReason, Reason, WorkerFailure
+from slurm_elastic.rendezvous.membership.config import OnTie, Settings
+from slurm_elastic.rendezvous.membership.events import Interrupted, Ponged, Waiting
+from slurm_elastic.rendezvous.transport.messages import Assignment, Endpoint, LeaderMessage
 from tests.simulation.election.checks import NAP, STOP
 from tests.simulation.election.leader import Leader
 from tests.simulation.election.wire import Closed, Wire
+from tests.unit.rendezvous.helpers.election import role
 
 if TYPE_CHECKING:
     from tests.simulation.election.world import World
@@ -121,7 +120,7 @@ class Agent:
             connect_timeout=1000.0,
             heartbeat_limit=world.limit,
             leader_limit=default_leader_limit(world.limit),
-            campaign=CampaignConfig(INCARNATION, settings, has_workers=trains, node=node),
+            campaign=CampaignConfig(INCARNATION, settings, has_workers=trains),
         )
         self.election = initial_election(config, world.now, founder=founder)
         self._candidate = AgentInfo(name, node, position, 1, "trainer", name, 20000, standby_port=1)
@@ -220,8 +219,8 @@ class Agent:
             before = self.election
             event = self._events.popleft()
             self.election, actions = machine.step(before, event, self.world.now)
-            if self.world.transcript is not None and before.role is not self.election.role:
-                self.world.tell(self.name, f"is {self.election.role.value} after {event}")
+            if self.world.transcript is not None and (now := role(self.election)) != role(before):
+                self.world.tell(self.name, f"is {now} after {event}")
             link = self.election.link
             if link is None:
                 self.unlinked_since = min(self.unlinked_since, self.world.now)
@@ -350,7 +349,7 @@ class Agent:
         self.later(seconds if self.workers is not None else 0.0, lambda: self._stop_workers(self._goodbye))
 
     def _wait_for_successor(self, until: float) -> None:
-        if self.election.role is not Role.LEADING or self.world.now >= until:
+        if not isinstance(self.election.campaign, Leading) or self.world.now >= until:
             self.end(silent=False)
         else:
             self.later(NAP, lambda: self._wait_for_successor(until))

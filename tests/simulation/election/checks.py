@@ -9,8 +9,9 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from slurm_elastic.rendezvous.election.policy import FENCE, default_leader_limit
-from slurm_elastic.rendezvous.membership import Reason, Table
+from slurm_elastic.rendezvous.election.campaign import FENCE, default_leader_limit
+from slurm_elastic.rendezvous.membership.agents import Reason
+from slurm_elastic.rendezvous.membership.assignment import Table
 from slurm_elastic.rendezvous.transport.messages import Assignment
 from tests.simulation.violation import Violation
 

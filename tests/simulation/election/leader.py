@@ -6,11 +6,10 @@ import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from slurm_elastic.rendezvous import membership
 from slurm_elastic.rendezvous.election import term
 from slurm_elastic.rendezvous.election.campaign import Campaign
 from slurm_elastic.rendezvous.election.events import CampaignBlocked, LeaderEnded, TermClaimed
-from slurm_elastic.rendezvous.election.term_events import (
+from slurm_elastic.rendezvous.election.term import (
     AgentsEnded,
     AgentsGone,
     AskSlurmAboutAgents,
@@ -34,8 +33,9 @@ from slurm_elastic.rendezvous.election.term_events import (
     WriteRound,
 )
 from slurm_elastic.rendezvous.leader.fenced_records import FencedRecords
-from slurm_elastic.rendezvous.leader.outgoing_messages import send_decision
-from slurm_elastic.rendezvous.membership import Disconnected, Interrupt, Publish, SignsOfLife, Tick
+from slurm_elastic.rendezvous.leader.leader import send_decision
+from slurm_elastic.rendezvous.membership.events import Disconnected, Interrupt, Publish, SignsOfLife, Tick
+from slurm_elastic.rendezvous.membership.state import State
 from slurm_elastic.rendezvous.transport.messages import AgentMessage, Heartbeat, LeaderMessage
 from tests.simulation.election.wire import Wire
 
@@ -236,5 +236,5 @@ class Leader:
         return True
 
     @property
-    def state(self) -> membership.State:
+    def state(self) -> State:
         return self.term.membership

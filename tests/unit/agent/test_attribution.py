@@ -13,7 +13,7 @@ from slurm_elastic.agent.features import AttributionFeature, RunningRound
 from slurm_elastic.agent.root_cause import last_output, memory_kills
 from slurm_elastic.agent.watchdog.stacks import resident
 from slurm_elastic.control import WorkerProgress
-from slurm_elastic.rendezvous.membership import Reason, WorkerFailure
+from slurm_elastic.rendezvous.membership.agents import Reason, WorkerFailure
 from slurm_elastic.rendezvous.membership.assignment import Place
 from slurm_elastic.rendezvous.transport.messages import Assignment
 

@@ -9,7 +9,7 @@ import pytest
 
 from slurm_elastic.agent.root_cause import end_on_record
 from slurm_elastic.errors import ExitCode
-from slurm_elastic.rendezvous.membership import WorkerFailure
+from slurm_elastic.rendezvous.membership.agents import WorkerFailure
 from slurm_elastic.rendezvous.records.api import RunDirRecords
 from slurm_elastic.rundir import RunDir
 

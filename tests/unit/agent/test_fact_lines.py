@@ -7,22 +7,19 @@ from collections.abc import Iterable
 import pytest
 
 from slurm_elastic.agent.event_log import FactLines, Reached
-from slurm_elastic.rendezvous.membership import (
-    AgentInfo,
+from slurm_elastic.rendezvous.membership.agents import AgentInfo, LeaveReason, Reason, WorkerFailure
+from slurm_elastic.rendezvous.membership.assignment import build_table
+from slurm_elastic.rendezvous.membership.events import (
     Decision,
     Drop,
     Ended,
     Finish,
     Interrupt,
     Interrupted,
-    LeaveReason,
     Outcome,
     Publish,
-    Reason,
     Retire,
-    WorkerFailure,
 )
-from slurm_elastic.rendezvous.membership.assignment import build_table
 from slurm_elastic.rendezvous.run_events import describe
 
 FOUR = [1, 2, 3, 4]

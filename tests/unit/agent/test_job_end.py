@@ -16,9 +16,9 @@ from slurm_elastic.agent.job.job_end import (
     represents_job,
 )
 from slurm_elastic.errors import ExitCode
-from slurm_elastic.rendezvous.election.policy import Successor
-from slurm_elastic.rendezvous.membership import Place, Reason
-from slurm_elastic.rendezvous.transport.messages import Assignment
+from slurm_elastic.rendezvous.membership.agents import Reason
+from slurm_elastic.rendezvous.membership.assignment import Place
+from slurm_elastic.rendezvous.transport.messages import Assignment, Successor
 from slurm_elastic.slurm import Controller, JobView, NodeState, SlurmJob
 from tests.unit.agent.helpers.jobs import at_end
 

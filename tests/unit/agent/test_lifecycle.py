@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from slurm_elastic.agent.lifecycle.states import Departure, depart
-from slurm_elastic.rendezvous.membership import LeaveReason
+from slurm_elastic.rendezvous.membership.agents import LeaveReason
 
 NOW = 100.0
 PREEMPTED = LeaveReason.PREEMPTED

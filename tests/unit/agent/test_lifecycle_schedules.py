@@ -49,10 +49,12 @@ from slurm_elastic.agent.lifecycle.states import (
     worker_watch,
 )
 from slurm_elastic.errors import ExitCode
-from slurm_elastic.rendezvous.leader_events import CutOff, LeaderLost, RecordsLost, Unreachable
-from slurm_elastic.rendezvous.membership import LeaveReason, Outcome, Place, Reason, WorkerFailure
-from slurm_elastic.rendezvous.requests import LeaveRequested
-from slurm_elastic.rendezvous.transport import messages
+from slurm_elastic.rendezvous.election.events import CutOff, LeaderLost, RecordsLost, Unreachable
+from slurm_elastic.rendezvous.membership import events as messages
+from slurm_elastic.rendezvous.membership.agents import LeaveReason, Reason, WorkerFailure
+from slurm_elastic.rendezvous.membership.assignment import Place
+from slurm_elastic.rendezvous.membership.events import Outcome
+from slurm_elastic.rendezvous.transport.messages import Assignment, LeaveRequested
 
 FAILURE = WorkerFailure("n1/7.0/1", "n1", 1, 3, "boom")
 SCHEDULES = 1000
@@ -149,12 +151,12 @@ class Node:
             )
         )
 
-    def _placed(self) -> messages.Assignment:
+    def _placed(self) -> Assignment:
         if isinstance(self.state, Joining):
             self.round += 1
         rank = self.chance.choice((0, 1))
         place = Place("n1/7.0/1", "n1", rank, 1, rank, "default", rank, 2)
-        return messages.Assignment(1, place, self.round, Reason.START, 2, 2, "n0", 1, 0)
+        return Assignment(1, place, self.round, Reason.START, 2, 2, "n0", 1, 0)
 
     def _rare(self) -> Event:
         return self.chance.choice(

@@ -15,8 +15,9 @@ from slurm_elastic.agent.lifecycle.states import Departure, Leaving, Training
 from slurm_elastic.agent.progress_log import ProgressLog
 from slurm_elastic.control import WorkerProgress
 from slurm_elastic.errors import ExitCode
-from slurm_elastic.rendezvous.membership import Reason
-from slurm_elastic.rendezvous.transport.messages import Assignment, Place
+from slurm_elastic.rendezvous.membership.agents import Reason
+from slurm_elastic.rendezvous.membership.assignment import Place
+from slurm_elastic.rendezvous.transport.messages import Assignment
 from slurm_elastic.rundir import RunDir
 from tests.local.waiting import eventually
 

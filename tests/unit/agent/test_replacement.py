@@ -35,7 +35,7 @@ from slurm_elastic.errors import ExitCode, UsageError
 from slurm_elastic.observe.records import read_records
 from slurm_elastic.observe.status import _replacing
 from slurm_elastic.observe.views import RunState, RunStatus
-from slurm_elastic.rendezvous.membership import LeaveReason
+from slurm_elastic.rendezvous.membership.agents import LeaveReason
 from slurm_elastic.rendezvous.thread import Led
 from slurm_elastic.rundir import RunContents, RunDir
 from slurm_elastic.slurm import Controller, JobView, NodesInQueue

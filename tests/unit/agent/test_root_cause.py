@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from slurm_elastic.agent.root_cause import elsewhere, last_output, root_cause
-from slurm_elastic.rendezvous.membership import Ended, Interrupted, Outcome, Reason, WorkerFailure
+from slurm_elastic.rendezvous.membership.agents import Reason, WorkerFailure
+from slurm_elastic.rendezvous.membership.events import Ended, Interrupted, Outcome
 
 TRACEBACK = 'Traceback (most recent call last):\n  File "train.py", line 3, in <module>\n    step()\nValueError: nan\n'
 

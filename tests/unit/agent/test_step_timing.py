@@ -17,10 +17,10 @@ from slurm_elastic.errors import SlurmElasticError
 from slurm_elastic.observe.live import live_run
 from slurm_elastic.observe.pace import rank_scores, slow_by_round, slow_ranks
 from slurm_elastic.observe.records import Event
-from slurm_elastic.rendezvous.membership import Place, Reason
-from slurm_elastic.rendezvous.requests import StatusAnswer
+from slurm_elastic.rendezvous.membership.agents import Reason
+from slurm_elastic.rendezvous.membership.assignment import Place
 from slurm_elastic.rendezvous.run_events import Entry
-from slurm_elastic.rendezvous.transport.messages import Assignment
+from slurm_elastic.rendezvous.transport.messages import Assignment, StatusAnswer
 from slurm_elastic.slow_ranks import LOOKS, Pace, Score, SlowRank
 from tests.local.waiting import eventually
 

@@ -52,7 +52,8 @@ from slurm_elastic.agent.forkserver.torch_processes import signal_handlers_kept
 from slurm_elastic.agent.health.server import HealthServer
 from slurm_elastic.agent.workers.logs import RoundLogsSpecs
 from slurm_elastic.agent.workers.torch_agent import TorchAgent
-from slurm_elastic.rendezvous.membership import Place, Reason
+from slurm_elastic.rendezvous.membership.agents import Reason
+from slurm_elastic.rendezvous.membership.assignment import Place
 from slurm_elastic.rendezvous.transport.messages import Assignment
 from slurm_elastic.rendezvous.worker_store import FreshPorts, open_worker_store
 

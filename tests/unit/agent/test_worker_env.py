@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from slurm_elastic.agent.workers.processes import worker_environment
-from slurm_elastic.rendezvous.membership import Place, Reason
+from slurm_elastic.rendezvous.membership.agents import Reason
+from slurm_elastic.rendezvous.membership.assignment import Place
 from slurm_elastic.rendezvous.transport.messages import Assignment
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from slurm_elastic.rendezvous.identity import AgentIdentity, job_of, node_of
+from slurm_elastic.rendezvous.membership.agents import AgentIdentity, job_of, node_of
 
 
 @pytest.mark.parametrize("agent", ["node2/712.3/4711", "localhost/0.0/1"])

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from slurm_elastic.rendezvous.identity import job_of
 from slurm_elastic.rendezvous.leader_client import client_name
+from slurm_elastic.rendezvous.membership.agents import job_of
 
 
 def test_two_requests_of_a_process_are_two_clients() -> None:

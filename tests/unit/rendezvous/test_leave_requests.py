@@ -1,8 +1,7 @@
 from __future__ import annotations
 
-from slurm_elastic.rendezvous.identity import job_of
-from slurm_elastic.rendezvous.membership import LeaveReason
-from slurm_elastic.rendezvous.requests import LeaveAnswer, LeaveRequest, addressed_agents
+from slurm_elastic.rendezvous.membership.agents import LeaveReason, job_of
+from slurm_elastic.rendezvous.transport.messages import LeaveAnswer, LeaveRequest, addressed_agents
 
 AGENTS = {"n10/7.0/1": "n10", "n2/7.0/2": "n2", "n3/8.1/3": "n3"}
 

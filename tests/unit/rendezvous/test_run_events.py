@@ -4,29 +4,25 @@ from dataclasses import replace
 
 import pytest
 
-from slurm_elastic.rendezvous.membership import (
-    AgentInfo,
+from slurm_elastic.rendezvous.membership.agents import AgentInfo, LeaveReason, Reason, WorkerFailure
+from slurm_elastic.rendezvous.membership.assignment import Table, build_table
+from slurm_elastic.rendezvous.membership.events import (
     Decision,
     Drop,
     Ended,
     Finish,
     Interrupt,
     Interrupted,
-    LeaveReason,
     Outcome,
     Probed,
     Publish,
-    Reason,
     Resend,
     Retire,
     Send,
     Spare,
     Stopping,
-    Table,
     Waiting,
-    WorkerFailure,
 )
-from slurm_elastic.rendezvous.membership.assignment import build_table
 from slurm_elastic.rendezvous.run_events import Entry, describe
 
 

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from slurm_elastic.rendezvous.membership import Place, Reason
+from slurm_elastic.rendezvous.membership.agents import Reason
+from slurm_elastic.rendezvous.membership.assignment import Place
 from slurm_elastic.rendezvous.transport.messages import Assignment
 from slurm_elastic.rendezvous.worker_store import FreshPorts, ReservedPort, open_worker_store
 

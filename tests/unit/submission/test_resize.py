@@ -11,7 +11,7 @@ from slurm_elastic.errors import UsageError
 from slurm_elastic.observe.live import LiveAgent, LiveLeave, LiveRun
 from slurm_elastic.observe.views import LiveAnswer
 from slurm_elastic.rendezvous.leader_client import LeaderEndpoint
-from slurm_elastic.rendezvous.requests import LeaveAnswer, LeaveRequest
+from slurm_elastic.rendezvous.transport.messages import LeaveAnswer, LeaveRequest
 from slurm_elastic.rundir import RunDir
 from slurm_elastic.slurm import NodesInQueue
 from slurm_elastic.submission import resize as resizing

@@ -7,14 +7,15 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from slurm_elastic.rendezvous.election import actions, events
+from slurm_elastic.rendezvous.election import events
 from slurm_elastic.rendezvous.election.campaign import CampaignRecords
+from slurm_elastic.rendezvous.election.events import CutOff, LeaderEvent, LeaderLost, Unreachable
 from slurm_elastic.rendezvous.election.leader_location import Answer, LeaderLocation
-from slurm_elastic.rendezvous.leader_events import CutOff, LeaderEvent, LeaderLost, Unreachable
-from slurm_elastic.rendezvous.membership import Connected, LeaveReason, Outcome
+from slurm_elastic.rendezvous.membership import events as messages
+from slurm_elastic.rendezvous.membership.agents import LeaveReason
+from slurm_elastic.rendezvous.membership.events import Connected, Outcome
 from slurm_elastic.rendezvous.records.api import Situation
-from slurm_elastic.rendezvous.transport import messages
-from slurm_elastic.rendezvous.transport.connect import Endpoint
+from slurm_elastic.rendezvous.transport.messages import Endpoint, Heartbeat, LeaderMessage
 from tests.unit.rendezvous.helpers.election import (
     CANDIDATE,
     OWN,
@@ -24,6 +25,7 @@ from tests.unit.rendezvous.helpers.election import (
     TOLD,
     Play,
     Result,
+    role,
 )
 from tests.unit.texts import cases, follower, term
 
@@ -124,10 +126,10 @@ class Agent(Play):
     def _doing(self) -> str:
         link = self.state.link
         where = "" if link is None else ", linked to " + ("itself" if link.endpoint == OWN else link.endpoint[0])
-        return self.state.role.name.lower() + where
+        return role(self.state) + where
 
     def _events(self) -> dict[str, Callable[..., events.Event]]:
-        def received(message: messages.LeaderMessage) -> events.Event:
+        def received(message: LeaderMessage) -> events.Event:
             return events.Received(self._number, message)
 
         return {
@@ -143,7 +145,7 @@ class Agent(Play):
             ),
             "its link breaks": lambda: events.LinkClosed(self._number),
             r"it hears the leader(?:, whose limit is (?P<limit>\S+) s)?": lambda limit: received(
-                messages.Heartbeat(float(limit)) if limit else messages.Heartbeat()
+                Heartbeat(float(limit)) if limit else Heartbeat()
             ),
             "the leader probes it": lambda: received(messages.Probed(1)),
             "the leader resigns(?:, gone: (?P<gone>.*))?": lambda gone: received(
@@ -158,7 +160,7 @@ class Agent(Play):
         if kind == "show":
             link = self.state.link
             second = "under way" if link is not None and link.reconnect is not None else "none"
-            return [second if "second" in event else str(len(self.times(actions.Connect)))]
+            return [second if "second" in event else str(len(self.times(events.Connect)))]
         before, then = len(self.actions), float(moment.rstrip(","))
         if what == "it sleeps":
             self.sleep(then - self.now)
@@ -169,44 +171,42 @@ class Agent(Play):
             for found in cases.events(what, self._events()) if kind == "at" else ():
                 self.handle(found)
         new = self.actions[before:]
-        linked = {
-            at for at, action in new if isinstance(action, actions.Send) and isinstance(action.message, Connected)
-        }
+        linked = {at for at, action in new if isinstance(action, events.Send) and isinstance(action.message, Connected)}
         # A link on which nothing comes is replaced again and again.
         lines = [
             (at, line)
             for at, action in new
-            if (line := self._shown(action)) and not (at in linked and isinstance(action, actions.CloseLink))
+            if (line := self._shown(action)) and not (at in linked and isinstance(action, events.CloseLink))
         ]
         role, self._role = self._role, self._doing
         return [f"at {round(at, 3):g} {line}" if kind == "until" else line for at, line in lines] + (
             [f"=> {self._role}"] if self._role != role else []
         )
 
-    def _shown(self, action: actions.Action) -> str:
+    def _shown(self, action: events.Action) -> str:
         match action:
-            case actions.ReadCampaignRecords():
+            case events.ReadCampaignRecords():
                 loss = self._losses[-1]
                 sides = {"gone": loss.gone, "silent": loss.silent}
                 who = "".join(
                     f", {how}: {' '.join(sorted(each[:2] for each in names))}" for how, names in sides.items() if names
                 )
                 return f"prepare a campaign after round {loss.round}: {loss.reason.value}{who}"
-            case actions.Lead(_, campaign):
+            case events.Lead(_, campaign):
                 return f"campaign in term {campaign.term}"
-            case actions.StopLeading():
+            case events.StopLeading():
                 return "step down"
-            case actions.Deliver(event) | actions.StopWorkers(event):
+            case events.Deliver(event) | events.StopWorkers(event):
                 return told(event)
-            case actions.Warn(line):
+            case events.Warn(line):
                 return f"warn: {line}"
-            case actions.AnswerProbe():
+            case events.AnswerProbe():
                 return "answer the probe"
-            case actions.CloseLink():
+            case events.CloseLink():
                 return "close the link"
-            case actions.Send(_, Connected(_, None)):
+            case events.Send(_, Connected(_, None)):
                 return ""
-            case actions.Send(number, message):
+            case events.Send(number, message):
                 more = f", running round {message.running}" if isinstance(message, Connected) else ""
                 return f"say on link {number}: {type(message).__name__.lower()}{more}"
             case _:

@@ -3,18 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from slurm_elastic.rendezvous.election.follower import Follower
-from slurm_elastic.rendezvous.membership import (
-    Connected,
-    Joined,
-    LeaveReason,
-    Leaving,
-    Left,
-    MemberMessage,
-    WorkerFailed,
-    WorkerFailure,
-)
+from slurm_elastic.rendezvous.membership.agents import LeaveReason, WorkerFailure
+from slurm_elastic.rendezvous.membership.events import Connected, Joined, Leaving, Left, MemberMessage, WorkerFailed
 from tests.unit.rendezvous.helpers.scenario import candidate
 from tests.unit.texts.cases import events, number
 
@@ -60,7 +53,7 @@ class Agent:
             "it has left(?P<stopped>, stopped at the step)?: (?P<why>.*)": lambda stopped, why: self._says(
                 self._follower.left(LeaveReason(why), stopped=bool(stopped))
             ),
-            "its workers have stopped": lambda: self._takes(self._follower.stopped()),
+            "its workers have stopped": lambda: self._takes(replace(self._follower, running=False)),
             "its workers finish": lambda: self._says(self._follower.finished()),
             "a worker fails": lambda: self._says(self._follower.failed(FAILURE)),
             "it closes the run": lambda: self._says(self._follower.closing()),

@@ -7,10 +7,12 @@ from typing import Any
 
 from slurm_elastic.agent.lifecycle import actions, events, machine, states
 from slurm_elastic.agent.lifecycle.states import AgentOutcome, Departure, Rejoin, State, WorkersResult
-from slurm_elastic.rendezvous.leader_events import CutOff, LeaderLost, RecordsLost, Unreachable
-from slurm_elastic.rendezvous.membership import LeaveReason, Outcome, Place, Reason, WorkerFailure
-from slurm_elastic.rendezvous.requests import LeaveRequested
-from slurm_elastic.rendezvous.transport import messages
+from slurm_elastic.rendezvous.election.events import CutOff, LeaderLost, RecordsLost, Unreachable
+from slurm_elastic.rendezvous.membership import events as messages
+from slurm_elastic.rendezvous.membership.agents import LeaveReason, Reason, WorkerFailure
+from slurm_elastic.rendezvous.membership.assignment import Place
+from slurm_elastic.rendezvous.membership.events import Outcome
+from slurm_elastic.rendezvous.transport.messages import Assignment, LeaveRequested
 from tests.unit.texts import cases
 from tests.unit.texts.cases import number, words
 
@@ -20,9 +22,9 @@ DEPARTURE = Departure(LeaveReason.PREEMPTED, "SIGTERM", stop_by=NOW + 25, gone_b
 WITHIN = r"(?:, within (?P<seconds>\S+) s)?"
 
 
-def assignment(rank: int = 1, nodes: int = 2) -> messages.Assignment:
+def assignment(rank: int = 1, nodes: int = 2) -> Assignment:
     place = Place("n1/7.0/1", "n1", rank, 1, rank, "default", rank, nodes)
-    return messages.Assignment(1, place, 4, Reason.START, nodes, nodes, "n0", 1, 0)
+    return Assignment(1, place, 4, Reason.START, nodes, nodes, "n0", 1, 0)
 
 
 def begins(given: str) -> State:

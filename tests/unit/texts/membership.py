@@ -7,13 +7,13 @@ from collections.abc import Callable
 from dataclasses import fields, replace
 from typing import Any
 
-from slurm_elastic.rendezvous.membership import (
-    STEPPED,
-    Base,
+from slurm_elastic.rendezvous.membership.advance import next_deadline
+from slurm_elastic.rendezvous.membership.agents import STEPPED, LeaveReason, Reason, WorkerFailure
+from slurm_elastic.rendezvous.membership.config import Base, OnTie, Settings
+from slurm_elastic.rendezvous.membership.events import (
     Claim,
     Claimed,
     Closed,
-    Collective,
     Connected,
     Decision,
     Disconnected,
@@ -27,31 +27,24 @@ from slurm_elastic.rendezvous.membership import (
     Holding,
     Interrupt,
     Joined,
-    LeaveReason,
     Leaving,
     Left,
     NodesDown,
-    OnTie,
     Ponged,
     Probed,
     Publish,
-    Reason,
     Resend,
     Resign,
     Retire,
     Send,
-    Settings,
     SignsOfLife,
     Spare,
     Stopping,
     Tick,
     WorkerFailed,
-    WorkerFailure,
-    WorkerPosition,
-    blocks_election,
-    missing,
-    next_deadline,
 )
+from slurm_elastic.rendezvous.membership.leader_change import blocks_election, missing
+from slurm_elastic.rendezvous.membership.stragglers import Collective, WorkerPosition
 from tests.unit.rendezvous.helpers.scenario import Scenario, candidate, failed
 from tests.unit.texts.cases import events, number, words
 

@@ -5,33 +5,32 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from slurm_elastic.rendezvous.election import term, term_events
-from slurm_elastic.rendezvous.election.term_events import RecordsAction, TermAction, TermEvent
-from slurm_elastic.rendezvous.membership import Joined, Settings, SignsOfLife
+from slurm_elastic.rendezvous.election import term
+from slurm_elastic.rendezvous.election.term import RecordsAction, TermAction, TermEvent
+from slurm_elastic.rendezvous.membership.config import Settings
+from slurm_elastic.rendezvous.membership.events import Joined, SignsOfLife
 from tests.unit.rendezvous.helpers.scenario import candidate
 from tests.unit.texts import membership
 from tests.unit.texts.cases import events
 from tests.unit.texts.membership import ALL, EACH
 
 SHOWN: dict[type, Callable[..., str]] = {
-    term_events.ClaimTerm: lambda _: "records: claim the term",
-    term_events.ConfirmLastRound: lambda _: "records: is the last round still the newest?",
-    term_events.PublishEndpoint: lambda _: "records: write down where this leader is",
-    term_events.CheckTerm: lambda check: (
-        f"records: is the term the newest?{' (nothing waits for it)' * check.watching}"
-    ),
-    term_events.WriteRound: lambda write: f"records: write round {write.table.round} down",
-    term_events.RecordEnd: lambda _: "records: write down that the run has ended",
-    term_events.CarryOut: lambda out: f"{'log and tell' if out.log else 'tell'}: {membership.shown(out.decision)}",
-    term_events.ProbeMembers: lambda probe: f"have their processes ended: {' '.join(probe.agents)}?",
-    term_events.ProbeDisconnected: lambda probe: f"has the process of {probe.agent} ended?",
-    term_events.AskSlurmAboutAgents: lambda ask: f"Slurm, which of them are gone: {' '.join(ask.agents)}?",
-    term_events.AskSlurmAboutNodes: lambda ask: f"Slurm, which nodes are down: {' '.join(ask.nodes)}?",
-    term_events.ReportClaimed: lambda _: "this agent leads",
-    term_events.ReportBlocking: lambda report: (
+    term.ClaimTerm: lambda _: "records: claim the term",
+    term.ConfirmLastRound: lambda _: "records: is the last round still the newest?",
+    term.PublishEndpoint: lambda _: "records: write down where this leader is",
+    term.CheckTerm: lambda check: f"records: is the term the newest?{' (nothing waits for it)' * check.watching}",
+    term.WriteRound: lambda write: f"records: write round {write.table.round} down",
+    term.RecordEnd: lambda _: "records: write down that the run has ended",
+    term.CarryOut: lambda out: f"{'log and tell' if out.log else 'tell'}: {membership.shown(out.decision)}",
+    term.ProbeMembers: lambda probe: f"have their processes ended: {' '.join(probe.agents)}?",
+    term.ProbeDisconnected: lambda probe: f"has the process of {probe.agent} ended?",
+    term.AskSlurmAboutAgents: lambda ask: f"Slurm, which of them are gone: {' '.join(ask.agents)}?",
+    term.AskSlurmAboutNodes: lambda ask: f"Slurm, which nodes are down: {' '.join(ask.nodes)}?",
+    term.ReportClaimed: lambda _: "this agent leads",
+    term.ReportBlocking: lambda report: (
         f"this candidate keeps members from each other{'' if report.blocks else ' no more'}"
     ),
-    term_events.StepDown: lambda down: f"step down{' and fail' * down.failed}{f': {down.why}' if down.why else ''}",
+    term.StepDown: lambda down: f"step down{' and fail' * down.failed}{f': {down.why}' if down.why else ''}",
 }
 """What an action looks like."""
 
@@ -56,15 +55,15 @@ class Leader:
         self._asked: list[RecordsAction] = []
         self._events: dict[str, Callable[..., TermEvent]] = {
             f"{EACH} joins?": lambda name: Joined(candidate(name), 1),
-            "the records (?P<answer>allow|refuse) it": lambda answer: term_events.RecordsAnswered(
+            "the records (?P<answer>allow|refuse) it": lambda answer: term.RecordsAnswered(
                 self._asked[-1], answer == "allow"
             ),
-            "the records allow the first of it once more": lambda: term_events.RecordsAnswered(self._asked[0], True),
-            "the records fail: (?P<why>.*)": lambda why: term_events.RecordsFailed(self._asked[-1], why),
-            f"of those that were asked {ALL} (?:has|have) ended": lambda names: term_events.AgentsEnded(some(names)),
-            f"Slurm says that {ALL} (?:is|are) gone": lambda names: term_events.AgentsGone(some(names)),
-            f"the process of {EACH} has ended": term_events.DisconnectedEnded,
-            "time passes": term_events.Wake,
+            "the records allow the first of it once more": lambda: term.RecordsAnswered(self._asked[0], True),
+            "the records fail: (?P<why>.*)": lambda why: term.RecordsFailed(self._asked[-1], why),
+            f"of those that were asked {ALL} (?:has|have) ended": lambda names: term.AgentsEnded(some(names)),
+            f"Slurm says that {ALL} (?:is|are) gone": lambda names: term.AgentsGone(some(names)),
+            f"the process of {EACH} has ended": term.DisconnectedEnded,
+            "time passes": term.Wake,
             **membership.EVENTS,
         }
 
@@ -85,7 +84,7 @@ class Leader:
         while kind == "until" and self.term.deadline <= then:
             self.now = max(self.now, self.term.deadline)
             self._on(SignsOfLife(tuple((name, self.now) for name in self.term.membership.agents)))
-            self._on(term_events.Wake())
+            self._on(term.Wake())
             assert self.term.deadline > self.now, "it would look at its clock without end"
         self.now = then
         if kind == "at":
@@ -93,7 +92,7 @@ class Leader:
             for found in events(what, self._events):
                 self._on(found)
             while more and self._actions and isinstance(self._actions[-1][1], RecordsAction):
-                self._on(term_events.RecordsAnswered(self._asked[-1], True))
+                self._on(term.RecordsAnswered(self._asked[-1], True))
         return [
             f"{f'at {round(moment - self._start, 3):g} ' * (kind == 'until')}{SHOWN[type(action)](action)}"
             for moment, action in self._actions

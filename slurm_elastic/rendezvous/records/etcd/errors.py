@@ -1,9 +1,21 @@
-"""The errors of etcd, each with one line for a person."""
+"""The errors of etcd, each with one line for a person, and why a call failed: etcd's own answers, and what really
+answers at an endpoint."""
 
 from __future__ import annotations
 
+import contextlib
+import enum
+import http.client
+import socket
+import ssl
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from slurm_elastic import typed_json
 from slurm_elastic.errors import SlurmElasticError, UsageError
 from slurm_elastic.rendezvous.records.api import RecordsInterruptedError, RecordsUnreachableError
+from slurm_elastic.rendezvous.records.etcd.config import DEFAULT_PORT, ENVIRONMENT_PREFIX, Endpoint, EtcdConfig
 
 
 class EtcdError(SlurmElasticError):
@@ -48,3 +60,177 @@ class EtcdLeaseExistsError(EtcdError):
 
 class EtcdServerError(EtcdError):
     """An etcd of EtcdServer did not start or did not become ready."""
+
+
+_PROBE_SECONDS = 1.0
+UNKNOWN_HOST = "there is no host of this name"
+"""In a finding of `probe_endpoints`."""
+
+
+class Retry(enum.Enum):
+    """The next step after a failed call that is no answer for the caller."""
+
+    OTHER_MEMBER = enum.auto()
+    """The member is lost or slow."""
+    NO_LEADER = enum.auto()
+    """The member is there, but the members are just electing a leader, or it is cut off from the others."""
+    NEW_TOKEN = enum.auto()
+    """The member does not know our token: simple tokens live for minutes, and a restart forgets them."""
+
+
+_CREDENTIALS = f"give {ENVIRONMENT_PREFIX}USER and {ENVIRONMENT_PREFIX}PASSWORD or a credentials file"
+_REFUSALS: tuple[tuple[str, type[EtcdError], str], ...] = (
+    ("requested lease not found", EtcdLeaseLostError, "the etcd lease has expired, and its keys with it"),
+    ("lease already exists", EtcdLeaseExistsError, "an etcd lease with this id exists already"),
+    (
+        "database space exceeded",
+        EtcdNoSpaceError,
+        "the database of etcd at {config} is full (NOSPACE); its administrator has to free space: "
+        "etcdctl compact, etcdctl defrag, etcdctl alarm disarm, or a larger --quota-backend-bytes",
+    ),
+    (
+        "invalid user ID or password",
+        EtcdAuthenticationError,
+        "etcd at {config} does not accept the password of user {config.user!r}; check "
+        f"{ENVIRONMENT_PREFIX}USER and {ENVIRONMENT_PREFIX}PASSWORD or the credentials file",
+    ),
+    ("user name is empty", EtcdAuthenticationError, f"etcd at {{config}} asks for user and password; {_CREDENTIALS}"),
+    (
+        "authentication is not enabled",
+        EtcdAuthenticationError,
+        "etcd at {config} has no authentication; leave out user and password, or etcdctl auth enable",
+    ),
+)
+"""What etcd says when it refuses a request for good (etcd 3.4 and 3.5, etcdserver/api/v3rpc/rpctypes/error.go)."""
+
+
+def diagnose_answer(code: str, details: str, config: EtcdConfig) -> Retry | EtcdError:
+    """Say what a failed call means.
+
+    Args:
+        code: The name of gRPC's status code.
+        details: Its text.
+        config: How the member was called.
+
+    Returns:
+        How to try again, or the error for the caller.
+    """
+    if "invalid auth token" in details or "revision of auth store is old" in details:
+        return Retry.NEW_TOKEN
+    # The last is what a member says that waited for a leader until our deadline; gRPC's own words are others.
+    if any(
+        text in details for text in ("no leader", "leader changed", "request timed out", "context deadline exceeded")
+    ):
+        return Retry.NO_LEADER
+    for text, error, line in _REFUSALS:
+        if text in details:
+            return error(line.format(config=config))
+    if "permission denied" in details:
+        if config.user is None:
+            return EtcdPermissionError(
+                f"etcd at {config} denies the keys under {config.prefix} without a user; {_CREDENTIALS}"
+            )
+        return EtcdPermissionError(
+            f"etcd at {config} denies user {config.user!r} the keys under {config.prefix}; "
+            f"etcdctl role grant-permission --prefix=true ROLE readwrite {config.prefix}, or choose another key_prefix"
+        )
+    if code == "UNIMPLEMENTED":
+        return EtcdEndpointError(f"what answers at {config} has no etcd v3 API; slurm_elastic needs etcd 3.4 or later")
+    if code in ("UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED", "ABORTED", "INTERNAL", "UNKNOWN"):
+        return Retry.OTHER_MEMBER
+    if code == "RESOURCE_EXHAUSTED" and "too many requests" in details:
+        return Retry.OTHER_MEMBER
+    return EtcdError(f"etcd at {config} refused a request: {details or code}")
+
+
+def short_reason(code: str, details: str) -> str:
+    """Return a few words for a lost member's line in the log."""
+    if code == "DEADLINE_EXCEEDED":
+        return "no answer in time"
+    return details.rpartition(": ")[2].strip().rstrip(".").lower() or code.lower()
+
+
+def probe_endpoints(config: EtcdConfig, check: Callable[[], None]) -> dict[Endpoint, str]:
+    """Look at what answers at endpoints that gRPC could not talk to.
+
+    Args:
+        config: The endpoints, and how they should be.
+        check: Called every 0.1 s while the probes take their time; may raise.
+
+    Returns:
+        For each endpoint where something is wrong: what, and how to fix it. One that is down or slow is not
+        in it.
+    """
+    findings: dict[Endpoint, str] = {}
+
+    def probe(endpoint: Endpoint) -> None:
+        if finding := _probe_endpoint(endpoint, config):
+            findings[endpoint] = finding
+
+    threads = [threading.Thread(target=probe, args=(endpoint,), daemon=True) for endpoint in config.endpoints]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        while thread.is_alive():
+            thread.join(0.1)
+            check()
+    return findings
+
+
+def _probe_endpoint(endpoint: Endpoint, config: EtcdConfig) -> str | None:
+    """Ask for etcd's version, which it tells over HTTP/1 at the port where it speaks gRPC.
+
+    gRPC's own words say too little (grpcio 1.85: "Socket closed" with TLS on one side only, whichever it is).
+    """
+    connected = False
+    try:
+        with contextlib.closing(_http_connection(endpoint, config)) as connection:
+            connection.connect()
+            connected = True
+            connection.request("GET", "/version")
+            # With TLS 1.3 a missing client certificate is refused only after the handshake, at the first read.
+            version = str(typed_json.loads(connection.getresponse().read(4096))["etcdserver"])
+    except ssl.SSLCertVerificationError as error:
+        return (
+            f"{endpoint}: its certificate is not accepted ({error.verify_message}); "
+            "give the authority that signed it as ca_cert and a host name that the certificate carries"
+        )
+    except ssl.SSLError as error:
+        text = (error.reason or str(error)).lower().replace("_", " ")
+        if "certificate" in text:
+            return f"{endpoint} does not accept our certificate ({text}); give ssl_cert and ssl_cert_key it trusts"
+        return f"{endpoint} does not speak TLS ({text}); write etcd:// instead of etcds://, or check the port"
+    except socket.gaierror as error:
+        # EAI_AGAIN is a name server that does not answer, which may do so later.
+        unknown = error.errno in (socket.EAI_NONAME, socket.EAI_NODATA)
+        return f"{endpoint}: {UNKNOWN_HOST}; check the endpoint" if unknown else None
+    except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError) as error:
+        if not connected or isinstance(error, TimeoutError):
+            return None
+        if not config.tls and _speaks_tls(endpoint):
+            return f"{endpoint} speaks TLS; write etcds:// instead of etcd:// and give its authority as ca_cert"
+        return f"something else than etcd answers at {endpoint}; give etcd's client port, usually {DEFAULT_PORT}"
+    if version.partition(".")[0] in ("0", "1", "2"):
+        return f"etcd {version} at {endpoint} has the v2 API only; slurm_elastic needs etcd 3.4 or later"
+    return None
+
+
+def _http_connection(endpoint: Endpoint, config: EtcdConfig) -> http.client.HTTPConnection:
+    if not config.tls:
+        return http.client.HTTPConnection(endpoint.host, endpoint.port, timeout=_PROBE_SECONDS)
+    context = ssl.create_default_context(cafile=str(config.ca_cert) if config.ca_cert else None)
+    if config.ssl_cert:
+        context.load_cert_chain(config.ssl_cert, config.ssl_cert_key)
+    return http.client.HTTPSConnection(endpoint.host, endpoint.port, timeout=_PROBE_SECONDS, context=context)
+
+
+def _speaks_tls(endpoint: Endpoint) -> bool:
+    with contextlib.suppress(OSError):
+        return bool(ssl.get_server_certificate((endpoint.host, endpoint.port), timeout=_PROBE_SECONDS))
+    return False
+
+
+def system_authorities() -> bytes | None:
+    """Return the certificate authorities that this system trusts; None to leave the choice to gRPC."""
+    path = ssl.get_default_verify_paths().cafile
+    return None if path is None else Path(path).read_bytes()

@@ -9,34 +9,90 @@ is away; its messages are used.
 from __future__ import annotations
 
 import contextlib
+import functools
+import importlib
 import logging
 import os
 import random
+import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from slurm_elastic.rendezvous.records.etcd._stubs import load_rpc
+from slurm_elastic.environment import changed_environment
+from slurm_elastic.errors import UsageError
 from slurm_elastic.rendezvous.records.etcd.config import Endpoint, EtcdConfig
-from slurm_elastic.rendezvous.records.etcd.diagnosis import (
-    Retry,
-    diagnose_answer,
-    is_unknown_host,
-    probe_endpoints,
-    short_reason,
-    system_authorities,
-)
 from slurm_elastic.rendezvous.records.etcd.errors import (
+    UNKNOWN_HOST,
     EtcdEndpointError,
     EtcdError,
     EtcdInterruptedError,
     EtcdUnavailableError,
     EtcdUnknownHostError,
+    Retry,
+    diagnose_answer,
+    probe_endpoints,
+    short_reason,
+    system_authorities,
 )
 
 logger = logging.getLogger(__name__)
+
+_IMPLEMENTATION = "PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION"
+_SETTINGS = {
+    # gRPC's core writes to stderr by itself, for example at each failed TLS handshake. We report each failure, once.
+    "GRPC_VERBOSITY": "NONE",
+    # Otherwise gRPC (1.85) starts its threads anew in every forked child. The process that serves the workers' store
+    # closes the descriptors that those threads wait on, and gRPC aborts it. No child of an agent calls etcd.
+    "GRPC_ENABLE_FORK_SUPPORT": "0",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Rpc:
+    """The modules behind etcd's API.
+
+    Attributes:
+        grpc: The module grpc.
+        etcd: The messages of etcd's API, etcd3.etcdrpc.
+    """
+
+    grpc: Any
+    etcd: Any
+
+
+@functools.cache
+def load_rpc() -> Rpc:
+    """Import etcd3, and with it grpc and protobuf, which no other function does, and return what it brings.
+
+    The generated code in etcd3 0.12.0 predates protobuf 4 and is refused by its C implementation ("Descriptors cannot
+    be created directly"); protobuf's pure Python implementation takes it. Which of the two a process gets is decided by
+    PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION at protobuf's first import and never again. So the variable is set for that
+    one import and taken out again, and no worker that uses protobuf itself inherits the slow one.
+
+    Raises:
+        UsageError: protobuf is in this process already, in an implementation that etcd3 cannot use, or etcd3 is
+            not installed.
+    """
+    module = sys.modules.get("google.protobuf.internal.api_implementation")
+    if module is not None and (loaded := str(module.Type())) != "python":
+        raise UsageError(
+            f"protobuf is already imported in its {loaded!r} implementation, with which etcd3 does not work; "
+            f"set {_IMPLEMENTATION}=python in the environment of this program, or connect to etcd before anything "
+            "else imports protobuf"
+        )
+    defaults = {name: os.environ.get(name, value) for name, value in _SETTINGS.items()}
+    try:
+        with changed_environment({_IMPLEMENTATION: "python", **defaults}), warnings.catch_warnings():
+            # The age of the generated code again; one warning for each field of each message.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            return Rpc(grpc=importlib.import_module("grpc"), etcd=importlib.import_module("etcd3.etcdrpc"))
+    except ImportError as error:
+        raise UsageError(f"cannot import etcd3, the client of etcd ({error}); pip install etcd3") from error
+
 
 _FIRST_SECONDS = 1.0
 """How long each of the first two attempts at each member may take.
@@ -305,7 +361,7 @@ class Connection:
             self._findings = probe_endpoints(self.config, limits.check)
             self._failing.update(self._findings)
             if len(self._findings) == len(self._members):
-                unknown = all(map(is_unknown_host, self._findings.values()))
+                unknown = all(UNKNOWN_HOST in finding for finding in self._findings.values())
                 error = EtcdUnknownHostError if unknown else EtcdEndpointError
                 raise error(f"cannot use etcd: {self._reasons()}") from None
         if time.monotonic() >= deadline:

@@ -20,13 +20,18 @@ again.
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import json
 import logging
+import secrets
 import threading
 import time
+import zlib
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 from urllib.parse import quote
 
+from slurm_elastic import typed_json
 from slurm_elastic.rendezvous.records.api import (
     Record,
     RecordsError,
@@ -35,12 +40,10 @@ from slurm_elastic.rendezvous.records.api import (
     RunDirRecords,
     Situation,
 )
-from slurm_elastic.rendezvous.records.etcd.client import EtcdClient
+from slurm_elastic.rendezvous.records.etcd.client import EtcdClient, KeyValue, TransactionResult, get, put, unchanged
 from slurm_elastic.rendezvous.records.etcd.config import EtcdConfig
 from slurm_elastic.rendezvous.records.etcd.errors import EtcdError
-from slurm_elastic.rendezvous.records.etcd.signed_values import signed_value, verified
-from slurm_elastic.rendezvous.records.etcd.transactions import KeyValue, TransactionResult, get, put, unchanged
-from slurm_elastic.rundir import RunDir
+from slurm_elastic.rundir import RunDir, is_signature, signature
 from slurm_elastic.text import printable
 
 logger = logging.getLogger(__name__)
@@ -59,42 +62,16 @@ _HURRIED_SECONDS = 2.0
 _FOREIGN_KEYS = 16
 """Keys of other programs that the log names."""
 
+_CONTEXT = b"slurm_elastic etcd record 1\0"
+_DIGEST_BYTES = hashlib.sha256().digest_size
+_LARGE = 1 << 16
+"""Bytes of JSON from which on a value is compressed: etcd takes requests of 1.5 MiB at most (--max-request-bytes)."""
+
 _T = TypeVar("_T")
 
 
-def open_etcd_records(
-    config: EtcdConfig,
-    run_dir: RunDir,
-    incarnation: str,
-    *,
-    limit: float,
-    interrupted: Callable[[], bool] = lambda: False,
-) -> EtcdRecords:
-    """Connect to etcd and open the records of a run there.
-
-    Args:
-        config: How to reach etcd.
-        run_dir: The run directory, opened; it has the run's secret and the copy.
-        incarnation: The incarnation of the caller.
-        limit: Seconds that calls wait for an answer, and after which a silent etcd counts as lost.
-        interrupted: Called every 0.1 s while the main thread waits; True ends that wait.
-
-    Raises:
-        UsageError: The endpoint is no etcd, or etcd refuses user, password or certificate, or the run's secret cannot
-            be read.
-        RecordsError: etcd does not answer, or is full.
-    """
-    records = EtcdRecords(config, run_dir, incarnation, limit, interrupted)
-    try:
-        records.enter(min(limit, _START_SECONDS))
-    except BaseException:
-        records.close()
-        raise
-    return records
-
-
 class EtcdRecords:
-    """Keeps the records of one incarnation in etcd; see :class:`~slurm_elastic.rendezvous.records.api.Records`.
+    """Keeps the records of one incarnation in etcd; see :class:`~slurm_elastic.rendezvous.records.api.RunDirRecords`.
 
     Args:
         config: How to reach etcd.
@@ -103,13 +80,23 @@ class EtcdRecords:
         limit: Seconds that calls wait for an answer, and after which a silent etcd counts as lost.
         interrupted: Called every 0.1 s while the main thread waits; True ends that wait.
 
+    Raises:
+        UsageError: The endpoint is no etcd, or etcd refuses user, password or certificate, or the run's secret cannot
+            be read.
+        RecordsError: etcd does not answer, or is full.
+
     Attributes:
         client: The client.
         written: Signed records of this agent, by key, that it writes again if etcd loses them.
     """
 
     def __init__(
-        self, config: EtcdConfig, run_dir: RunDir, incarnation: str, limit: float, interrupted: Callable[[], bool]
+        self,
+        config: EtcdConfig,
+        run_dir: RunDir,
+        incarnation: str,
+        limit: float,
+        interrupted: Callable[[], bool] = lambda: False,
     ) -> None:
         self.prefix = config.run_prefix(run_dir.run_id)
         self._secret, self._limit, self._interrupted = run_dir.secret(), limit, interrupted
@@ -128,13 +115,14 @@ class EtcdRecords:
         self.client = EtcdClient(config)
         # An agent asks for the lease when it writes; most agents never write, and only renew it.
         self._lease = self.client.shared_lease(self.prefix, int(min(LEASE_SECONDS, max(5.0, limit))), self._heard)
+        try:
+            self.enter(min(limit, _START_SECONDS))
+        except BaseException:
+            self.close()
+            raise
 
     def enter(self, timeout: float) -> None:
-        """Check that etcd can be used, and read by the same request all records that an agent needs when it starts.
-
-        Raises:
-            EtcdError: etcd cannot be used; the subclass says why.
-        """
+        """Check that etcd can be used, and read by the same request all records that an agent needs when it starts."""
         etcd = self.client.limited(timeout, self._interrupted)
         records = self._opened(etcd.connect(get(self.prefix, prefix=True)))
         # The answer to each question that an agent asks soon after, once.
@@ -147,7 +135,7 @@ class EtcdRecords:
         self.client.connection.quiet = True
 
     def newest_epoch(self, *, can_wait: bool = True) -> int | None:
-        """See Records."""
+        """See RunDirRecords."""
         copied = self._copied(self._copy.newest_epoch, None)
         try:
             # Without the copy only etcd has the answer, so this call waits for it all the same.
@@ -161,7 +149,7 @@ class EtcdRecords:
         return _newest([*(int(key.removeprefix(self._epochs)) for key in epochs), copied])
 
     def claim_epoch(self, number: int, record: Record) -> bool:
-        """See Records."""
+        """See RunDirRecords."""
         self._opening.clear()
         self.written.clear()
         self._leads = lambda: (self.newest_epoch() or number) <= number
@@ -172,36 +160,36 @@ class EtcdRecords:
         return False
 
     def epoch(self, number: int) -> Record | None:
-        """See Records."""
+        """See RunDirRecords."""
         record = self._get(f"{self._epochs}{number:06d}")
         return record if record is not None else self._copied(lambda: self._copy.epoch(number), None)
 
     def publish_endpoint(self, record: Record) -> None:
-        """See Records."""
+        """See RunDirRecords."""
         self._put(self._endpoint, record)
         # For `slurm-elastic drain` and the like, which know the run directory only.
         self._copied(lambda: self._copy.publish_endpoint(record), None)
 
     def endpoint(self) -> Record | None:
-        """See Records."""
+        """See RunDirRecords."""
         return self._get(self._endpoint)
 
     def claim_round(self, number: int, record: Record) -> bool:
-        """See Records."""
+        """See RunDirRecords."""
         entry = {"number": number, "record": record}
         won = self._replace(_ROUND, entry, lambda there: int(there["number"]) < number)
         return won and self._copied(lambda: self._copy.claim_round(number, record), True)
 
     def last_round(self) -> int | None:
-        """See Records."""
+        """See RunDirRecords."""
         return self._last(self._get(_ROUND))
 
     def round(self, number: int) -> Record | None:
-        """See Records."""
+        """See RunDirRecords."""
         return self._record(self._get(_ROUND), number)
 
     def situation(self, known_round: int | None = None) -> Situation:
-        """See Records."""
+        """See RunDirRecords."""
         records = self._fresh(self._endpoint, _ROUND)
         if not records or self._endpoint not in records:
             # A leader may have come since then.
@@ -217,7 +205,7 @@ class EtcdRecords:
         )
 
     def mark_done(self, record: Record) -> bool:
-        """See Records. The copy is enough, so the end of a run does not wait for etcd."""
+        """See RunDirRecords. The copy is enough, so the end of a run does not wait for etcd."""
         try:
             first = self._copy.mark_done(record)
         except RecordsError as error:
@@ -234,32 +222,32 @@ class EtcdRecords:
         return first
 
     def is_done(self) -> bool:
-        """See Records."""
+        """See RunDirRecords."""
         if self._copied(self._copy.is_done, False):
             return True
         records = self._fresh(_DONE)
         return bool(self._read(_DONE) if records is None else records)
 
     def publish_failure(self, record: Record) -> None:
-        """See Records. The copy alone is enough, so the end of a run does not wait for etcd."""
+        """See RunDirRecords. The copy alone is enough, so the end of a run does not wait for etcd."""
         self._copied(lambda: self._copy.publish_failure(record), None)
         with contextlib.suppress(RecordsError):
             self._put(f"{self._own}failure", record, can_wait=False)
 
     def failure(self) -> Record | None:
-        """See Records."""
+        """See RunDirRecords."""
         return self._get(f"{self._own}failure")
 
     def on_loss(self, report: Callable[[RecordsError], None]) -> None:
-        """See Records."""
+        """See RunDirRecords."""
         self._lost = report
 
     def stop_waiting(self) -> None:
-        """See Records."""
+        """See RunDirRecords."""
         self._ending.set()
 
     def close(self) -> None:
-        """See Records. The lease expires unless other agents renew it."""
+        """See RunDirRecords. The lease expires unless other agents renew it."""
         self.client.close()
 
     def _fresh(self, *keys: str) -> Mapping[str, Record] | None:
@@ -416,3 +404,26 @@ def _newest(numbers: list[int | None]) -> int | None:
 def _name(pair: KeyValue) -> str:
     """Return a key as text; bytes that are no UTF-8, which this project never writes, as escape sequences."""
     return pair.key.decode(errors="backslashreplace")
+
+
+def signed_value(secret: bytes, key: str, record: Mapping[str, Any]) -> bytes:
+    """Return a record as the value of a key.
+
+    It has a random number, so that a writer whose answer was lost recognizes its own value.
+    """
+    content = json.dumps({"record": record, "nonce": secrets.token_hex(8)}).encode()
+    if len(content) >= _LARGE:
+        # A level that takes as long as the JSON itself; higher ones save little.
+        content = zlib.compress(content, 3)
+    return signature(secret, _CONTEXT, key, content) + content
+
+
+def verified(secret: bytes, key: str, value: bytes) -> dict[str, Any] | None:
+    """Return the record that is the value of a key; None if it was signed with another secret or for another key."""
+    digest, content = value[:_DIGEST_BYTES], value[_DIGEST_BYTES:]
+    if not is_signature(digest, secret, _CONTEXT, key, content):
+        return None
+    # JSON begins with a brace, what was compressed does not (RFC 1950).
+    plain = content if content.startswith(b"{") else zlib.decompress(content)
+    record: dict[str, Any] = typed_json.loads(plain)["record"]
+    return record

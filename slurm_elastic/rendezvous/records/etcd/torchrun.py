@@ -20,6 +20,6 @@ def handler_factory() -> Callable[[RendezvousParameters], RendezvousHandler]:
 
 
 def _create_handler(params: RendezvousParameters) -> RendezvousHandler:
-    from slurm_elastic.rendezvous.records.etcd.backend import create_handler
+    from slurm_elastic.rendezvous.records.etcd.store import create_handler
 
     return create_handler(params)

@@ -12,13 +12,14 @@ from typing import Any, TypeVar
 import pytest
 
 from slurm_elastic.rendezvous.connect import RendezvousConfig, connect
-from slurm_elastic.rendezvous.election.policy import default_leader_limit
-from slurm_elastic.rendezvous.leader_events import LeaderEvent
-from slurm_elastic.rendezvous.membership import Decision, Reason, WorkerFailure
+from slurm_elastic.rendezvous.election.campaign import default_leader_limit
+from slurm_elastic.rendezvous.election.events import LeaderEvent
+from slurm_elastic.rendezvous.membership.agents import Reason, WorkerFailure
+from slurm_elastic.rendezvous.membership.events import Decision, Interrupted
 from slurm_elastic.rendezvous.options import RendezvousOptions
 from slurm_elastic.rendezvous.records.api import RunDirRecords
 from slurm_elastic.rendezvous.thread import Coordination
-from slurm_elastic.rendezvous.transport.messages import Assignment, Interrupted
+from slurm_elastic.rendezvous.transport.messages import Assignment
 from slurm_elastic.rundir import RunDir
 from slurm_elastic.slurm import port_sequence
 from tests.local.agents import HANG, eventually

@@ -11,7 +11,8 @@ from slurm_elastic.agent.health.metrics import metrics_page
 from slurm_elastic.agent.health.pages import status_page
 from slurm_elastic.agent.health.state import CHANGE_BUCKETS, AgentState, Readings, RoundInfo, Stage, enter, lost_seconds
 from slurm_elastic.control import WorkerProgress
-from slurm_elastic.rendezvous.membership import Place, Reason
+from slurm_elastic.rendezvous.membership.agents import Reason
+from slurm_elastic.rendezvous.membership.assignment import Place
 from slurm_elastic.rendezvous.transport.messages import Assignment
 from slurm_elastic.slow_ranks import Pace, Score, SlowRank
 

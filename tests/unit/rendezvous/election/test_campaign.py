@@ -9,14 +9,16 @@ import pytest
 from slurm_elastic.rendezvous.election.campaign import (
     CampaignConfig,
     CampaignRecords,
+    LeaderLoss,
     another_has_claimed,
     locate,
     plan,
 )
 from slurm_elastic.rendezvous.election.leader_location import LeaderLocation
-from slurm_elastic.rendezvous.election.policy import LeaderLoss, Successor
-from slurm_elastic.rendezvous.membership import Base, Reason, Settings
+from slurm_elastic.rendezvous.membership.agents import Reason
+from slurm_elastic.rendezvous.membership.config import Base, Settings
 from slurm_elastic.rendezvous.records.api import Situation
+from slurm_elastic.rendezvous.transport.messages import Successor
 
 LOST = LeaderLoss(Reason.NODE_LOST, gone=frozenset({"n1/7.0/1"}), round=3)
 ENDPOINT = {"agent": "n1/7.0/1", "address": "n1", "port": 5, "epoch": 2}
@@ -34,8 +36,9 @@ def situation(incarnation: str = "7.0") -> Situation:
 SEEN = CampaignRecords(2, situation(), {"agent": "n1/7.0/1"})
 
 
-def config(agent: str = "n2/7.0/2", **changes: Any) -> CampaignConfig:
-    return CampaignConfig("7.0", Settings(1, 8, agent=agent), ("n1", "n2"), **changes)
+def config(agent: str = "n2/7.0/2", reason: Reason = Reason.START, **changes: Any) -> CampaignConfig:
+    settings = Settings(1, 8, agent=agent, expected_nodes=("n1", "n2"), first_reason=reason)
+    return CampaignConfig("7.0", settings, **changes)
 
 
 def test_a_term_follows_the_newest_on_record() -> None:
@@ -81,10 +84,10 @@ def test_silent_members_are_named() -> None:
     assert plan(config(), SEEN, loss).settings.silent == {"n1/7.0/1"}
 
 
-@pytest.mark.parametrize(("requeued", "reason"), [(False, Reason.START), (True, Reason.REQUEUED)])
-def test_a_round_of_another_incarnation_is_followed_by_a_first_round(requeued: bool, reason: Reason) -> None:
+@pytest.mark.parametrize("reason", [Reason.START, Reason.REQUEUED])
+def test_a_round_of_another_incarnation_is_followed_by_a_first_round(reason: Reason) -> None:
     seen = CampaignRecords(0, situation("7.9"), None)
-    campaign = plan(config(requeued=requeued), seen, LeaderLoss(Reason.NODE_LOST))
+    campaign = plan(config(reason=reason), seen, LeaderLoss(Reason.NODE_LOST))
     settings = campaign.settings
     assert (campaign.term, settings.first_round, settings.first_reason, settings.base) == (1, 4, reason, None)
     assert settings.expected_nodes == ("n1", "n2")
@@ -93,7 +96,7 @@ def test_a_round_of_another_incarnation_is_followed_by_a_first_round(requeued: b
 def test_records_that_show_an_older_round_than_this_agent_was_in_are_not_those_of_the_run() -> None:
     loss = LeaderLoss(Reason.NODE_LOST, round=4)
     with pytest.raises(ValueError, match=r"^/run shows no round 4, in which this agent was: on n2 it is another"):
-        plan(config(node="n2", directory="/run"), SEEN, loss)
+        plan(config(directory="/run"), SEEN, loss)
 
 
 def test_a_term_that_was_claimed_and_whose_leader_is_not_published_is_seen() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from slurm_elastic.rendezvous.election.follower import Follower
-from slurm_elastic.rendezvous.membership import WorkerFailure
+from slurm_elastic.rendezvous.membership.agents import WorkerFailure
 
 FAILURE = WorkerFailure("n0", "n0", rank=0, exit_code=1)
 

@@ -7,12 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from slurm_elastic.rendezvous.election.actions import Connect, ReadLeaderLocation
-from slurm_elastic.rendezvous.election.events import Join, LinkClosed, Received
+from slurm_elastic.rendezvous.election.events import Connect, Join, LinkClosed, ReadLeaderLocation, Received
 from slurm_elastic.rendezvous.election.leader_location import Answer, LeaderLocation
-from slurm_elastic.rendezvous.election.policy import Successor
 from slurm_elastic.rendezvous.election.state import Search
-from slurm_elastic.rendezvous.transport.connect import Endpoint
+from slurm_elastic.rendezvous.transport.messages import Endpoint, Successor
 from tests.unit.rendezvous.helpers.election import (
     CANDIDATE,
     FIRST,

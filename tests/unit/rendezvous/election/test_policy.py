@@ -4,15 +4,15 @@ import math
 
 import pytest
 
-from slurm_elastic.rendezvous.election.policy import (
+from slurm_elastic.rendezvous.election.campaign import (
     FENCE,
     campaign_delay,
     default_leader_limit,
     first_question_delay,
-    newest_order,
     search_pause,
 )
-from slurm_elastic.rendezvous.membership import Settings
+from slurm_elastic.rendezvous.election.leader_location import newest_order
+from slurm_elastic.rendezvous.membership.config import Settings
 from slurm_elastic.rendezvous.membership.state import initial_state
 
 ORDER = ("a", "b", "c")

@@ -7,17 +7,10 @@ from typing import TypeVar
 
 import pytest
 
-from slurm_elastic.rendezvous import membership
 from slurm_elastic.rendezvous.election import term
-from slurm_elastic.rendezvous.election.term_events import (
-    AgentsEnded,
-    AgentsGone,
-    ProbeMembers,
-    TermAction,
-    TermEvent,
-    Wake,
-)
-from slurm_elastic.rendezvous.membership import Base, Joined, Settings, SignsOfLife
+from slurm_elastic.rendezvous.election.term import AgentsEnded, AgentsGone, ProbeMembers, TermAction, TermEvent, Wake
+from slurm_elastic.rendezvous.membership.config import Base, Settings
+from slurm_elastic.rendezvous.membership.events import Connected, Joined, SignsOfLife, Tick
 from tests.unit.rendezvous.helpers.scenario import candidate
 
 Kind = TypeVar("Kind", bound=TermAction)
@@ -30,7 +23,7 @@ class Play:
         self.now = 1000.0
         options = {"min_nodes": 1, "max_nodes": 8, "agent": "n1", **settings}
         self.term = term.initial_term(7, Settings(**options), self.now)  # type: ignore[arg-type]
-        self.on(membership.Tick())
+        self.on(Tick())
 
     def on(self, event: TermEvent) -> list[TermAction]:
         self.term, actions = term.step(self.term, event, self.now)
@@ -89,7 +82,7 @@ def test_members_that_come_one_after_the_other_are_not_all_looked_at_each_time(a
     play = Play(base=base, first_round=5, claimed=False, agent=agent, max_nodes=count)
     # One of those that come last has the first rank.
     for name in reversed([*members]):
-        play.on(membership.Connected(name, running=None))
+        play.on(Connected(name, running=None))
         play.join(name)
     assert play.term.membership.claiming
     assert Members.walks < 20

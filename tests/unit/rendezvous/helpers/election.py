@@ -8,29 +8,36 @@ import math
 from collections.abc import Callable
 
 from slurm_elastic.rendezvous.election import machine
-from slurm_elastic.rendezvous.election.actions import (
+from slurm_elastic.rendezvous.election.campaign import CampaignConfig, CampaignRecords, LeaderLoss
+from slurm_elastic.rendezvous.election.events import (
     Action,
+    CampaignRecordsRead,
     CancelConnect,
     Connect,
-    ReadCampaignRecords,
-    ReadLeaderLocation,
-)
-from slurm_elastic.rendezvous.election.campaign import CampaignConfig, CampaignRecords
-from slurm_elastic.rendezvous.election.events import (
-    CampaignRecordsRead,
     Event,
     LeaderLocationRead,
     LinkFailed,
     LinkOpened,
+    ReadCampaignRecords,
+    ReadLeaderLocation,
     Tick,
 )
 from slurm_elastic.rendezvous.election.leader_location import Answer, LeaderLocation, Leadership
-from slurm_elastic.rendezvous.election.policy import LeaderLoss, Successor
-from slurm_elastic.rendezvous.election.state import Election, ElectionConfig, Preparing, Search, initial_election
-from slurm_elastic.rendezvous.membership import AgentInfo, Place, Reason, Settings, replace
+from slurm_elastic.rendezvous.election.state import (
+    Campaigning,
+    Election,
+    ElectionConfig,
+    Leading,
+    Preparing,
+    Search,
+    initial_election,
+)
+from slurm_elastic.rendezvous.membership.agents import AgentInfo, Reason
+from slurm_elastic.rendezvous.membership.assignment import Place
+from slurm_elastic.rendezvous.membership.config import Settings
+from slurm_elastic.rendezvous.membership.persistent import replace
 from slurm_elastic.rendezvous.records.api import Situation
-from slurm_elastic.rendezvous.transport.connect import Endpoint
-from slurm_elastic.rendezvous.transport.messages import Assignment
+from slurm_elastic.rendezvous.transport.messages import Assignment, Endpoint, Successor
 
 OWN: Endpoint = ("127.0.0.1", 9)
 
@@ -64,6 +71,17 @@ RECORDED = Situation(
 )
 """That round, as the records show it."""
 CANDIDATE = AgentInfo("n3/0.0/3", "n3", 2, 1, "trainer", "n3", 1)
+
+
+def role(election: Election) -> str:
+    """What an agent does in the election."""
+    if election.over:
+        return "stopped"
+    if isinstance(election.campaign, Leading):
+        return "leading"
+    if isinstance(election.campaign, Campaigning):
+        return "campaigning"
+    return "searching" if election.link is None else "following"
 
 
 class Play:

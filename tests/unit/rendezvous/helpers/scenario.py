@@ -4,22 +4,12 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
-from slurm_elastic.rendezvous.membership import (
-    AgentInfo,
-    Decision,
-    Event,
-    Joined,
-    Send,
-    Settings,
-    SignsOfLife,
-    State,
-    Tick,
-    WorkerFailed,
-    WorkerFailure,
-    initial_state,
-    next_deadline,
-    step,
-)
+from slurm_elastic.rendezvous.membership.advance import next_deadline
+from slurm_elastic.rendezvous.membership.agents import AgentInfo, WorkerFailure
+from slurm_elastic.rendezvous.membership.config import Settings
+from slurm_elastic.rendezvous.membership.events import Decision, Event, Joined, Send, SignsOfLife, Tick, WorkerFailed
+from slurm_elastic.rendezvous.membership.machine import step
+from slurm_elastic.rendezvous.membership.state import State, initial_state
 
 Kind = TypeVar("Kind")
 

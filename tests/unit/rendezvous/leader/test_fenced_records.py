@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from slurm_elastic.rendezvous.leader.fenced_records import FencedRecords, newest_endpoint
-from slurm_elastic.rendezvous.membership import AgentInfo, Reason
+from slurm_elastic.rendezvous.membership.agents import AgentInfo, Reason
 from slurm_elastic.rendezvous.membership.assignment import build_table
 from slurm_elastic.rendezvous.records.api import RunDirRecords, Situation
 from slurm_elastic.rundir import RunDir

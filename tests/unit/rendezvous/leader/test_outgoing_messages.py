@@ -5,20 +5,24 @@ from __future__ import annotations
 from typing import cast
 
 from slurm_elastic.rendezvous.leader.agent_connections import AgentConnections
-from slurm_elastic.rendezvous.leader.outgoing_messages import send_decision
-from slurm_elastic.rendezvous.membership import (
+from slurm_elastic.rendezvous.leader.leader import send_decision
+from slurm_elastic.rendezvous.membership.agents import LeaveReason
+from slurm_elastic.rendezvous.membership.events import (
     Decision,
+    Ended,
     Finish,
     Held,
+    Holding,
     Joined,
-    LeaveReason,
     Leaving,
     Left,
     Outcome,
     Publish,
     Resign,
+    Resigned,
+    Stopping,
 )
-from slurm_elastic.rendezvous.transport.messages import Assignment, Ended, Holding, LeaderMessage, Resigned, Stopping
+from slurm_elastic.rendezvous.transport.messages import Assignment, LeaderMessage
 from tests.unit.rendezvous.helpers.scenario import Scenario, candidate, only, sent
 
 

@@ -6,8 +6,13 @@ from collections.abc import Callable
 import pytest
 
 from slurm_elastic.rendezvous.leader.status_collector import StatusCollector
-from slurm_elastic.rendezvous.requests import StatusAnswer, StatusPart, StatusReport, StatusRequested
-from slurm_elastic.rendezvous.transport.messages import LeaderMessage
+from slurm_elastic.rendezvous.transport.messages import (
+    LeaderMessage,
+    StatusAnswer,
+    StatusPart,
+    StatusReport,
+    StatusRequested,
+)
 from tests.unit.rendezvous.helpers import virtual_time
 
 

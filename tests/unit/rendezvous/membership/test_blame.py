@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from slurm_elastic.rendezvous.membership import Collective, WorkerPosition
-from slurm_elastic.rendezvous.membership.stragglers import find_stragglers
+from slurm_elastic.rendezvous.membership.stragglers import Collective, WorkerPosition, find_stragglers
 
 
 @pytest.mark.parametrize(

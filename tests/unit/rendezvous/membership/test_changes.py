@@ -6,8 +6,9 @@ import dataclasses
 
 import pytest
 
-from slurm_elastic.rendezvous.membership import Settings, initial_state
-from slurm_elastic.rendezvous.membership._persistent import replace
+from slurm_elastic.rendezvous.membership.config import Settings
+from slurm_elastic.rendezvous.membership.persistent import replace
+from slurm_elastic.rendezvous.membership.state import initial_state
 
 
 def test_changes_what_the_standard_library_would() -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from slurm_elastic.rendezvous.membership import Disconnected, SignsOfLife, Tick, next_deadline
+from slurm_elastic.rendezvous.membership.advance import next_deadline
+from slurm_elastic.rendezvous.membership.events import Disconnected, SignsOfLife, Tick
 from tests.unit.rendezvous.helpers.scenario import Scenario
 
 

@@ -8,7 +8,10 @@ import msgspec
 import pytest
 
 from slurm_elastic.rendezvous.leader.fenced_records import last_round
-from slurm_elastic.rendezvous.membership import Base, Joined, Reason, build_table
+from slurm_elastic.rendezvous.membership.agents import Reason
+from slurm_elastic.rendezvous.membership.assignment import build_table
+from slurm_elastic.rendezvous.membership.config import Base
+from slurm_elastic.rendezvous.membership.events import Joined
 from slurm_elastic.rendezvous.records.api import Situation
 from slurm_elastic.rendezvous.transport.messages import INVENTORY_LIMIT, MessageError, decode_agent_message, encode
 from tests.unit.rendezvous.helpers.scenario import candidate

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from slurm_elastic.rendezvous.membership._persistent import NamedMap, NameSet
+from slurm_elastic.rendezvous.membership.persistent import NamedMap, NameSet
 
 
 @pytest.mark.parametrize("size", [0, 1, 64, 65, 1000])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from slurm_elastic.rendezvous.membership import seconds_to_stop
+from slurm_elastic.rendezvous.membership.planned_stop import seconds_to_stop
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from itertools import chain, combinations, product
 
 import pytest
 
-from slurm_elastic.rendezvous.membership import Base, OnTie, has_quorum, unaccounted
+from slurm_elastic.rendezvous.membership.config import Base, OnTie, has_quorum, unaccounted
 
 NAMES = ("a", "b", "c", "d", "e")
 

@@ -11,22 +11,11 @@ import pytest
 
 from slurm_elastic.rendezvous import membership
 from slurm_elastic.rendezvous.election import term
-from slurm_elastic.rendezvous.election.term import Term
-from slurm_elastic.rendezvous.election.term_events import CarryOut, RecordsAction, RecordsAnswered
-from slurm_elastic.rendezvous.membership import (
-    AgentInfo,
-    Base,
-    Connected,
-    Disconnected,
-    Event,
-    Held,
-    Joined,
-    Phase,
-    Returning,
-    Settings,
-    Tick,
-    initial_state,
-)
+from slurm_elastic.rendezvous.election.term import CarryOut, RecordsAction, RecordsAnswered, Term
+from slurm_elastic.rendezvous.membership.agents import AgentInfo
+from slurm_elastic.rendezvous.membership.config import Base, Settings
+from slurm_elastic.rendezvous.membership.events import Connected, Disconnected, Event, Held, Joined, Returning, Tick
+from slurm_elastic.rendezvous.membership.state import Phase, initial_state
 
 PACKAGE = str(Path(membership.__file__).parent)
 GROWTH = 4.5

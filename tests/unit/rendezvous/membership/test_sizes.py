@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from slurm_elastic.rendezvous.membership import Settings
+from slurm_elastic.rendezvous.membership.config import Settings
 
 
 @pytest.mark.parametrize(

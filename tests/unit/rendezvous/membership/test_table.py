@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from slurm_elastic.rendezvous.membership import Reason, build_table
+from slurm_elastic.rendezvous.membership.agents import Reason
+from slurm_elastic.rendezvous.membership.assignment import build_table
 from tests.unit.rendezvous.helpers.scenario import candidate
 
 

@@ -5,7 +5,8 @@ import logging
 
 import pytest
 
-from slurm_elastic.rendezvous.transport.drop_log import OTHERS, DropLog, FaultLog
+from slurm_elastic.rendezvous.leader.agent_connections import OTHERS, DropLog
+from slurm_elastic.rendezvous.thread import FaultLog
 from slurm_elastic.text import printable
 
 

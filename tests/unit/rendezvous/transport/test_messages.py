@@ -4,48 +4,43 @@ import json
 
 import pytest
 
-from slurm_elastic.rendezvous.election.policy import Successor
-from slurm_elastic.rendezvous.membership import (
-    AgentInfo,
+from slurm_elastic.rendezvous.membership.agents import AgentInfo, LeaveReason, Reason, WorkerFailure
+from slurm_elastic.rendezvous.membership.assignment import Place
+from slurm_elastic.rendezvous.membership.events import (
     Closed,
     Connected,
+    Ended,
     Finished,
     Held,
+    Holding,
+    Interrupted,
     Joined,
-    LeaveReason,
     Leaving,
     Left,
     Outcome,
-    Place,
     Ponged,
-    Reason,
+    Probed,
+    Resigned,
+    Stopping,
+    Waiting,
     WorkerFailed,
-    WorkerFailure,
 )
-from slurm_elastic.rendezvous.requests import (
+from slurm_elastic.rendezvous.transport.messages import (
     REPORT_LIMIT,
+    AgentMessage,
+    Assignment,
+    Heartbeat,
+    LeaderMessage,
     LeaveAnswer,
     LeaveRequest,
     LeaveRequested,
+    MessageError,
     StatusAnswer,
     StatusPart,
     StatusReport,
     StatusRequest,
     StatusRequested,
-)
-from slurm_elastic.rendezvous.transport.messages import (
-    AgentMessage,
-    Assignment,
-    Ended,
-    Heartbeat,
-    Holding,
-    Interrupted,
-    LeaderMessage,
-    MessageError,
-    Probed,
-    Resigned,
-    Stopping,
-    Waiting,
+    Successor,
     decode_agent_message,
     decode_leader_message,
     encode,

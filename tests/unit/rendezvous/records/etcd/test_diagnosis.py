@@ -4,13 +4,15 @@ import pytest
 
 from slurm_elastic.errors import UsageError
 from slurm_elastic.rendezvous.records.etcd.config import Endpoint, EtcdConfig
-from slurm_elastic.rendezvous.records.etcd.diagnosis import Retry, diagnose_answer, short_reason
 from slurm_elastic.rendezvous.records.etcd.errors import (
     EtcdEndpointError,
     EtcdError,
     EtcdLeaseExistsError,
     EtcdLeaseLostError,
     EtcdPermissionError,
+    Retry,
+    diagnose_answer,
+    short_reason,
 )
 
 CONFIG = EtcdConfig((Endpoint("a", 1),), user="me", password="secret")

@@ -2,8 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from slurm_elastic.rendezvous.records.etcd.client import shared_lease_id
-from slurm_elastic.rendezvous.records.etcd.transactions import prefix_end
+from slurm_elastic.rendezvous.records.etcd.client import prefix_end, shared_lease_id
 
 
 @pytest.mark.parametrize(

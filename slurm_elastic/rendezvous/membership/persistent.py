@@ -9,7 +9,7 @@ from collections.abc import ItemsView, Iterable, Iterator, Mapping, ValuesView
 from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-__all__ = ["replace"]
+__all__ = ["NameSet", "NamedMap", "replace"]
 
 T = TypeVar("T")
 
@@ -48,7 +48,7 @@ _SMALL = 64
 _UNORDERED = (set, frozenset)
 
 
-def _bucket(name: str, buckets: int) -> int:
+def _number(name: str, buckets: int) -> int:
     return 0 if buckets == 1 else zlib.crc32(name.encode(errors="surrogatepass")) % buckets
 
 
@@ -62,30 +62,28 @@ class NamedMap(Mapping[str, _V]):
         self._size = len(entries)
         # Room to grow, or nearly every entry would have them laid out anew.
         count = 1 if self._size <= _SMALL else 2 * math.isqrt(self._size)
-        self._buckets: tuple[dict[str, _V], ...] = (entries,)
-        if count > 1:
-            self._buckets = tuple({} for _ in range(count))
-            for name, value in entries.items():
-                self._buckets[_bucket(name, count)][name] = value
+        self._buckets: tuple[dict[str, _V], ...] = tuple({} for _ in range(count))
+        for name, value in entries.items():
+            self._bucket(name)[name] = value
+
+    def _bucket(self, name: str) -> dict[str, _V]:
+        return self._buckets[_number(name, len(self._buckets))]
 
     def __getitem__(self, name: str) -> _V:
         """See Mapping."""
-        buckets = self._buckets
-        return buckets[0 if len(buckets) == 1 else _bucket(name, len(buckets))][name]
+        return self._bucket(name)[name]
 
     def __contains__(self, name: object) -> bool:
         """See Mapping."""
-        buckets = self._buckets
-        return name in buckets[0 if len(buckets) == 1 else _bucket(cast(str, name), len(buckets))]
+        return name in self._bucket(cast(str, name))
 
     def get(self, name: str, default: Any = None) -> Any:
         """See Mapping."""
-        buckets = self._buckets
-        return buckets[0 if len(buckets) == 1 else _bucket(name, len(buckets))].get(name, default)
+        return self._bucket(name).get(name, default)
 
     def __iter__(self) -> Iterator[str]:
         """See Mapping."""
-        return iter(self._buckets[0]) if len(self._buckets) == 1 else itertools.chain.from_iterable(self._buckets)
+        return itertools.chain.from_iterable(self._buckets)
 
     def values(self) -> ValuesView[_V]:
         """See Mapping."""
@@ -110,29 +108,14 @@ class NamedMap(Mapping[str, _V]):
 
     def set(self, name: str, value: _V) -> NamedMap[_V]:
         """This map with one value more, or another one."""
-        number = _bucket(name, len(self._buckets))
-        bucket = self._buckets[number]
-        size = self._size + (name not in bucket)
-        if size > _SMALL and size > 4 * len(self._buckets) ** 2:
-            return NamedMap({**self._together(), name: value})
-        return self._with(number, {**bucket, name: value}, size)
-
-    def remove(self, name: str) -> NamedMap[_V]:
-        """This map without a name that is in it."""
-        number = _bucket(name, len(self._buckets))
-        bucket = dict(self._buckets[number])
-        del bucket[name]
-        return self._with(number, bucket, self._size - 1)
+        return self.update({name: value})
 
     def update(self, changes: Mapping[str, _V]) -> NamedMap[_V]:
         """This map with other values for some names."""
-        if len(changes) == 1:
-            return self.set(*next(iter(changes.items())))
-        buckets, count = list(self._buckets), len(self._buckets)
+        buckets, count, size = list(self._buckets), len(self._buckets), self._size
         own: set[int] = set()
-        size = self._size
         for name, value in changes.items():
-            number = _bucket(name, count)
+            number = _number(name, count)
             if number not in own:
                 own.add(number)
                 buckets[number] = dict(buckets[number])
@@ -140,14 +123,18 @@ class NamedMap(Mapping[str, _V]):
             buckets[number][name] = value
         if size > _SMALL and size > 4 * count**2:
             return NamedMap({**self._together(), **changes})
+        return self._with(buckets, size)
+
+    def remove(self, name: str) -> NamedMap[_V]:
+        """This map without a name that is in it."""
+        buckets, number = list(self._buckets), _number(name, len(self._buckets))
+        buckets[number] = dict(buckets[number])
+        del buckets[number][name]
+        return self._with(buckets, self._size - 1)
+
+    def _with(self, buckets: list[dict[str, _V]], size: int) -> NamedMap[_V]:
         changed: NamedMap[_V] = object.__new__(NamedMap)
         changed._size, changed._buckets = size, tuple(buckets)
-        return changed
-
-    def _with(self, number: int, bucket: dict[str, _V], size: int) -> NamedMap[_V]:
-        changed: NamedMap[_V] = object.__new__(NamedMap)
-        changed._size = size
-        changed._buckets = (*self._buckets[:number], bucket, *self._buckets[number + 1 :])
         return changed
 
 
@@ -179,7 +166,7 @@ class NameSet(AbstractSet[str]):
         return f"NameSet({sorted(self)})"
 
     def __hash__(self) -> int:
-        """Equal to that of a frozenset."""
+        """Equal to that of a frozenset. A field of a dataclass can begin as one, too."""
         return hash(frozenset(self))
 
     def __or__(self, other: AbstractSet[_W]) -> NameSet:
@@ -201,11 +188,3 @@ class NameSet(AbstractSet[str]):
             if name in names:
                 names = names.remove(name)
         return self if names is self._names else NameSet(names)
-
-    def __and__(self, other: AbstractSet[Any]) -> NameSet:
-        """See Set."""
-        return NameSet(name for name in self if name in other)
-
-    def isdisjoint(self, other: Iterable[Any]) -> bool:
-        """See Set."""
-        return not any(name in self._names for name in other)
