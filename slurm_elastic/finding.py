@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 
@@ -43,6 +43,26 @@ class Finding:
     place: str = ""
 
 
+class Check(str):
+    """The name of a check; its methods make findings of it."""
+
+    def ok(self, found: str, why: str = "") -> Finding:
+        """Return that there is nothing to fix."""
+        return Finding(self, Level.OK, found, why)
+
+    def unknown(self, found: str, why: str = "", fix: str = "") -> Finding:
+        """Return that it could not be found out."""
+        return Finding(self, Level.UNKNOWN, found, why, fix)
+
+    def limit(self, found: str, why: str, fix: str, nodes: tuple[str, ...] = (), place: str = "") -> Finding:
+        """Return a limit with which runs work."""
+        return Finding(self, Level.LIMIT, found, why, fix, nodes, place)
+
+    def broken(self, found: str, why: str, fix: str, nodes: tuple[str, ...] = (), place: str = "") -> Finding:
+        """Return why runs do not work."""
+        return Finding(self, Level.BROKEN, found, why, fix, nodes, place)
+
+
 def merged(findings: Iterable[Finding]) -> list[Finding]:
     """Return findings about single nodes with those that say the same of several nodes made one."""
     groups: dict[Finding, list[str]] = {}
@@ -58,15 +78,5 @@ def exit_code(findings: Iterable[Finding]) -> int:
 
 
 def findings_json(findings: Iterable[Finding]) -> list[dict[str, Any]]:
-    """Return findings as `docs/doctor.md` describes them."""
-    return [
-        {
-            "check": finding.check,
-            "level": finding.level.value,
-            "found": finding.found,
-            "why": finding.why,
-            "fix": finding.fix,
-            "nodes": list(finding.nodes),
-        }
-        for finding in findings
-    ]
+    """Return findings as docs/rehearse.md describes them; those of docs/doctor.md have no place."""
+    return [{**asdict(finding), "level": finding.level.value} for finding in findings]

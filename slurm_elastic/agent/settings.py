@@ -129,7 +129,7 @@ class AgentSettings:
 def resolve(options: argparse.Namespace, environ: Mapping[str, str], own_run: str | None = None) -> AgentSettings:
     """Resolve the parsed command line of ``slurm-elastic agent``.
 
-    Options that were not given are None, see `slurm_elastic.cli.agent_parser`. Slurm gives their values:
+    Options that were not given are None, see `slurm_elastic.cli.commands.agent`. Slurm gives their values:
 
     - ``--nnodes``: 1 to any number; with ``--run-id`` 1 to the nodes of the step, or of all elements of an array. So a
       run goes on with the nodes that are left, and a requeued job with those that it gets; with a larger minimum it

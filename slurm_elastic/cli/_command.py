@@ -1,14 +1,14 @@
-"""The base class of all commands of ``slurm-elastic``, their parser, and the one-line form of errors."""
+"""The base class of all commands of ``slurm-elastic``, their parser, ``--print-completion``, and errors in one line."""
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import ClassVar, NoReturn
 
-from slurm_elastic.cli._completion import add_print_completion
 from slurm_elastic.errors import SlurmElasticError, UsageError, did_you_mean
 
 
@@ -142,3 +142,61 @@ class Command(ABC):
     def completion_parser(self) -> argparse.ArgumentParser:
         """Return the parser whose options and values a shell completes, where it knows more than that of `parser`."""
         return self.parser()
+
+
+def with_sbatch_options(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
+    """Return a parser with the options of sbatch that it lacks, for a shell that completes them."""
+    from slurm_elastic.submission.submit_options import SBATCH_OPTIONS
+
+    for name in SBATCH_OPTIONS:
+        if f"--{name}" not in parser._option_string_actions:
+            parser.add_argument(f"--{name}", help="option of sbatch")
+    return parser
+
+
+def add_print_completion(parser: argparse._ActionsContainer) -> None:
+    """Add the option to a parser, or to a group of its options."""
+    text = "print a script that completes slurm-elastic in a shell, and exit; needs shtab"
+    names = ("--print-completion", "--print_completion")
+    parser.add_argument(*names, action=_PrintCompletion, choices=("bash", "zsh", "tcsh"), help=text)
+
+
+class _PrintCompletion(argparse.Action):
+    """Prints what a shell completes after ``slurm-elastic``; torch's own would print that of torchrun (torch 2.14)."""
+
+    def __call__(self, parser: argparse.ArgumentParser, _: object, shell: object, *__: object) -> None:
+        print(_script(str(shell)))
+        parser.exit()
+
+
+def _script(shell: str) -> str:
+    try:
+        shtab = importlib.import_module("shtab")
+    except ModuleNotFoundError:
+        raise UsageError("--print-completion needs the package shtab; pip install shtab") from None
+    # The commands import this module.
+    from slurm_elastic.cli.main import commands
+
+    whole = argparse.ArgumentParser(prog="slurm-elastic")
+    whole.add_argument("--version", action="version", version="", help="print the version")
+    add_print_completion(whole)
+    _spell_with_dashes(whole)
+    parsers = whole.add_subparsers()
+    for command in commands():
+        parser = command.completion_parser()
+        for action in parser._actions:
+            is_script = not action.option_strings and action.dest.endswith(("script", "script_args", "arguments"))
+            if action.metavar == "DIR":
+                action.complete = shtab.DIRECTORY  # type: ignore[attr-defined]
+            elif action.metavar in ("FILE", "PATH") or is_script:
+                # Any argument that a shell does not know may be a file as well.
+                action.complete = shtab.FILE  # type: ignore[attr-defined]
+        _spell_with_dashes(parser)
+        parsers.add_parser(command.name, help=command.summary, parents=[parser], add_help=False)
+    return str(shtab.complete(whole, shell=shell))
+
+
+def _spell_with_dashes(parser: argparse.ArgumentParser) -> None:
+    """Forget the spellings with underscores: a shell would offer every option twice."""
+    for action in parser._actions:
+        action.option_strings = [name for name in action.option_strings if "_" not in name]

@@ -1,9 +1,10 @@
-"""Functions that the commands which show a run share: find it, read it, ask Slurm, print it."""
+"""Functions that the commands about a run share: find it, read it, ask Slurm and its leader, print it."""
 
 from __future__ import annotations
 
 import argparse
 import functools
+import getpass
 import logging
 import os
 import shutil
@@ -12,13 +13,14 @@ import socket
 import sys
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from slurm_elastic.cli._command import Command, Parser
 from slurm_elastic.clock_times import local_time
+from slurm_elastic.errors import UsageError
 from slurm_elastic.finding import Finding
 from slurm_elastic.observe.find import find_run, newest_run
 from slurm_elastic.observe.records import RunRecords, read_records
@@ -30,16 +32,17 @@ from slurm_elastic.text import printable
 
 if TYPE_CHECKING:
     from slurm_elastic.observe.live import LiveRun
+    from slurm_elastic.rendezvous.transport.messages import LeaveAnswer
 
 
-_COLOURS = {
-    RunState.RUNNING: "32",
-    RunState.WAITING: "33",
-    RunState.FINISHED: "36",
-    RunState.FAILED: "31",
-    RunState.STOPPED: "35",
+COLOURS = {
+    RunState.RUNNING: ("green", 32),
+    RunState.WAITING: ("yellow", 33),
+    RunState.FINISHED: ("cyan", 36),
+    RunState.FAILED: ("red", 31),
+    RunState.STOPPED: ("magenta", 35),
 }
-"""Of a terminal: ECMA-48, SGR."""
+"""By their names, and by their numbers on a terminal (ECMA-48, SGR)."""
 _CONNECT = 2.0
 """Seconds to wait for the leader's node."""
 
@@ -57,11 +60,7 @@ class ViewCommand(Command):
 
 
 def until_seen_enough(show: Callable[[], int]) -> int:
-    """Show something until its reader, such as ``head``, or its user has seen enough; return the exit code.
-
-    Args:
-        show: Returns the exit code.
-    """
+    """Show something until its reader, such as ``head``, or its user has seen enough; return the exit code."""
     # One line of ours says that Slurm does not answer or that a record is forged; squeue's own words are many.
     loggers = [logging.getLogger(name) for name in ("slurm_elastic", Controller.__module__)]
     levels = [log.level for log in loggers]
@@ -70,6 +69,7 @@ def until_seen_enough(show: Callable[[], int]) -> int:
             log.setLevel(logging.ERROR)
         code = show()
         sys.stdout.flush()
+        return code
     except BrokenPipeError:
         # docs.python.org, signal, "Note on SIGPIPE": the interpreter flushes stdout once more.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -79,7 +79,6 @@ def until_seen_enough(show: Callable[[], int]) -> int:
     finally:
         for log, level in zip(loggers, levels, strict=True):
             log.setLevel(level)
-    return code
 
 
 class Queue:
@@ -90,15 +89,10 @@ class Queue:
         """The jobs; None if Slurm does not answer."""
         return Controller().own_jobs()
 
-    def directory(self, name: str, base: Path | None = None) -> Path | None:
-        """Return the directory in which a job or array of this user was submitted that waits or runs.
-
-        Args:
-            name: Its id, ``12`` or ``12_3``.
-            base: A directory that counts instead, as the runs of the job are there.
-        """
+    def directory(self, name: str) -> Path | None:
+        """Return the directory from which a queued job or array of this user, ``12`` or ``12_3``, was submitted."""
         jobs = (job for job in self.jobs or () if name in (job.name, job.job_id, job.array_job_id))
-        return next((base or Path(job.work_dir) for job in jobs), None)
+        return next((Path(job.work_dir) for job in jobs), None)
 
 
 def add_run(parser: Parser, *, or_newest: bool = False) -> None:
@@ -129,18 +123,17 @@ def open_run(options: argparse.Namespace, queue: Queue, *, exact: bool = False) 
     Raises:
         UsageError: There is no such run, there are several, or the run belongs to another user.
     """
-
-    base = Path(options.run_dir or Path.cwd())
-    if options.run_id is None:
+    base, name = Path(options.run_dir or Path.cwd()), options.run_id
+    if name is None:
         run_dir = newest_run(base)
         options.run_id = run_dir.run_id
         return run_dir
     if options.run_dir is not None:
-        return find_run(base, options.run_id, queued=lambda job: queue.directory(job, base), exact=exact)
+        return find_run(base, name, queued=lambda job: queue.directory(job) and base, exact=exact)
     return find_run(
         base,
-        options.run_id,
-        lambda: (*filter(None, (queue.directory(options.run_id),)), *known_directories()),
+        name,
+        lambda: (*filter(None, (queue.directory(name),)), *known_directories()),
         queue.directory,
         exact=exact,
     )
@@ -158,17 +151,15 @@ def present_status(
         records: Of the run, if they were read before; they are read again if agents answer of a later round.
     """
     earlier, records = records, records or read_records(RunContents(run_dir), run_dir.run_id)
-    answers: bool | None = None
-    answer: LiveRun | None = None
-    problems: tuple[str, ...] = ()
-    if records.done is None:
-        answers = _leader_answers(records)
-        answer, problems = _ask_all(run_dir) if live and answers else (None, ())
-        if answer is not None and (earlier is None or answer.round > earlier.newest_round):
-            # Agents may take seconds for their answers, in which another round follows, or the run ends.
-            records = read_records(RunContents(run_dir), run_dir.run_id)
     if records.done is not None:
         return run_status(records, time.time())
+    answers = _leader_answers(records)
+    answer, problems = _ask_all(run_dir) if live and answers else (None, ())
+    if answer is not None and (earlier is None or answer.round > earlier.newest_round):
+        # Agents may take seconds for their answers, in which another round follows, or the run ends.
+        records = read_records(RunContents(run_dir), run_dir.run_id)
+        if records.done is not None:
+            return run_status(records, time.time())
     status = run_status(records, time.time(), queue.jobs, answers, answer)
     if queue.jobs is None and jobs_of(records):
         where = "the records" if answer is None else "the agents"
@@ -204,6 +195,47 @@ def _leader_answers(records: RunRecords) -> bool | None:
         return False
 
 
+def open_running(options: argparse.Namespace) -> RunDir:
+    """Return the directory of the run that the command line names.
+
+    Args:
+        options: The parsed command line, with the arguments of `add_run`.
+
+    Raises:
+        UsageError: There is no such run, it has not started, or it is finished.
+    """
+    run_dir = open_run(options, Queue(), exact=True)
+    if run_dir.is_done():
+        raise UsageError(f"run {run_dir.run_id} is finished")
+    if not run_dir.path.is_dir():
+        raise UsageError(f"run {run_dir.run_id} is not running: its job has not started yet")
+    return run_dir
+
+
+def request_leave(run_dir: RunDir, nodes: tuple[str, ...], reason: str) -> LeaveAnswer:
+    """Ask the leader to make the agents on these nodes leave.
+
+    Args:
+        run_dir: Directory of a run that is not finished.
+        nodes: Slurm's names of the nodes; empty for all nodes of the run.
+        reason: Value of a LeaveReason.
+
+    Raises:
+        UsageError: No leader answers, so that the run does not train.
+    """
+    # These import msgspec.
+    from slurm_elastic.rendezvous.leader_client import NoAnswerError, ask_to_leave, client_name, find_leader
+    from slurm_elastic.rendezvous.membership.agents import LeaveReason
+    from slurm_elastic.rendezvous.transport.messages import LeaveRequest
+
+    detail = f"{reason} by {getpass.getuser()}"
+    request = LeaveRequest(client_name(), nodes, job="", reason=LeaveReason(reason), seconds=None, detail=detail)
+    try:
+        return ask_to_leave(find_leader(run_dir), request)
+    except NoAnswerError as error:
+        raise UsageError(f"run {run_dir.run_id} is not running: {error}") from None
+
+
 class Terminal:
     """Writes to stdout, with colours if that is a terminal that shows them.
 
@@ -223,7 +255,7 @@ class Terminal:
     def state(self, state: RunState, width: int = 0) -> str:
         """Return the name of a state in its colour, filled up to a width."""
         text = state.value.ljust(width)
-        return f"\x1b[1;{_COLOURS[state]}m{text}\x1b[0m" if self._colours else text
+        return f"\x1b[1;{COLOURS[state][1]}m{text}\x1b[0m" if self._colours else text
 
     def faint(self, text: str) -> str:
         """Return text that stands back where there are colours."""
@@ -240,10 +272,14 @@ class Terminal:
 
 def table(rows: Sequence[Sequence[str]]) -> list[str]:
     """Return rows of text as lines with aligned columns."""
-    if not rows:
-        return []
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
+def titled(rows: Iterable[Mapping[str, str]]) -> list[list[str]]:
+    """Return rows by the titles of their columns, which all have, as a table with its titles; there is a row."""
+    cells = list(rows)
+    return [list(cells[0]), *(list(row.values()) for row in cells)]
 
 
 def job_facts(jobs: Iterable[JobInQueue], now: float) -> list[str]:

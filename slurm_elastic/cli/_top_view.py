@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import ClassVar
 
 from rich.markup import escape
@@ -15,23 +16,17 @@ from textual.containers import Vertical
 from textual.screen import ModalScreen
 from textual.widgets import DataTable, Footer, RichLog, Static
 
-from slurm_elastic.cli._run_view import ago, clock, rank_list
+from slurm_elastic.cli._run_view import COLOURS, ago, clock, rank_list
 from slurm_elastic.cli.commands.top import RunSource
 from slurm_elastic.errors import SlurmElasticError
-from slurm_elastic.observe.trend import StepTimes, advance, sparkline
-from slurm_elastic.observe.views import GOES_ON, AgentView, RunState, RunStatus
+from slurm_elastic.observe.views import GOES_ON, TRAINS, AgentView, RunState, RunStatus
 from slurm_elastic.text import printable
 
 _COLUMNS = ("NODE", "STATE", "ROUND", "RANKS", "STEP", "S/STEP", "STEP TIMES", "SCORE", "SAVED", "JOB", "SINCE")
 _SPARK = 10
+"""Step times that are kept and shown of a node."""
+_BLOCKS = "▁▂▃▄▅▆▇█"
 _CALM = ("training", "done", "spare", "ended")
-_COLOURS = {
-    RunState.RUNNING: "green",
-    RunState.WAITING: "yellow",
-    RunState.FINISHED: "cyan",
-    RunState.FAILED: "red",
-    RunState.STOPPED: "magenta",
-}
 
 
 class TopView(App[None]):
@@ -242,7 +237,7 @@ def attention_first(status: RunStatus) -> list[AgentView]:
 
 
 def _facts(status: RunStatus, now: float) -> Iterable[str]:
-    state = f"[bold {_COLOURS[status.state]}]{status.state.value}[/]"
+    state = f"[bold {COLOURS[status.state][0]}]{status.state.value}[/]"
     round_ = "" if status.round is None else f"  round {status.round} after {escape(status.reason.replace('_', ' '))}"
     size = f"  {status.nodes} nodes, {status.world_size} workers" if status.nodes else ""
     yield f"run [b]{escape(status.run)}[/b]  {state}{round_}{size}"
@@ -278,23 +273,20 @@ def _facts(status: RunStatus, now: float) -> Iterable[str]:
 
 
 def _row(agent: AgentView, times: StepTimes | None, status: RunStatus, now: float) -> tuple[str, ...]:
-    workers = agent.live.workers if agent.live is not None else ()
-    ranks = range(agent.rank, agent.rank + agent.workers) if agent.rank is not None else ()
     seconds = times.seconds if times is not None else ()
-    relative = [
-        score.relative_score for score in status.scores if score.rank in ranks and score.relative_score is not None
-    ]
+    scores = [score.relative_score for score in status.scores if score.rank in agent.ranks]
+    relative = [score for score in scores if score is not None]
     return (
         escape(agent.node),
         *((escape(printable(agent.domain)),) if status.has_domains else ()),
         agent.state,
         "" if agent.round is None else str(agent.round),
-        rank_list(ranks) if agent.state in ("training", "done") else "",
-        _least(worker.step for worker in workers),
+        rank_list(agent.ranks) if agent.state in TRAINS else "",
+        _least(worker.step for worker in agent.answers),
         f"{seconds[-1]:.3g}" if seconds else "",
-        sparkline(seconds, _SPARK).ljust(_SPARK),
+        sparkline(seconds).ljust(_SPARK),
         f"{min(relative):.2f}" if relative else "",
-        _least(worker.checkpoint for worker in workers),
+        _least(worker.checkpoint for worker in agent.answers),
         escape(agent.job),
         ago(now - agent.since) if agent.since else "",
     )
@@ -303,3 +295,51 @@ def _row(agent: AgentView, times: StepTimes | None, status: RunStatus, now: floa
 def _least(values: Iterable[int | None]) -> str:
     numbers = [value for value in values if value is not None]
     return str(min(numbers)) if numbers else ""
+
+
+@dataclass(frozen=True, slots=True)
+class StepTimes:
+    """The times of one agent's steps.
+
+    Attributes:
+        round: Of the last sample.
+        steps: Calls of should_stop of its slowest worker in that round.
+        at: Seconds since 1970 of the last of them.
+        seconds: Per step, averaged over the steps between two samples that differ; the newest last.
+    """
+
+    round: int | None
+    steps: int
+    at: float
+    seconds: tuple[float, ...] = ()
+
+
+def advance(times: Mapping[str, StepTimes], status: RunStatus, now: float) -> dict[str, StepTimes]:
+    """Return the step times of all agents whose workers have answered of steps, by identity, with one more answer.
+
+    Args:
+        times: Before.
+        status: With the answers of agents.
+        now: Seconds since 1970 of the answer.
+    """
+    next_times = {}
+    for agent in status.agents:
+        stepping = [worker for worker in agent.answers if worker.steps]
+        if not stepping:
+            continue
+        slowest = min(stepping, key=lambda worker: worker.steps)
+        before, at = times.get(agent.agent), now - (slowest.step_seconds or 0.0)
+        seconds = () if before is None else before.seconds
+        if before is not None and before.round == agent.round and slowest.steps >= before.steps:
+            if slowest.steps == before.steps:
+                at = before.at
+            else:
+                seconds = (*seconds, max(0.0, at - before.at) / (slowest.steps - before.steps))[-_SPARK:]
+        next_times[agent.agent] = StepTimes(agent.round, slowest.steps, at, seconds)
+    return next_times
+
+
+def sparkline(values: Sequence[float]) -> str:
+    """Return values as blocks, the lowest for 0 and the highest for the largest of them."""
+    most = max(values, default=0.0) or 1.0
+    return "".join(_BLOCKS[min(len(_BLOCKS) - 1, int(value / most * len(_BLOCKS)))] for value in values)

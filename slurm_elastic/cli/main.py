@@ -9,35 +9,17 @@ import os
 import sys
 from collections.abc import Sequence
 
-from slurm_elastic.cli._command import Command, Parser, with_one_line_errors
-from slurm_elastic.cli._completion import add_print_completion
+from slurm_elastic.cli._command import Command, Parser, add_print_completion, with_one_line_errors
 from slurm_elastic.descriptors import open_standard_streams
 from slurm_elastic.errors import ExitCode, UsageError, did_you_mean
 
-_COMMANDS = {
-    "agent": "Agent",
-    "checkpoints": "Checkpoints",
-    "coordinator": "Coordinator",
-    "doctor": "Doctor",
-    "drain": "Drain",
-    "example": "Example",
-    "grow": "Grow",
-    "job-end": "JobEnd",
-    "list": "List",
-    "logs": "Logs",
-    "rehearse": "Rehearse",
-    "report": "Report",
-    "requeue": "Requeue",
-    "resize": "Resize",
-    "shrink": "Shrink",
-    "status": "Status",
-    "submit": "Submit",
-    "template": "Template",
-    "top": "Top",
-}
-_MODULES = {"example": "template", "grow": "resize", "shrink": "resize"}
-"""The class of each command, and the modules whose name is not that of the command. Only the module of the command that
-runs is imported: until the agent records signals, a signal from Slurm ends the process."""
+_COMMANDS = (
+    *("agent", "checkpoints", "coordinator", "doctor", "drain", "example", "grow", "job-end", "list", "logs"),
+    *("rehearse", "report", "requeue", "resize", "shrink", "status", "submit", "template", "top"),
+)
+_MODULES = {"example": "template", "grow": "resize", "list": "status", "requeue": "drain", "shrink": "resize"}
+"""The modules whose name is not that of the command. Only the module of the command that runs is imported: until the
+agent records signals, a signal from Slurm ends the process."""
 
 _OLDER_NAMES = {"store": "coordinator", "verdict": "job-end"}
 """Names that copied batch scripts use; they stay for good."""
@@ -69,13 +51,16 @@ def _run(argv: Sequence[str] | None) -> int:
         # A batch script with an empty variable in the place of the command fails, as before.
         _parser().print_help(sys.stderr)
         return ExitCode.USAGE
-    if words and words[0] in (*_COMMANDS, *_OLDER_NAMES):
+    if words[0] in (*_COMMANDS, *_OLDER_NAMES):
         # Making a parser takes milliseconds for which an agent's workers would wait.
         name, arguments = words[0], words[1:]
     else:
         options = _parser().parse_args(words)
         name, arguments = options.command, options.arguments
-    _require_current_directory()
+    try:
+        os.getcwd()  # noqa: PTH109  pathlib takes long to import
+    except OSError as error:
+        raise UsageError(f"the current directory cannot be used ({error.strerror}); change to another one") from None
     command = _command(name)
     # Scripts, paths and errors have characters that not every locale has. Workers of an agent find stdout as Python
     # opens it.
@@ -85,13 +70,6 @@ def _run(argv: Sequence[str] | None) -> int:
     if argv is None:
         command.execute(arguments)
     return command.run(arguments)
-
-
-def _require_current_directory() -> None:
-    try:
-        os.getcwd()  # noqa: PTH109  pathlib takes long to import
-    except OSError as error:
-        raise UsageError(f"the current directory cannot be used ({error.strerror}); change to another one") from None
 
 
 class _MainParser(Parser):
@@ -125,7 +103,7 @@ def commands() -> list[Command]:
 
 def _imported(name: str) -> Command:
     module = importlib.import_module(f"slurm_elastic.cli.commands.{_MODULES.get(name, name).replace('-', '_')}")
-    command: type[Command] = getattr(module, _COMMANDS[name])
+    command: type[Command] = getattr(module, name.title().replace("-", ""))
     return command()
 
 

@@ -1,20 +1,371 @@
-"""All checks."""
+"""All checks, and those of Slurm's configuration, the run directory and etcd: pure functions of gathered facts.
+
+Sources: slurm.conf(5) and preempt.html, Slurm 22.05 to 26.05.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from slurm_elastic.doctor.facts import SiteFacts
-from slurm_elastic.doctor.network_checks import etcd_findings, network_findings
-from slurm_elastic.doctor.node_checks import node_findings, run_dir_findings
-from slurm_elastic.doctor.slurm_checks import slurm_findings
-from slurm_elastic.finding import Finding
+from slurm_elastic.doctor.node_checks import network_findings, node_findings
+from slurm_elastic.finding import Check, Finding
+from slurm_elastic.rendezvous.options import RendezvousOptions
+from slurm_elastic.slurm import NEWEST_RELEASE, OLDEST_RELEASE, ClusterConfig, PartitionView
+from slurm_elastic.text import size_text
+
+_CRED_EXPIRE = 120
+"""Default of AuthInfo's cred_expire in seconds: a requeued job waits until credentials of its last start are void."""
+_SLOW_SLURMD = 600
+_SHORT_LIMIT = 600
+"""Seconds of a time limit below which most of a job is its start and its end."""
+_LOCAL_FILESYSTEMS = frozenset({"btrfs", "ext2", "ext3", "ext4", "overlay", "ramfs", "tmpfs", "xfs", "zfs"})
+_LITTLE_SPACE = 1 << 30
+_SLOW_RECORD = 1.0
+_SLOW_WRITE = 50e6
 
 
 def findings(site: SiteFacts) -> list[Finding]:
     """Return what there is to say about a site, in the order of its table."""
-    return [
-        *slurm_findings(site),
-        *run_dir_findings(site),
-        *node_findings(site),
-        *network_findings(site),
-        *etcd_findings(site),
-    ]
+    return [*_slurm(site), *_run_dir(site), *node_findings(site), *network_findings(site), *_etcd(site)]
+
+
+def _slurm(site: SiteFacts) -> Iterator[Finding]:
+    config = site.slurm.config
+    if config is None:
+        yield Check("slurm.controller").broken(
+            "scontrol gets no answer from slurmctld",
+            "jobs cannot be submitted, and agents do not learn why they are signalled",
+            "run `scontrol ping`; on a machine of the cluster with slurmctld up it says UP",
+        )
+        return
+    yield _release(config)
+    # Of several Slurm tells the one that a job has got.
+    partition = next(iter(site.slurm.chosen(site.partition)), None)
+    if partition is not None:
+        yield _state(partition)
+        yield _preemption(site, config, partition)
+        yield _grace(site, config, partition)
+        yield _time_limit(partition)
+    else:
+        yield Check("slurm.partition").unknown(
+            "there is no default partition",
+            "what preemption and time limits mean for runs depends on the partition",
+            "name one by --partition",
+        )
+    for judge in (_kill_wait, _requeue, _requeue_delay, _proctrack, _slurmd_timeout, _unkillable, _user_signal):
+        yield judge(config)
+    yield _bad_exit(config)
+    yield _memory_accounting(config)
+    limits = "; ".join(site.slurm.submit_limits) or "none is known"
+    yield Check("slurm.submit_limits").ok(limits, "jobs of slurm-elastic grow count, also while they wait")
+    yield _topology(config)
+
+
+def save_seconds(grace: float) -> float:
+    """Return the seconds of a grace in which workers can save; the agent needs the rest."""
+    return grace - min(RendezvousOptions().leave_margin, grace / 2)
+
+
+def _release(config: ClusterConfig) -> Finding:
+    text = config.text("SLURM_VERSION")
+    numbers = tuple(int(part) for part in text.split(".")[:2] if part.isdigit())
+    check = Check("slurm.release")
+    tested = "the tested releases are {}.{:02d} to {}.{:02d}".format(*OLDEST_RELEASE, *NEWEST_RELEASE)
+    if len(numbers) == 2 and numbers < OLDEST_RELEASE:
+        why = "agents may misread why a job has to end, and not requeue it"
+        return check.limit(text, why, f"update Slurm; {tested}")
+    if numbers > NEWEST_RELEASE:
+        return check.unknown(text, tested, "look for a newer release of slurm_elastic")
+    return check.ok(text, tested)
+
+
+def _topology(config: ClusterConfig) -> Finding:
+    check, plugin = Check("slurm.topology"), config.text("TopologyPlugin")
+    domain = {"topology/tree": "switch", "topology/block": "block"}.get(plugin)
+    if domain is not None:
+        return check.ok(plugin, f"ranks of a {domain} are in a row, and copies of snapshots go to another {domain}")
+    why = "Slurm tells no failure domains: ranks are in its order of nodes, copies of snapshots go to the next node"
+    return check.ok(plugin or "none", f"{why}; where racks fail, --failure-domain names them")
+
+
+def _state(partition: PartitionView) -> Finding:
+    check, fact = Check("slurm.partition"), f"{partition.name}: {partition.state}, {partition.nodes} nodes"
+    if partition.state != "UP" or not partition.nodes:
+        return check.broken(fact, "no job of this partition starts", "choose another one by --partition")
+    return check.ok(fact)
+
+
+def _preempt_mode(site: SiteFacts, config: ClusterConfig, partition: PartitionView) -> str:
+    """Return the mode in which Slurm preempts jobs of the user here: REQUEUE, CANCEL, SUSPEND or OFF."""
+    kind = config.text("PreemptType")
+    if kind in ("", "preempt/none"):
+        return "OFF"
+    mode = config.text("PreemptMode").upper()
+    if kind == "preempt/qos":
+        mode = next((qos.preempt_mode for qos in site.slurm.qos if qos.name == site.qos and qos.preempt_mode), mode)
+    elif partition.preempt_mode:
+        mode = partition.preempt_mode.upper()
+    # GANG and WITHIN come beside the mode itself: GANG,SUSPEND.
+    words = [word for word in mode.replace("+", ",").split(",") if word not in ("GANG", "WITHIN", "PRIORITY")]
+    return words[0] if words else "OFF"
+
+
+def _preemption(site: SiteFacts, config: ClusterConfig, partition: PartitionView) -> Finding:
+    check, mode = Check("slurm.preemption"), _preempt_mode(site, config, partition)
+    fact = f"{config.text('PreemptType') or 'preempt/none'}, partition {partition.name}: {mode}"
+    if mode == "OFF":
+        why = "Slurm takes no node from a job here; runs shrink by lost nodes, time limits and drain only"
+        return check.ok(fact, why)
+    if mode == "SUSPEND":
+        return check.limit(
+            fact,
+            "Slurm stops a preempted job without notice and keeps its memory; in an array the others go on without it",
+            "ask for PreemptMode=REQUEUE, or submit to a partition that is not preempted",
+        )
+    if mode == "CANCEL":
+        return check.limit(
+            fact,
+            "a preempted allocation.sbatch is over; a preempted element of array.sbatch does not come back",
+            "ask for PreemptMode=REQUEUE; until then submit again after a preemption, with the same --run-id",
+        )
+    why = "a preempted allocation.sbatch saves, waits and starts again as a whole; of array.sbatch single elements do"
+    return check.ok(fact, why)
+
+
+def _grace_seconds(site: SiteFacts, config: ClusterConfig, partition: PartitionView) -> tuple[str, int] | None:
+    """Return whose GraceTime counts, and the seconds; None where it is that of a QOS that is not known."""
+    if config.text("PreemptType") != "preempt/qos":
+        return f"partition {partition.name}", partition.grace
+    own_qos = next((qos for qos in site.slurm.qos if qos.name == site.qos), None)
+    return (f"QOS {own_qos.name}", own_qos.grace) if own_qos else None
+
+
+def _grace(site: SiteFacts, config: ClusterConfig, partition: PartitionView) -> Finding:
+    check = Check("slurm.grace")
+    if _preempt_mode(site, config, partition) in ("OFF", "SUSPEND"):
+        return check.ok("no grace, as no job is told to end by preemption")
+    grace = _grace_seconds(site, config, partition)
+    if grace is None:
+        graces = ", ".join(f"{qos.name} {qos.grace} s" for qos in site.slurm.qos) or "none is known"
+        why = "a preempted job has this time to save"
+        return check.unknown(f"that of the job's QOS: {graces}", why, "name the QOS by --qos")
+    name, seconds = grace
+    notice = seconds or config.number("KillWait") or 0
+    usable = save_seconds(notice)
+    fact = f"{name}: {seconds} s"
+    from_where = f"{seconds} s" if seconds else f"KillWait, {notice} s"
+    # In an allocation and in an array alike; they differ in who has to save.
+    why = f"a preempted job has {from_where} from the notice to SIGKILL, and its workers {usable:g} s of it to save"
+    needed = site.checkpoint
+    if needed is not None:
+        fact += f"; a checkpoint takes {needed:g} s"
+    elif site.last_stop is not None:
+        needed = site.last_stop.seconds
+        fact += f"; the last checkpoint of run {site.last_stop.run} took {needed:g} s, with the end of its workers"
+    if needed is not None and needed > usable:
+        enough = needed + min(RendezvousOptions().leave_margin, needed)
+        why += f": too little for a checkpoint of {needed:g} s, so each preemption loses the steps since the last one"
+        fix = f"save faster or at shorter intervals, or ask for a GraceTime of {enough:g} s"
+        return check.limit(fact, why, fix)
+    if not seconds and needed is None:
+        fix = "give the doctor --checkpoint SECONDS to see whether that is enough, or ask for a GraceTime"
+        return check.limit(fact, why, fix)
+    return check.ok(fact, why)
+
+
+def _time_limit(partition: PartitionView) -> Finding:
+    check, saves = Check("slurm.time_limit"), "jobs save shortly before their time limit, and are requeued"
+    most, default = partition.max_time, partition.default_time
+    fact = f"{partition.name}: without --time {_time(default)}, MaxTime {_time(most)}"
+    if most is not None and most < _SHORT_LIMIT:
+        why = f"{saves}: start and end are most of their time"
+        return check.limit(fact, why, "choose a partition with a longer MaxTime")
+    if default is not None and default < _SHORT_LIMIT:
+        return check.limit(fact, saves, "give --time")
+    return check.ok(fact, saves)
+
+
+def _time(seconds: int | None) -> str:
+    if seconds is None:
+        return "no limit"
+    return f"{seconds / 3600:g} h" if seconds >= 3600 else f"{seconds / 60:g} min"
+
+
+def _kill_wait(config: ClusterConfig) -> Finding:
+    seconds = config.number("KillWait") or 0
+    return Check("slurm.kill_wait").ok(
+        f"{seconds} s",
+        f"after SIGTERM at a time limit or scancel, Slurm kills a job {seconds} s later; the batch scripts have "
+        "their warning before that",
+    )
+
+
+def _requeue(config: ClusterConfig) -> Finding:
+    check, allowed = Check("slurm.requeue"), config.number("JobRequeue") != 0
+    most = config.number("MaxBatchRequeue")
+    fact = f"JobRequeue={int(allowed)}" + (f", MaxBatchRequeue={most}" if most is not None else "")
+    why = ", which counts more; a script of your own needs it, too"
+    if allowed:
+        why = " themselves; agents requeue by scontrol, which MaxBatchRequeue does not count"
+    return check.ok(fact, f"the batch scripts ask for --requeue{why}")
+
+
+def _requeue_delay(config: ClusterConfig) -> Finding:
+    text = config.parameters("AuthInfo").get("cred_expire", "")
+    seconds = (int(text) if text.isdigit() else _CRED_EXPIRE) + 1
+    expedited = "enable_expedited_requeue" in config.parameters("SlurmctldParameters")
+    beside = "; `--requeue=expedite` is allowed" if expedited else ""
+    why = f"a requeued job can start {seconds} s later at the earliest (AuthInfo, cred_expire)"
+    return Check("slurm.requeue_delay").ok(f"{seconds} s{beside}", why)
+
+
+def _proctrack(config: ClusterConfig) -> Finding:
+    check, kind = Check("slurm.proctrack"), config.text("ProctrackType")
+    name = kind.rpartition("/")[2]
+    if name == "pgid":
+        return check.limit(
+            kind,
+            "Slurm does not find processes that leave the process group of their task, and leaves them on the node",
+            "ask for ProctrackType=proctrack/cgroup",
+        )
+    if name == "linuxproc":
+        return check.ok(
+            kind,
+            "Slurm signals workers and the batch script, too: workers that use the trainer API are not disturbed, "
+            "others end on the notice itself",
+        )
+    return check.ok(kind, "Slurm signals agents only, and they tell their workers")
+
+
+def _memory_accounting(config: ClusterConfig) -> Finding:
+    kind, parameters = config.text("JobAcctGatherType"), config.parameters("JobAcctGatherParams")
+    settings = (kind or "none", config.text("JobAcctGatherParams"))
+    check, fact = Check("slurm.memory_accounting"), ", ".join(filter(None, settings))
+    if "overmemorykill" in parameters and kind.endswith("/linux") and not parameters.keys() & {"usepss", "noshared"}:
+        return check.limit(
+            fact,
+            "Slurm ends jobs by the sum of what their processes use, and counts memory that processes share, such as "
+            "snapshots and what workers share with the process that has forked them, once for each of them",
+            "ask for UsePss in JobAcctGatherParams, or for more memory by --mem",
+        )
+    return check.ok(fact, "jobs are not ended for memory that their processes share")
+
+
+def _slurmd_timeout(config: ClusterConfig) -> Finding:
+    check, seconds = Check("slurm.slurmd_timeout"), config.number("SlurmdTimeout")
+    if not seconds:
+        return check.limit(
+            "0: never",
+            "the run goes on without a lost node after seconds, but Slurm does not take it from the job, and a job "
+            "whose first node was lost does not end by Slurm's doing",
+            "ask for SlurmdTimeout=300",
+        )
+    why = f"the run goes on without a lost node after seconds; Slurm takes it from the job after {seconds} s"
+    if seconds > _SLOW_SLURMD:
+        return check.limit(f"{seconds} s", why, "ask for SlurmdTimeout=300")
+    return check.ok(f"{seconds} s", why)
+
+
+def _unkillable(config: ClusterConfig) -> Finding:
+    check, seconds = Check("slurm.unkillable_step"), config.number("UnkillableStepTimeout")
+    message = config.number("MessageTimeout") or 10
+    if seconds is None:
+        return check.unknown("not printed by scontrol")
+    why = f"Slurm drains a node whose processes are not gone {seconds} s after SIGKILL"
+    # slurm.conf(5): "should be at least 5 times larger than MessageTimeout".
+    if seconds < 5 * message:
+        return check.limit(
+            f"{seconds} s",
+            f"{why}, as when a GPU driver or a file system is slow; preempted nodes may not come back",
+            f"ask for UnkillableStepTimeout of at least {5 * message}, five times MessageTimeout",
+        )
+    return check.ok(f"{seconds} s", why)
+
+
+def _user_signal(config: ClusterConfig) -> Finding:
+    check = Check("slurm.send_user_signal")
+    preempt = "send_user_signal" in config.parameters("PreemptParameters")
+    if preempt or "preempt_send_user_signal" in config.parameters("SlurmctldParameters"):
+        return check.ok(
+            "on",
+            "a preempted job gets the signal of --signal in place of SIGTERM: agents ask scontrol which of both it "
+            "is, so it has to answer on the nodes",
+        )
+    return check.ok("off", "preempted jobs get SIGTERM, and the signal of --signal means the time limit")
+
+
+def _bad_exit(config: ClusterConfig) -> Finding:
+    value = config.number("KillOnBadExit") or 0
+    why = "the batch scripts start agents with --kill-on-bad-exit=0; an srun of your own needs it"
+    return Check("slurm.kill_on_bad_exit").ok(str(value), why + (" here" if value else ", too"))
+
+
+def _run_dir(site: SiteFacts) -> Iterator[Finding]:
+    facts, check = site.run_dir, Check("run_dir.usable")
+    if facts is None:
+        return
+    if facts.error:
+        what, _, fix = facts.error.partition("; ")
+        yield check.broken(what, "agents refuse it", fix)
+        return
+    if facts.is_exclusive:
+        why = "files can be made, linked, renamed and removed, and one creation of a file succeeds"
+        yield check.ok(facts.path, why)
+    else:
+        yield check.broken(
+            f"{facts.path}: a file was created twice",
+            "two groups of workers could train at once, as a round is claimed by the creation of a file",
+            "give a run directory on another file system by --run-dir",
+        )
+    yield _shared(site, facts.filesystem)
+    if facts.free is not None:
+        quota = "quotas apart" if facts.quota_left is None else f"{size_text(facts.quota_left)} left of your quota"
+        check, fact = Check("run_dir.space"), f"{size_text(facts.free)} free, {quota}"
+        if min(facts.free, facts.free if facts.quota_left is None else facts.quota_left) < _LITTLE_SPACE:
+            why = "records, logs and checkpoints beside them need space; a run whose records cannot be written ends"
+            yield check.limit(fact, why, "make space, or give another run directory by --run-dir")
+        else:
+            yield check.ok(fact)
+    if facts.record_seconds is not None and facts.write_speed is not None:
+        record, speed = f"{facts.record_seconds * 1000:.0f} ms", f"{facts.write_speed / 1e6:.0f} MB/s"
+        check, fact = Check("run_dir.speed"), f"{record} for a record, {speed} for a large file"
+        why = "each round waits for two records; a checkpoint in this file system takes its size by this speed"
+        if facts.record_seconds > _SLOW_RECORD or facts.write_speed < _SLOW_WRITE:
+            yield check.limit(fact, why, "put the run directory and checkpoints on a faster file system")
+        else:
+            yield check.ok(fact, why)
+
+
+def _shared(site: SiteFacts, filesystem: str) -> Finding:
+    check, name = Check("run_dir.shared"), filesystem or "an unknown file system"
+    # A node that was not reached was not asked for a file.
+    delays = [link.file_delay for result in site.results for link in result.links if not link.free_port_error]
+    seen = [delay for delay in delays if delay is not None]
+    if len(seen) < len(delays):
+        unseen = f"{len(delays) - len(seen)} of {len(delays)} new files of other nodes were not seen within seconds"
+        share = "give a run directory that all nodes share by --run-dir"
+        fix = f"{share}; look at the mount options lookupcache and acdirmax"
+        return check.broken(f"{name}; {unseen}", "agents would not see the records of others", fix)
+    if seen:
+        fact = f"{name}, shared by {len(site.results)} nodes; a new file is seen after {max(seen):.2f} s"
+        return check.ok(fact, "agents read the records of others there")
+    if site.job:
+        return check.unknown(f"{name}; no node has looked for a file of another one")
+    why = "all agents of a run have to see one directory"
+    if filesystem not in _LOCAL_FILESYSTEMS:
+        return check.ok(name, why)
+    fix = "let `slurm-elastic doctor --nodes 2` see whether nodes share it, or give another by --run-dir"
+    return check.unknown(f"{name}, which is a local file system as a rule", why, fix)
+
+
+def _etcd(site: SiteFacts) -> Iterator[Finding]:
+    etcd = site.etcd
+    if etcd is None:
+        return
+    if etcd.error:
+        what, _, fix = etcd.error.partition("; ")
+        yield Check("etcd").broken(what, "records of a run cannot be kept there", fix)
+    else:
+        took = f", {etcd.seconds * 1000:.0f} ms for a transaction" if etcd.seconds is not None else ""
+        yield Check("etcd").ok(f"{etcd.endpoint}{took}", "it lets this user in, to read and to write")

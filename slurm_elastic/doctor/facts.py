@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-import msgspec
-
-from slurm_elastic import typed_json
 from slurm_elastic.slurm import ClusterConfig, PartitionView, QosView
 
 
@@ -267,17 +264,3 @@ class SiteFacts:
     def nodes(self) -> tuple[NodeFacts, ...]:
         """The machines on which runs would train as far as they were looked at: without a job, this one stands in."""
         return tuple(result.facts for result in self.results) or (self.here,)
-
-
-def encode(facts: object) -> bytes:
-    """Return facts as JSON."""
-    return msgspec.json.encode(facts)
-
-
-def decode_result(content: bytes) -> ProbeResult:
-    """Return the result of a node from its JSON.
-
-    Raises:
-        typed_json.JSONError: The content is not such a result.
-    """
-    return typed_json.decode(content, ProbeResult)

@@ -15,7 +15,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from slurm_elastic._version import __version__
 from slurm_elastic.agent.workers.torch_hooks import HOOKS, Part, gaps, require_torch
@@ -69,7 +69,7 @@ def slurm_facts(controller: Controller) -> SlurmFacts:
     return SlurmFacts(config, controller.partitions() or (), qos or (), limits)
 
 
-def require_possible(facts: SlurmFacts, partition: str, nodes: int | None) -> None:
+def require_partition(facts: SlurmFacts, partition: str, nodes: int | None) -> None:
     """Refuse a partition that Slurm does not know, and more nodes than it has: the job would wait for ever.
 
     Args:
@@ -109,8 +109,6 @@ def node_facts(
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     locked, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     clock, now = controller.clock(), time.time()
-    answers = controller.own_jobs() is not None
-    address = _address(node, preference, controller, toward)
     return NodeFacts(
         node=node,
         python=platform.python_version(),
@@ -131,13 +129,10 @@ def node_facts(
         has_py_spy=shutil.which("py-spy") is not None,
         controller_offset=now - clock.now if clock else None,
         has_scontrol=clock is not None,
-        has_squeue=answers,
+        has_squeue=controller.own_jobs() is not None,
         submit_refusal=controller.submit_refusal(),
-        address=address.chosen,
-        address_error=address.error,
-        collective_interface=address.collective_interface or os.environ.get("GLOO_SOCKET_IFNAME", ""),
         own_name_address=resolve(socket.gethostname()) or "",
-        interfaces=address.interfaces,
+        **_address(node, preference, controller, toward),
     )
 
 
@@ -155,19 +150,17 @@ def run_dir_facts(run_dir: RunDir) -> RunDirFacts:
         first, second = run_dir.claim("claim", b"1"), run_dir.claim("claim", b"2")
         took = _seconds(lambda: _write(run_dir.path / "large"))
         free = os.statvfs(run_dir.path)
-    except (SlurmElasticError, OSError) as error:
-        said = (
-            f"{error.filename}: {error.strerror}; give another by --run-dir"
-            if isinstance(error, OSError)
-            else str(error)
-        )
-        return RunDirFacts(str(base), error=said)
+    except SlurmElasticError as error:
+        return RunDirFacts(str(base), error=str(error))
+    except OSError as error:
+        return RunDirFacts(str(base), error=f"{error.filename}: {error.strerror}; give another by --run-dir")
+    point, kind = _mount(run_dir.path)
     return RunDirFacts(
         path=str(base),
         is_exclusive=first and not second,
-        filesystem=(mount := _mount(run_dir.path)).kind,
+        filesystem=kind,
         free=free.f_bavail * free.f_frsize,
-        quota_left=_quota_left(mount),
+        quota_left=_quota_left(point, kind),
         write_speed=_LARGE / took,
         record_seconds=min(times),
     )
@@ -284,25 +277,20 @@ def _ptrace_scope(source: Path = Path("/proc/sys/kernel/yama/ptrace_scope")) -> 
         return None
 
 
-class _Address(NamedTuple):
-    chosen: str
-    error: str
-    collective_interface: str
-    interfaces: dict[str, str]
-
-
-def _address(node: str, preference: AddressPreference, controller: Controller, toward: str | None) -> _Address:
+def _address(node: str, preference: AddressPreference, controller: Controller, toward: str | None) -> dict[str, Any]:
+    """Return the facts of a node that concern its address."""
     # Without a preference all facts are gathered, the interfaces among them.
     address_facts = gather_facts(AddressPreference(), node, controller=controller, toward=toward)
     interfaces = {name: address for name, address in address_facts.interfaces.items() if address}
     is_given = preference != AddressPreference()
     facts = gather_facts(preference, node, controller=controller, toward=toward) if is_given else address_facts
+    told = os.environ.get("GLOO_SOCKET_IFNAME", "")
     try:
         name = choose_address(preference, facts)
     except UsageError as error:
-        return _Address("", str(error), "", interfaces)
-    interface = data_interface(preference, facts) or gloo_interface(preference, facts)
-    return _Address(resolve(name) or name, "", interface, interfaces)
+        return {"address_error": str(error), "collective_interface": told, "interfaces": interfaces}
+    interface = data_interface(preference, facts) or gloo_interface(preference, facts) or told
+    return {"address": resolve(name) or name, "collective_interface": interface, "interfaces": interfaces}
 
 
 def _write(path: Path) -> None:
@@ -319,14 +307,9 @@ def _seconds(call: Callable[[], Any]) -> float:
     return max(time.monotonic() - begin, 1e-9)
 
 
-class _Mount(NamedTuple):
-    point: str
-    kind: str
-
-
-def _mount(path: Path, source: Path = Path("/proc/self/mountinfo")) -> _Mount:
+def _mount(path: Path, source: Path = Path("/proc/self/mountinfo")) -> tuple[str, str]:
     """Return mount point and type of the file system of a path; proc(5): mount point, and after ``-`` the type."""
-    nearest = _Mount("", "")
+    nearest = "", ""
     target = str(path.resolve())
     try:
         lines = source.read_text().splitlines()
@@ -339,16 +322,15 @@ def _mount(path: Path, source: Path = Path("/proc/self/mountinfo")) -> _Mount:
             continue
         point = fields[4].encode().decode("unicode_escape")
         # A later mount on the same point hides the earlier one.
-        if (target == point or target.startswith(point.rstrip("/") + "/")) and len(point) >= len(nearest.point):
-            nearest = _Mount(point, kinds[0])
+        if (target == point or target.startswith(point.rstrip("/") + "/")) and len(point) >= len(nearest[0]):
+            nearest = point, kinds[0]
     return nearest
 
 
-def _quota_left(mount: _Mount) -> int | None:
+def _quota_left(point: str, kind: str) -> int | None:
     """Return the bytes that are left of this user's quota; None without a quota, or if nothing here tells it."""
-    user = str(os.geteuid())
-    lustre = ["lfs", "quota", "-q", "-u", user, mount.point]
-    command = lustre if mount.kind == "lustre" else ["quota", "--no-wrap", "--raw-grace", f"--filesystem={mount.point}"]
+    lustre = ["lfs", "quota", "-q", "-u", str(os.geteuid()), point]
+    command = lustre if kind == "lustre" else ["quota", "--no-wrap", "--raw-grace", f"--filesystem={point}"]
     if shutil.which(command[0]) is None:
         return None
     try:

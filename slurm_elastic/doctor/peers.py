@@ -15,7 +15,6 @@ import socket
 import statistics
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection
@@ -211,11 +210,7 @@ def _file_delay(run_dir: RunDir, here: str, there: str, connection: Connection) 
     run_dir.read(name)
     _timed(connection, _FILE + here.encode())
     begin = time.monotonic()
-    return _wait(lambda: run_dir.read(name) is not None, begin)
-
-
-def _wait(condition: Callable[[], bool], begin: float) -> float | None:
-    while not condition():
+    while run_dir.read(name) is None:
         if time.monotonic() - begin > _FILE_SEEN:
             return None
         time.sleep(0.02)

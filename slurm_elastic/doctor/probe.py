@@ -8,14 +8,17 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+import msgspec
 
 from slurm_elastic import typed_json
-from slurm_elastic.doctor.facts import CollectiveFacts, NodeFacts, ProbeResult, encode
+from slurm_elastic.doctor.facts import CollectiveFacts, NodeFacts, ProbeResult
 from slurm_elastic.doctor.gather import node_facts
 from slurm_elastic.doctor.peers import Peer, PeerServer, ask_peer
 from slurm_elastic.errors import UsageError
@@ -31,11 +34,21 @@ _WARM_UP, _TIMES = 1, 3
 _MOST_LINKS = 16
 """Nodes that each one asks: those that follow it in the job's list, so that all are asked, and by as many."""
 _POLL = 0.2
+_T = TypeVar("_T")
 
 
 def result_name(node: str) -> str:
     """Return the name of the file with the result of a node."""
     return f"result.{node}.json"
+
+
+def read_file(run_dir: RunDir, name: str, kind: type[_T]) -> _T | None:
+    """Return what a node has written into a file; None if it has not, or it is damaged."""
+    content = run_dir.read(name)
+    try:
+        return None if content is None else typed_json.decode(content, kind)
+    except typed_json.JSONError:
+        return None
 
 
 def probe(base: Path, run_id: str, preference: AddressPreference) -> None:
@@ -61,9 +74,9 @@ def probe(base: Path, run_id: str, preference: AddressPreference) -> None:
     label = job.failure_domain.partition("/")[2] if len(job.job_nodes) > 1 else job.failure_domain
     facts = replace(facts, failure_domain=label)
     # What is known counts even if what comes next kills this process.
-    run_dir.publish(result_name(job.node), encode(ProbeResult(facts)))
-    if len(job.nodes) == 1:
-        run_dir.publish(result_name(job.node), encode(ProbeResult(facts, is_complete=True)))
+    result = ProbeResult(facts, is_complete=len(job.nodes) == 1)
+    _write(run_dir, result_name(job.node), result)
+    if result.is_complete:
         return
     present = _meet(run_dir, job, facts, server)
     run_dir.publish(_done_name(job.node), b"done")
@@ -78,30 +91,28 @@ def _meet(run_dir: RunDir, job: SlurmJob, facts: NodeFacts, server: PeerServer) 
     leader_port, free_port = server.ports
     has_torch, has_gpus = not facts.torch.error, bool(facts.gpus)
     own = Peer(job.node, facts.address, leader_port, free_port, store.getsockname()[1], has_torch, has_gpus)
-    run_dir.publish(_peer_name(job.node), encode(own))
+    _write(run_dir, _peer_name(job.node), own)
     _wait_for(run_dir, job.nodes, _peer_name)
-    peers = {node: peer for node in job.nodes if (peer := _peer(run_dir, node))}
+    peers = {node: peer for node in job.nodes if (peer := read_file(run_dir, _peer_name(node), Peer))}
     following = [*job.nodes[job.node_rank + 1 :], *job.nodes[: job.node_rank]][:_MOST_LINKS]
     links = tuple(ask_peer(run_dir, job.node, peers[node]) for node in following if node in peers)
     result = ProbeResult(facts, links)
-    run_dir.publish(result_name(job.node), encode(result))
-    collectives = tuple(_collectives(job, facts, peers, store))
-    run_dir.publish(result_name(job.node), encode(replace(result, collectives=collectives, is_complete=True)))
+    _write(run_dir, result_name(job.node), result)
+    collectives = _collectives(job, facts, peers, store)
+    _write(run_dir, result_name(job.node), replace(result, collectives=collectives, is_complete=True))
     return tuple(peers)
 
 
 def _collectives(
     job: SlurmJob, facts: NodeFacts, peers: Mapping[str, Peer], listening: socket.socket
-) -> Iterator[CollectiveFacts]:
+) -> tuple[CollectiveFacts, ...]:
     """Make all-reduces of all nodes by gloo, and by NCCL where all have GPUs."""
     missing = [node for node in job.nodes if node not in peers]
-    without = [node for node in job.nodes if node in peers and not peers[node].has_torch]
-    if missing or without:
-        late = f"{', '.join(missing)} did not come within {_PEERS:g} s"
-        yield CollectiveFacts(
-            "gloo", error=late if missing else f"there is no torch that works on {', '.join(without)}"
-        )
-        return
+    without = [node for node in peers if not peers[node].has_torch]
+    if missing:
+        return (CollectiveFacts("gloo", error=f"{', '.join(missing)} did not come within {_PEERS:g} s"),)
+    if without:
+        return (CollectiveFacts("gloo", error=f"there is no torch that works on {', '.join(without)}"),)
     # This imports torch.
     from slurm_elastic.slurm.address import data_network
 
@@ -115,31 +126,24 @@ def _collectives(
             for backend in backends:
                 outcomes[backend] = _all_reduce(backend, store, job.node_rank, len(job.nodes))
         except Exception as error:
-            failed = {name: CollectiveFacts(name, error=_first_line(error)) for name in backends}
-            outcomes.update({name: facts for name, facts in failed.items() if outcomes[name].bandwidth is None})
+            for name in backends:
+                if outcomes[name].bandwidth is None:
+                    outcomes[name] = CollectiveFacts(name, error=_first_line(error))
 
     # In a thread: where a network swallows packets, a collective may end long after its time-out, or never.
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
     thread.join(_COLLECTIVE)
-    yield from outcomes.values()
+    return tuple(outcomes.values())
 
 
 def _store(rank: int, first: Peer, listening: socket.socket) -> Any:
     """Return the store of the group, which the first node serves."""
-    make = _distributed().TCPStore
-    timeout = timedelta(seconds=_COLLECTIVE)
+    make = partial(_distributed().TCPStore, port=first.store_port, timeout=timedelta(seconds=_COLLECTIVE))
     if rank != 0:
-        return make(first.address, first.store_port, timeout=timeout)
+        return make(first.address)
     listening.setblocking(False)
-    return make(
-        "127.0.0.1",
-        first.store_port,
-        is_master=True,
-        wait_for_workers=False,
-        timeout=timeout,
-        master_listen_fd=listening.detach(),
-    )
+    return make("127.0.0.1", is_master=True, wait_for_workers=False, master_listen_fd=listening.detach())
 
 
 def _all_reduce(backend: str, store: Any, rank: int, size: int) -> CollectiveFacts:
@@ -148,13 +152,8 @@ def _all_reduce(backend: str, store: Any, rank: int, size: int) -> CollectiveFac
 
     dist = _distributed()
     try:
-        dist.init_process_group(
-            backend,
-            store=dist.PrefixStore(backend, store),
-            rank=rank,
-            world_size=size,
-            timeout=timedelta(seconds=_COLLECTIVE / 2),
-        )
+        own, timeout = dist.PrefixStore(backend, store), timedelta(seconds=_COLLECTIVE / 2)
+        dist.init_process_group(backend, store=own, rank=rank, world_size=size, timeout=timeout)
         tensor = torch.ones(_SIZE // 4, device="cuda:0" if backend == "nccl" else "cpu")
         for _ in range(_WARM_UP):
             dist.all_reduce(tensor)
@@ -182,12 +181,8 @@ def _first_line(error: BaseException) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0]
 
 
-def _peer(run_dir: RunDir, node: str) -> Peer | None:
-    content = run_dir.read(_peer_name(node))
-    try:
-        return None if content is None else typed_json.decode(content, Peer)
-    except typed_json.JSONError:
-        return None
+def _write(run_dir: RunDir, name: str, content: object) -> None:
+    run_dir.publish(name, msgspec.json.encode(content))
 
 
 def _peer_name(node: str) -> str:

@@ -1,21 +1,27 @@
-"""The doctor's own job: its batch script, and the wait for what its nodes find out."""
+"""Gathers the facts about a site: here, and by the doctor's own job, its batch script and the wait for its nodes."""
 
 from __future__ import annotations
 
+import argparse
 import contextlib
+import os
+import secrets
 import shutil
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from slurm_elastic import typed_json
-from slurm_elastic.doctor.facts import ProbeResult, decode_result
-from slurm_elastic.doctor.probe import result_name
+from slurm_elastic.agent.option_values import seconds_or_zero
+from slurm_elastic.doctor.facts import NodeFacts, ProbeResult, SiteFacts
+from slurm_elastic.doctor.gather import etcd_facts, last_stop, node_facts, require_partition, run_dir_facts, slurm_facts
+from slurm_elastic.doctor.probe import read_file, result_name
 from slurm_elastic.errors import UsageError
+from slurm_elastic.rendezvous.records.api import etcd_wanted
 from slurm_elastic.rundir import RunDir
-from slurm_elastic.slurm import Controller
+from slurm_elastic.slurm import AddressPreference, Controller
 from slurm_elastic.submission.batch_script import BatchScript
 from slurm_elastic.submission.plan import NodeRange, Shape, environment_lines, read_template, require_possible
 from slurm_elastic.submission.sbatch import submit
@@ -49,8 +55,8 @@ def batch_script(
     Args:
         template: The text of the user's template.
         nodes: Number of nodes.
-        options: The user's options of sbatch, which replace those of the template.
-        arguments: The doctor's arguments on the nodes.
+        options: The user's options of sbatch, which replace the others.
+        arguments: Those of the doctor on the nodes.
         output: File for what the job prints.
 
     Raises:
@@ -58,9 +64,9 @@ def batch_script(
     """
     for name in options:
         require_possible(name)
-    made: dict[str, str | None] = {**_DEFAULTS, "nodes": str(nodes), "no-requeue": None, "output": str(output)}
-    without = (*_LEFT_OUT, *(("exclusive",) if "cpus-per-task" in options else ()))
-    script = BatchScript.from_template(template).with_options({**made, **options}, without=without)
+    made = {**_DEFAULTS, "nodes": str(nodes), "no-requeue": None, "output": str(output), **options}
+    without = (*_LEFT_OUT, "exclusive") if "cpus-per-task" in options else _LEFT_OUT
+    script = BatchScript.from_template(template).with_options(made, without=without)
     return replace(script, arguments=tuple(arguments), setup=environment_lines(), body=tuple(_BODY.splitlines()))
 
 
@@ -178,10 +184,55 @@ class ProbeJob:
         return f"job {self.id} runs on {', '.join(self.nodes)}" if view.state == "RUNNING" else ""
 
     def _results(self) -> tuple[ProbeResult, ...]:
-        results = []
-        for node in self.nodes:
-            content = self._run_dir.read(result_name(node))
-            with contextlib.suppress(typed_json.JSONError):
-                if content is not None:
-                    results.append(decode_result(content))
-        return tuple(results)
+        found = (read_file(self._run_dir, result_name(node), ProbeResult) for node in self.nodes)
+        return tuple(result for result in found if result is not None)
+
+
+def gather_site(options: argparse.Namespace, sbatch: Mapping[str, str | None]) -> SiteFacts:
+    """Gather the facts about a site.
+
+    Args:
+        options: The parsed command line of the doctor.
+        sbatch: Its options of sbatch.
+
+    Raises:
+        UsageError: An option is wrong, or there is no Slurm.
+    """
+    checkpoint = seconds_or_zero("--checkpoint", options.checkpoint) if options.checkpoint else None
+    nodes = None if options.nodes is None else node_count(options.nodes)
+    etcd = etcd_wanted(options.rdzv_endpoint, {}, os.environ)
+    controller = Controller()
+    slurm = slurm_facts(controller)
+    all_options = {**template_options(options.template), **sbatch}
+    partition, qos = all_options.get("partition") or "", all_options.get("qos") or ""
+    require_partition(slurm, partition, nodes)
+    base = Path(options.run_dir or Path.cwd()).absolute()
+    run_dir = RunDir.for_run(base, f"doctor-{secrets.token_hex(4)}")
+    with removed_afterwards(run_dir):
+        run_dir_found = run_dir_facts(run_dir)
+        job = ProbeJob(run_dir, controller)
+        results = None
+        if nodes is not None and slurm.config is not None and not run_dir_found.error:
+            passed = {"--probe": run_dir.run_id, "--run-dir": base}
+            passed |= {"--interface": options.interface, "--node-pattern": options.node_pattern}
+            words = [f"{name}={value}" for name, value in passed.items() if value]
+            job.submit(nodes, sbatch, words, options.template)
+            results = job.wait(lambda line: print(f"slurm-elastic: {line}", file=sys.stderr, flush=True))
+        lines = job.last_lines()
+    # This machine stands in for nodes that were not looked at; torch takes seconds.
+    name = os.uname().nodename
+    here = node_facts(name, AddressPreference(), controller) if results is None else NodeFacts(name)
+    return SiteFacts(
+        here=here,
+        slurm=slurm,
+        run_dir=run_dir_found,
+        partition=job.partition or partition,
+        qos=job.qos or qos,
+        checkpoint=checkpoint,
+        last_stop=last_stop(base) if checkpoint is None else None,
+        expected=job.nodes,
+        results=results or (),
+        job=job.id,
+        job_output=lines,
+        etcd=etcd_facts(etcd) if etcd else None,
+    )

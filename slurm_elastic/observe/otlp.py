@@ -13,11 +13,7 @@ from slurm_elastic._version import __version__
 from slurm_elastic.observe.records import Event, RunRecords
 
 _INFO, _WARN, _ERROR = (9, "INFO"), (13, "WARN"), (17, "ERROR")
-_SEVERITIES = {
-    "node_lost": _WARN,
-    "node_check_failed": _WARN,
-    "worker_hung": _WARN,
-}
+_SEVERITIES = {"node_lost": _WARN, "node_check_failed": _WARN, "worker_hung": _WARN}
 _IN_RECORD = frozenset({"time", "event", "text", "schema"})
 """Fields that are no attributes of a record."""
 

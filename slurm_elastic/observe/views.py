@@ -12,7 +12,7 @@ from slurm_elastic.observe.records import Event
 
 if TYPE_CHECKING:
     # It imports msgspec.
-    from slurm_elastic.observe.live import LiveAgent
+    from slurm_elastic.observe.live import LiveAgent, LiveWorker
 
 TRAINS = frozenset({"training", "done"})
 """States of agents whose workers run, or have ended well while others still run."""
@@ -83,6 +83,16 @@ class AgentView:
     def alive(self) -> bool:
         """True unless the agent is known to have ended."""
         return self.state not in ("lost", "ended")
+
+    @property
+    def ranks(self) -> range:
+        """The ranks of its workers in that round; empty if they are not known."""
+        return range(0) if self.rank is None else range(self.rank, self.rank + self.workers)
+
+    @property
+    def answers(self) -> tuple[LiveWorker, ...]:
+        """Its workers as it has answered; empty if it has not."""
+        return () if self.live is None else self.live.workers
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,9 +10,8 @@ from pathlib import PurePath
 from statistics import median
 
 from slurm_elastic.errors import UsageError
-from slurm_elastic.finding import Finding, Level
-from slurm_elastic.rehearsal._changes import changes_of, first_steps, is_left_out, losses
-from slurm_elastic.rehearsal.facts import RunFacts, StopSeen, WorkerSeen
+from slurm_elastic.finding import Check, Finding, Level
+from slurm_elastic.rehearsal.facts import RunFacts, StopSeen, WorkerSeen, changes_of, first_steps, losses
 from slurm_elastic.rehearsal.scenario import GRACE, Kind, Mishap, Plan
 
 _GPU = re.compile(r"CUDA|NVIDIA|\bGPU|HIP|nccl", re.IGNORECASE)
@@ -31,9 +30,9 @@ def findings(planned: Plan, undisturbed: RunFacts, disturbed: RunFacts, toleranc
         tolerance: By which part of themselves losses may differ.
     """
     warned = list(_snapshots(disturbed))
-    return [
+    found = (
         _ends(planned, undisturbed, disturbed),
-        *_failed_workers(planned, disturbed),
+        _failed_workers(disturbed),
         *warned,
         *(_because_of(warned, finding) for finding in (_resume(disturbed), *_lost(disturbed))),
         _samples(undisturbed, disturbed),
@@ -43,7 +42,8 @@ def findings(planned: Plan, undisturbed: RunFacts, disturbed: RunFacts, toleranc
         _files(undisturbed, disturbed),
         *_superseded(disturbed),
         _processes(undisturbed, disturbed),
-    ]
+    )
+    return [replace(finding, place=_short(finding.place)) for finding in found]
 
 
 def require_comparable(facts: RunFacts, mishaps: Sequence[Mishap] | None) -> int:
@@ -52,14 +52,14 @@ def require_comparable(facts: RunFacts, mishaps: Sequence[Mishap] | None) -> int
     Raises:
         UsageError: The script cannot be rehearsed, or not with these mishaps.
     """
-    why = facts.failures[-1].rstrip(".") if facts.failures else ""
+    why = _last_failure(facts, ".")
     if facts.gave_up:
-        raise UsageError(f"without any mishap {facts.gave_up}{_quoted(why)}; fix the script, or raise --timeout")
+        raise UsageError(f"without any mishap {facts.gave_up}{why}; fix the script, or raise --timeout")
     if not facts.finished:
         fix = "fix it; it runs in an empty directory, and --link makes files visible there"
         if _GPU.search(why):
             fix = "rehearse it where there are GPUs, one for each worker at least, or let it train on a CPU, too"
-        raise UsageError(f"the script fails without any mishap{_quoted(why)}; {fix}")
+        raise UsageError(f"the script fails without any mishap{why}; {fix}")
     if not facts.rounds:
         raise UsageError(
             "the script never calls slurm_elastic.trainer.should_stop, so no mishap can come at a step; call it after "
@@ -82,14 +82,15 @@ def require_comparable(facts: RunFacts, mishaps: Sequence[Mishap] | None) -> int
 
 
 def _ends(planned: Plan, undisturbed: RunFacts, facts: RunFacts) -> Finding:
-    codes = sorted({end.exit_code for end in facts.agents if not end.killed} - {0, 75})
+    check = Check("run.ends")
     missed = len(planned.mishaps) - len(facts.happened)
     if facts.gave_up:
         text, fix = facts.gave_up, "look at the output, with --keep; slurm_elastic's --hang-timeout ends such a worker"
     elif not facts.finished:
-        last = _quoted(facts.failures[-1]) if facts.failures else ""
-        codes_ = f" with exit code {', '.join(map(str, codes))}" if codes else ""
-        text, fix = f"the run failed{codes_}{last}", "see the rows below; --keep leaves the output and the logs"
+        codes = sorted({end.exit_code for end in facts.agents if not end.killed} - {0, 75})
+        how = f" with exit code {', '.join(map(str, codes))}" if codes else ""
+        text = f"the run failed{how}{_last_failure(facts)}"
+        fix = "see the rows below; --keep leaves the output and the logs"
     elif missed:
         text = f"the run ended before '{planned.mishaps[-missed]}'"
         fix = "a later round took fewer steps than the run without mishaps: see the rows below"
@@ -98,21 +99,19 @@ def _ends(planned: Plan, undisturbed: RunFacts, facts: RunFacts) -> Finding:
             text = f"the run with mishaps began at step {began}: it found the checkpoints of the run without them"
             fix = "let it keep its checkpoints in SLURM_ELASTIC_RUN_DIR, in its current directory, or below {run}"
     elif (facts.last_step or 0) < (undisturbed.last_step or 0):
-        return Finding(
-            "run.ends",
-            Level.LIMIT,
+        return check.limit(
             f"the run ended after step {facts.last_step}, and after step {undisturbed.last_step} without mishaps",
             "the training is cut short, or has other steps where the number of ranks is another one",
             "load the position in the training with the checkpoint; keep the batch of the whole group the same",
         )
     else:
-        return Finding("run.ends", Level.OK, "the run ended with 0 after all mishaps")
-    return Finding("run.ends", Level.BROKEN, text, "the run does not survive what happens on a cluster", fix)
+        return check.ok("the run ended with 0 after all mishaps")
+    return check.broken(text, "the run does not survive what happens on a cluster", fix)
 
 
-def _failed_workers(planned: Plan, facts: RunFacts) -> Iterator[Finding]:
+def _failed_workers(facts: RunFacts) -> Finding:
+    check = Check("worker.exit")
     provoked = sum(happened.mishap.kind in (Kind.FAIL, Kind.HANG) for happened in facts.happened)
-    charged = facts.restarts - provoked
     stopped = [worker for worker in facts.workers if worker.stop is not None]
     slow = {worker.round for worker in stopped if _too_slow(worker, facts)}
     after_stop = [worker for worker in stopped if worker.round in facts.cut_short and worker.round not in slow]
@@ -120,26 +119,19 @@ def _failed_workers(planned: Plan, facts: RunFacts) -> Iterator[Finding]:
         nodes = {happened.node for happened in facts.happened if happened.round == after_stop[0].round}
         # The leaving node's workers have most likely failed: a failure elsewhere would have been charged.
         worker = next((failed for failed in after_stop if failed.node in nodes), after_stop[0])
-        yield Finding(
-            "worker.exit",
-            Level.BROKEN,
-            f"in round {worker.round} a worker that was told to stop after step {worker.last_step} did not end with 0"
-            + (_quoted(facts.failures[-1]) if facts.failures else ""),
+        told = f"in round {worker.round} a worker that was told to stop after step {worker.last_step}"
+        return check.broken(
+            f"{told} did not end with 0{_last_failure(facts)}",
             "the agents take that for a failure: other workers are ended before they have saved, and on a node that "
             "stays it uses up --max-restarts",
             "save, leave the loop and end with exit code 0 on all ranks when should_stop returns a Stop",
-            place=_short(worker.stop.place if worker.stop is not None else ""),
+            place=worker.stop.place if worker.stop is not None else "",
         )
-    elif charged > 0 or not facts.finished:
-        yield Finding(
-            "worker.exit",
-            Level.BROKEN,
-            "a worker failed by itself" + (_quoted(facts.failures[-1]) if facts.failures else ""),
-            "such a failure uses up --max-restarts",
-            "fix what the line says; --keep leaves the logs",
-        )
-    else:
-        yield Finding("worker.exit", Level.OK, f"{len(stopped)} workers were told to stop, and ended with 0")
+    if facts.restarts > provoked or not facts.finished:
+        why = "such a failure uses up --max-restarts"
+        fix = "fix what the line says; --keep leaves the logs"
+        return check.broken(f"a worker failed by itself{_last_failure(facts)}", why, fix)
+    return check.ok(f"{len(stopped)} workers were told to stop, and ended with 0")
 
 
 def _too_slow(worker: WorkerSeen, facts: RunFacts) -> bool:
@@ -160,43 +152,32 @@ def _told_to_stop(facts: RunFacts, round_: int) -> list[tuple[WorkerSeen, StopSe
 
 
 def _resume(facts: RunFacts) -> Finding:
-    changes = changes_of(facts)
+    check, changes = Check("resume.step"), changes_of(facts)
     if not changes:
-        return Finding("resume.step", Level.UNKNOWN, "no round followed the first one")
+        return check.unknown("no round followed the first one")
     for change in changes:
         in_time = change.announced and change.before not in facts.cut_short
         expected = change.last if in_time else change.checkpoint
+        after = f"after '{change.cause}' the"
         if change.resumed > change.last:
-            return Finding(
-                "resume.step",
-                Level.BROKEN,
-                f"after '{change.cause}' the next round began with step {change.resumed + 1}, and the last step "
-                f"was {change.last}",
-                "steps are left out",
-                "count steps from the checkpoint",
-                place=_short(change.place),
-            )
+            fact = f"{after} next round began with step {change.resumed + 1}, and the last step was {change.last}"
+            return check.broken(fact, "steps are left out", "count steps from the checkpoint", place=change.place)
         if expected is not None and change.resumed < expected:
             again = "from the beginning" if change.resumed <= 0 else f"from step {change.resumed}"
-            return Finding(
-                "resume.step",
-                Level.BROKEN,
-                f"after '{change.cause}' the script went on {again}, not from step {expected}",
+            return check.broken(
+                f"{after} script went on {again}, not from step {expected}",
                 "work that was saved, or could be, is done again after every change of the nodes",
                 "load the newest checkpoint at the start of the script, and save when should_stop returns a Stop",
-                place=_short(change.place),
+                place=change.place,
             )
         if expected is None and change.resumed <= 0 and change.last > 1:
-            return Finding(
-                "resume.step",
-                Level.LIMIT,
-                f"after '{change.cause}' the script began again; it has reported no checkpoint",
+            return check.limit(
+                f"{after} script began again; it has reported no checkpoint",
                 "everything since the start is lost with a node",
                 "save a checkpoint every few minutes, and call trainer.report_checkpoint(step)",
-                place=_short(change.place),
+                place=change.place,
             )
-    froms = ", ".join(str(change.resumed) for change in changes)
-    return Finding("resume.step", Level.OK, f"rounds went on from step {froms}")
+    return check.ok(f"rounds went on from step {', '.join(str(change.resumed) for change in changes)}")
 
 
 def _snapshots(facts: RunFacts) -> Iterator[Finding]:
@@ -215,7 +196,7 @@ def _snapshots(facts: RunFacts) -> Iterator[Finding]:
             continue
         else:
             named.add(value[1])
-        yield Finding("snapshot.usable", Level.LIMIT, fact, "a later round does not start from this snapshot", fix)
+        yield Check("snapshot.usable").limit(fact, "a later round does not start from this snapshot", fix)
 
 
 def _because_of(warned: Sequence[Finding], finding: Finding) -> Finding:
@@ -226,49 +207,34 @@ def _because_of(warned: Sequence[Finding], finding: Finding) -> Finding:
 
 
 def _lost(facts: RunFacts) -> Iterator[Finding]:
-    changes = changes_of(facts)
+    check, changes = Check("steps.announced"), changes_of(facts)
     announced = [change for change in changes if change.announced]
-    if announced:
-        lost = sum(change.lost for change in announced)
-        if lost:
-            yield Finding(
-                "steps.announced",
-                Level.BROKEN,
-                f"{lost} steps were taken again after {len(announced)} announced changes",
-                "an announced change need not cost a step",
-                "save in the same step in which should_stop returns a Stop, on all ranks, before the grace is over",
-            )
-        else:
-            yield Finding("steps.announced", Level.OK, f"no step lost in {len(announced)} announced changes")
+    lost, number = sum(change.lost for change in announced), f"{len(announced)} announced changes"
+    if lost:
+        why = "an announced change need not cost a step"
+        fix = "save in the same step in which should_stop returns a Stop, on all ranks, before the grace is over"
+        yield check.broken(f"{lost} steps were taken again after {number}", why, fix)
+    elif announced:
+        yield check.ok(f"no step lost in {number}")
     others = [change for change in changes if not change.announced]
     if others:
         amounts = ", ".join(f"{change.lost} ('{change.cause}')" for change in others)
-        yield Finding("steps.killed", Level.OK, f"steps lost without notice: {amounts}")
+        yield Check("steps.killed").ok(f"steps lost without notice: {amounts}")
 
 
 def _samples(undisturbed: RunFacts, disturbed: RunFacts) -> Finding:
-    expected, seen = _counted_samples(undisturbed), _counted_samples(disturbed)
+    check, expected, seen = Check("samples.once"), _counted_samples(undisturbed), _counted_samples(disturbed)
     if not expected or not seen:
-        return Finding(
-            "samples.once",
-            Level.UNKNOWN,
-            "which samples were trained on is unknown",
-            "",
-            "use slurm_elastic.data.ElasticSampler, or call trainer.record_samples(epoch, samples) before should_stop",
-        )
-    again, never = seen - expected, expected - seen
+        use = "use slurm_elastic.data.ElasticSampler, or call trainer.record_samples(epoch, samples) before should_stop"
+        return check.unknown("which samples were trained on is unknown", fix=use)
+    again, never = (seen - expected).total(), (expected - seen).total()
     if not again and not never:
-        return Finding(
-            "samples.once", Level.OK, f"all {sum(seen.values())} samples were trained on as often as they should"
-        )
-    return Finding(
-        "samples.once",
-        Level.BROKEN,
-        f"{sum(again.values())} samples were trained on more often than in the undisturbed run, and "
-        f"{sum(never.values())} less often",
+        return check.ok(f"all {seen.total()} samples were trained on as often as they should")
+    return check.broken(
+        f"{again} samples were trained on more often than in the undisturbed run, and {never} less often",
         "the model sees other data than it should",
         "save the position in the epoch with the checkpoint: sampler.state_dict() and load_state_dict()",
-        place=_short(disturbed.rounds[-1][0].saved or disturbed.rounds[-1][0].asked),
+        place=disturbed.rounds[-1][0].saved or disturbed.rounds[-1][0].asked,
     )
 
 
@@ -283,111 +249,86 @@ def _counted_samples(facts: RunFacts) -> Counter[tuple[int, int]]:
 
 
 def _losses(undisturbed: RunFacts, disturbed: RunFacts, tolerance: float) -> Finding:
-    expected, seen = losses(undisturbed), losses(disturbed)
-    common = sorted(set(expected) & set(seen))
-    if not common:
-        return Finding(
-            "losses.match",
-            Level.UNKNOWN,
-            "the script reports no loss",
-            "",
-            "call trainer.report(step, loss=...) after every step",
-        )
+    check, expected, seen = Check("losses.match"), losses(undisturbed), losses(disturbed)
+    differences = {step: abs(seen[step] - expected[step]) for step in sorted(expected.keys() & seen.keys())}
+    if not differences:
+        return check.unknown("the script reports no loss", fix="call trainer.report(step, loss=...) after every step")
     scale = median(abs(loss) for loss in expected.values())
-    for step in common:
-        difference = abs(seen[step] - expected[step])
+    for step, difference in differences.items():
         # A loss that is no number differs from everything.
         if not difference <= tolerance * max(abs(expected[step]), scale):
-            return Finding(
-                "losses.match",
-                Level.BROKEN,
+            return check.broken(
                 f"at step {step} the loss is {seen[step]:.6g}, and {expected[step]:.6g} without mishaps",
                 "the model is not trained as it would be without mishaps",
                 "load all of the state: model, optimizer, scheduler, position of the data; keep the batch of the whole "
                 "group the same at every number of ranks; if more is right for you, raise --tolerance",
             )
-    worst = max(abs(seen[step] - expected[step]) for step in common)
-    return Finding("losses.match", Level.OK, f"losses of {len(common)} steps differ by {worst:.2g} at most")
+    return check.ok(f"losses of {len(differences)} steps differ by {max(differences.values()):.2g} at most")
 
 
-def _saving(facts: RunFacts) -> Iterator[Finding]:
+def _saving(facts: RunFacts) -> list[Finding]:
     """Judge how long workers took from the answer to stop to their end, against the notice."""
-    worst: Finding | None = None
+    check = Check("save.grace")
+    worst: list[Finding] = []
     for happened in facts.happened:
         notice = happened.mishap.seconds
         if notice is None:
             continue
         for worker, stop in _told_to_stop(facts, happened.round):
-            seconds = None if worker.ended is None else worker.ended - stop.at
-            place = _short(worker.saved or stop.place)
-            if seconds is None and not _too_slow(worker, facts):
-                continue
-            if seconds is None:
-                yield Finding(
-                    "save.grace",
-                    Level.BROKEN,
-                    f"rank {worker.rank} was killed before it had ended: {notice:g} s of notice were too short",
-                    "the checkpoint is lost, and with it all steps since the one before",
-                    "save faster: less state, sharded, or in memory (slurm_elastic.snapshot); or ask the site for a "
-                    "longer grace",
-                    place=place,
-                )
-                return
+            place = worker.saved or stop.place
+            if worker.ended is None:
+                if not _too_slow(worker, facts):
+                    continue
+                fact = f"rank {worker.rank} was killed before it had ended: {notice:g} s of notice were too short"
+                why = "the checkpoint is lost, and with it all steps since the one before"
+                fix = "save faster: less state, sharded, or in memory (slurm_elastic.snapshot)"
+                return [check.broken(fact, why, f"{fix}; or ask the site for a longer grace", place=place)]
+            seconds = worker.ended - stop.at
             text = f"saving and ending took {seconds:.1f} s of {notice:g} s of notice"
             if seconds > notice / 2:
                 fix = "save faster, or ask the site for a longer grace"
-                why = "a busy file system makes that too long"
-                worst = Finding("save.grace", Level.LIMIT, text, why, fix, place=place)
-            elif worst is None:
-                worst = Finding("save.grace", Level.OK, text)
-    if worst is not None:
-        yield worst
+                worst = [check.limit(text, "a busy file system makes that too long", fix, place=place)]
+            elif not worst:
+                worst = [check.ok(text)]
+    return worst
 
 
 def _asked(planned: Plan, undisturbed: RunFacts, disturbed: RunFacts) -> Finding:
+    check = Check("stop.asked")
     for happened in disturbed.happened:
         if happened.mishap.announced and not _told_to_stop(disturbed, happened.round):
-            return Finding(
-                "stop.asked",
-                Level.BROKEN,
+            return check.broken(
                 f"'{happened.mishap}': no worker was told to stop at a step",
                 "the workers were ended without notice",
                 "call should_stop on all ranks, equally often",
-                place=_short(next((worker.asked for worker in disturbed.workers if worker.asked), "")),
+                place=next((worker.asked for worker in disturbed.workers if worker.asked), ""),
             )
     notice = min((mishap.seconds for mishap in planned.mishaps if mishap.seconds is not None), default=GRACE)
     worker = max((*undisturbed.workers, *disturbed.workers), key=lambda candidate: candidate.pause)
-    text = f"should_stop is called at least every {worker.pause:.2g} s"
     if worker.pause <= notice / 2:
-        return Finding("stop.asked", Level.OK, text)
-    return Finding(
-        "stop.asked",
-        Level.BROKEN if worker.pause > notice else Level.LIMIT,
-        f"{worker.pause:.1f} s passed between two calls of should_stop, with {notice:g} s of notice",
-        "a stop waits for the next call",
-        "call it after every step, and in long evaluations, too",
-        place=_short(worker.asked),
-    )
+        return check.ok(f"should_stop is called at least every {worker.pause:.2g} s")
+    fact = f"{worker.pause:.1f} s passed between two calls of should_stop, with {notice:g} s of notice"
+    judge = check.broken if worker.pause > notice else check.limit
+    fix = "call it after every step, and in long evaluations, too"
+    return judge(fact, "a stop waits for the next call", fix, place=worker.asked)
 
 
 def _files(undisturbed: RunFacts, disturbed: RunFacts) -> Finding:
-    check, why = "checkpoint.atomic", "a node that is killed while it saves leaves half a checkpoint"
-    saved = _short(next((worker.saved for worker in disturbed.workers if worker.saved), ""))
+    check, why = Check("checkpoint.atomic"), "a node that is killed while it saves leaves half a checkpoint"
+    saved = next((worker.saved for worker in disturbed.workers if worker.saved), "")
     paths = sorted({*undisturbed.overwritten, *disturbed.overwritten})
     if paths:
-        return Finding(
-            check,
-            Level.BROKEN,
+        return check.broken(
             f"overwritten in place: {', '.join(paths[:5])}",
             f"{why}, and the one before is gone, too",
             "write a file of another name and rename it: os.replace(temporary, final)",
             place=saved,
         )
-    taken = [name for round_, name in disturbed.halves.items() if not is_left_out(round_, disturbed)]
+    # After these rounds the next one went on from the newest whole checkpoint.
+    passed = {change.before for change in changes_of(disturbed) if change.resumed >= (change.checkpoint or 0)}
+    taken = [name for round_, name in disturbed.halves.items() if round_ not in passed]
     if taken:
-        return Finding(
-            check,
-            Level.BROKEN,
+        return check.broken(
             f"the script does not go on from an older checkpoint beside half of {taken[0]}",
             f"{why}, which has its name already",
             "write a file or directory of another name and rename it when it is complete; or load the newest one whose "
@@ -395,47 +336,34 @@ def _files(undisturbed: RunFacts, disturbed: RunFacts) -> Finding:
             place=saved,
         )
     left_out = "".join(f"; half of {name} was left out" for name in disturbed.halves.values())
-    return Finding(check, Level.OK, f"no file was overwritten in place{left_out}")
+    return check.ok(f"no file was overwritten in place{left_out}")
 
 
 def _superseded(facts: RunFacts) -> Iterator[Finding]:
     """Judge whether a group that was paused has replaced the checkpoint of the one that took its place."""
-    woken = [worker for worker in facts.workers if worker.woken]
-    for worker in woken:
-        if worker.late:
-            yield Finding(
-                "checkpoint.superseded",
-                Level.BROKEN,
-                f"rank {worker.rank} was paused, others took its place and saved; then it reported a checkpoint "
-                f"of step {worker.late[-1]} over theirs",
-                "steps that others have taken are lost, and the run goes back",
-                "ask trainer.can_publish_checkpoint() right before the new checkpoint gets its name",
-                place=_short(worker.saved),
-            )
-            return
-    if woken and any(worker.checkpoints for worker in facts.workers):
-        yield Finding("checkpoint.superseded", Level.OK, "a group that was paused has replaced no newer checkpoint")
-    elif woken:
-        yield Finding(
-            "checkpoint.superseded",
-            Level.UNKNOWN,
-            "the script reports no checkpoints",
-            "",
-            "call trainer.report_checkpoint(step) when a checkpoint has its name",
+    check, woken = Check("checkpoint.superseded"), [worker for worker in facts.workers if worker.woken]
+    late = next((worker for worker in woken if worker.late), None)
+    if late is not None:
+        yield check.broken(
+            f"rank {late.rank} was paused, others took its place and saved; then it reported a checkpoint of step "
+            f"{late.late[-1]} over theirs",
+            "steps that others have taken are lost, and the run goes back",
+            "ask trainer.can_publish_checkpoint() right before the new checkpoint gets its name",
+            place=late.saved,
         )
+    elif woken and any(worker.checkpoints for worker in facts.workers):
+        yield check.ok("a group that was paused has replaced no newer checkpoint")
+    elif woken:
+        fix = "call trainer.report_checkpoint(step) when a checkpoint has its name"
+        yield check.unknown("the script reports no checkpoints", fix=fix)
 
 
 def _processes(undisturbed: RunFacts, disturbed: RunFacts) -> Finding:
-    left = (*undisturbed.left, *disturbed.left)
+    check, left = Check("processes.left"), (*undisturbed.left, *disturbed.left)
     if not left:
-        return Finding("processes.left", Level.OK, "no process stayed")
-    return Finding(
-        "processes.left",
-        Level.LIMIT,
-        f"{len(left)} processes stayed: {', '.join(left[:3])}",
-        "they take memory, GPUs and ports from the next round",
-        "end what the script starts",
-    )
+        return check.ok("no process stayed")
+    fact = f"{len(left)} processes stayed: {', '.join(left[:3])}"
+    return check.limit(fact, "they take memory, GPUs and ports from the next round", "end what the script starts")
 
 
 def _short(place: str) -> str:
@@ -443,5 +371,7 @@ def _short(place: str) -> str:
     return f"{PurePath(file).name}:{line}" if file else place
 
 
-def _quoted(text: str) -> str:
-    return f" ({' '.join(text.split())})" if text else ""
+def _last_failure(facts: RunFacts, stripped: str = "") -> str:
+    """Return the last failure of a worker in brackets, without these characters at its end; empty if there is none."""
+    words = " ".join(facts.failures[-1].rstrip(stripped).split()) if facts.failures else ""
+    return f" ({words})" if words else ""

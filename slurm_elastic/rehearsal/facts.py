@@ -1,9 +1,13 @@
-"""Facts about a run in a rehearsal, as frozen values, and how they are read from what workers wrote down. Pure."""
+"""Facts about a run in a rehearsal, as frozen values: how they are read from what workers wrote down, and what its
+changes of round have cost. Pure.
+"""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import fmean
 from typing import Any
 
 from slurm_elastic import typed_json
@@ -28,7 +32,6 @@ class WorkerSeen:
         round: Its round.
         rank: Its rank.
         node: Its node.
-        world_size: Number of workers in the round.
         steps: The steps of its calls of `should_stop`, with their times.
         pause: Longest time between two calls, without the waits of the rehearsal.
         asked: Place of its last call of `should_stop`.
@@ -40,13 +43,11 @@ class WorkerSeen:
         samples: Samples that it trained on: step, epoch, number.
         stop: The answer to stop; None if it got none.
         ended: When it ended by itself; None if it was killed.
-        waits: Index of the mishap that it waits for now; None if it does not wait.
     """
 
     round: int
     rank: int
     node: str = ""
-    world_size: int = 1
     steps: tuple[tuple[int | None, float], ...] = ()
     pause: float = 0.0
     asked: str = ""
@@ -58,7 +59,6 @@ class WorkerSeen:
     samples: tuple[tuple[int, int, int], ...] = ()
     stop: StopSeen | None = None
     ended: float | None = None
-    waits: int | None = None
 
     @property
     def first_step(self) -> int | None:
@@ -150,28 +150,24 @@ def read_worker(lines: Iterable[bytes]) -> WorkerSeen | None:
     records = [record for line in lines if (record := _record(line)) is not None]
     if not records or records[0].get("event") != "begins":
         return None
-    first = records[0]
-    steps, samples = _steps(records), _samples(records)
+    first, steps = records[0], _of(records, "step")
     stops, ends = _of(records, "stop"), _of(records, "ends")
     wakes = next((index for index, record in enumerate(records) if record["event"] == "wakes"), len(records))
-    waiting = records[-1] if records[-1]["event"] == "waits" else None
     return WorkerSeen(
         round=first["round"],
         rank=first["rank"],
         node=first["node"],
-        world_size=first["world_size"],
-        steps=steps,
+        steps=tuple((record["step"], record["at"]) for record in steps),
         pause=_pause(records),
-        asked=next((record["place"] for record in reversed(_of(records, "step"))), ""),
+        asked=steps[-1]["place"] if steps else "",
         losses={record["step"]: record["loss"] for record in _of(records, "loss")},
         checkpoints=tuple((record["step"], record["at"]) for record in _of(records[:wakes], "checkpoint")),
         woken=wakes < len(records),
         late=tuple(record["step"] for record in _of(records[wakes:], "checkpoint")),
         saved=next((record["place"] for record in reversed(_of(records, "checkpoint"))), ""),
-        samples=samples,
+        samples=_samples(records),
         stop=StopSeen(stops[0]["step"], stops[0]["at"], stops[0]["reason"], stops[0]["place"]) if stops else None,
         ended=ends[0]["at"] if ends else None,
-        waits=waiting["mishap"] if waiting else None,
     )
 
 
@@ -185,10 +181,6 @@ def _record(line: bytes) -> dict[str, Any] | None:
 
 def _of(records: Sequence[Mapping[str, Any]], event: str) -> list[Mapping[str, Any]]:
     return [record for record in records if record["event"] == event]
-
-
-def _steps(records: Sequence[Mapping[str, Any]]) -> tuple[tuple[int | None, float], ...]:
-    return tuple((record["step"], record["at"]) for record in _of(records, "step"))
 
 
 def _samples(records: Sequence[Mapping[str, Any]]) -> tuple[tuple[int, int, int], ...]:
@@ -212,3 +204,84 @@ def _pause(records: Sequence[Mapping[str, Any]]) -> float:
         if record["event"] in ("step", "goes_on"):
             since = record["at"]
     return float(longest)
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """The end of a round and the beginning of the next one with steps.
+
+    Attributes:
+        before: Number of the round.
+        last: Last step of the round, by its slowest worker.
+        resumed: The step that the next round went on from.
+        lost: Steps that were taken again.
+        checkpoint: The newest checkpoint that was reported; None if none was.
+        causes: The mishaps between.
+        place: Where the script asks for its next step.
+    """
+
+    before: int
+    last: int
+    resumed: int
+    lost: int
+    checkpoint: int | None
+    causes: tuple[Happened, ...]
+    place: str
+
+    @property
+    def announced(self) -> bool:
+        """True if the workers could save before."""
+        return bool(self.causes) and all(cause.mishap.announced for cause in self.causes)
+
+    @property
+    def cause(self) -> str:
+        """The mishaps as text."""
+        return "; ".join(str(cause.mishap) for cause in self.causes) or "a worker failed by itself"
+
+
+def losses(facts: RunFacts) -> dict[int, float]:
+    """Return the losses of the steps that counted: of each step as it was taken last, the mean of all ranks."""
+    by_step: dict[int, float] = {}
+    for round_ in facts.rounds:
+        steps: dict[int, list[float]] = {}
+        for worker in round_:
+            for step, loss in worker.losses.items():
+                steps.setdefault(step, []).append(loss)
+        first = min(first_steps(round_), default=0)
+        by_step = {step: loss for step, loss in by_step.items() if step < first}
+        by_step.update({step: fmean(values) for step, values in steps.items()})
+    return dict(sorted(by_step.items()))
+
+
+def changes_of(facts: RunFacts) -> list[Change]:
+    """Return the changes of round in the order of rounds."""
+    changes: list[Change] = []
+    checkpoint: int | None = None
+    for before, after in itertools.pairwise(facts.rounds):
+        lasts = [worker.last_step for worker in before if worker.last_step is not None]
+        firsts = first_steps(after)
+        saved = [step for worker in before for step, _ in worker.checkpoints]
+        checkpoint = max(saved if checkpoint is None else [*saved, checkpoint], default=None)
+        if not lasts or not firsts:
+            continue
+        numbers = range(before[0].round, after[0].round)
+        changes.append(
+            Change(
+                before=before[0].round,
+                last=min(lasts),
+                resumed=min(firsts) - 1,
+                lost=max(0, min(lasts) - min(firsts) + 1),
+                checkpoint=checkpoint,
+                causes=tuple(happened for happened in facts.happened if happened.round in numbers),
+                place=after[0].asked,
+            )
+        )
+        if checkpoint is not None:
+            # A later round writes its own over those beyond its beginning.
+            checkpoint = min(checkpoint, changes[-1].resumed)
+    return changes
+
+
+def first_steps(round_: Sequence[WorkerSeen]) -> list[int]:
+    """Return the first steps of the workers that have told theirs."""
+    return [worker.first_step for worker in round_ if worker.first_step is not None]

@@ -11,10 +11,9 @@ from pathlib import Path
 from slurm_elastic.errors import UsageError
 from slurm_elastic.finding import Finding, Level
 from slurm_elastic.observe.report import Report
-from slurm_elastic.rehearsal._changes import losses, steps_lost
 from slurm_elastic.rehearsal._run import RehearsedRun
 from slurm_elastic.rehearsal.checks import findings, require_comparable
-from slurm_elastic.rehearsal.facts import RunFacts
+from slurm_elastic.rehearsal.facts import RunFacts, changes_of, losses
 from slurm_elastic.rehearsal.files import NewNames
 from slurm_elastic.rehearsal.scenario import Kind, Mishap, Plan, plan, spread
 
@@ -103,7 +102,7 @@ def rehearse(options: Options) -> Rehearsal:
         run = RehearsedRun(options, directory, "disturbed", planned, names, undisturbed)
         disturbed = run.facts()
         results = findings(planned, undisturbed, disturbed, options.tolerance)
-        lost = sum(steps_lost(disturbed).values())
+        lost = sum(change.lost for change in changes_of(disturbed))
         return Rehearsal(planned, undisturbed, disturbed, tuple(results), lost, losses(disturbed), run.report())
 
 

@@ -33,7 +33,7 @@ WORKER = Path(__file__).with_name("worker.py")
 WARM = "--start=warm"
 
 _fork = multiprocessing.get_context("forkserver")
-_fork.set_forkserver_preload(["slurm_elastic.agent.run", "slurm_elastic.cli.agent_parser", "slurm_elastic.cli"])
+_fork.set_forkserver_preload(["slurm_elastic.agent.run", "slurm_elastic.cli.commands.agent", "torch.distributed.run"])
 
 
 class Agent:

@@ -11,7 +11,7 @@ from types import ModuleType
 
 import pytest
 
-from slurm_elastic.cli.agent_parser import agent_parser
+from slurm_elastic.cli.commands.agent import agent_parser
 from slurm_elastic.cli.main import commands
 from tests.docs_commands import ELSEWHERE, HERE, shell_commands
 

@@ -1,7 +1,8 @@
-"""``slurm-elastic agent``: runs one elastic agent on this node."""
+"""``slurm-elastic agent``: runs one elastic agent on this node. Torch is imported when that is due, and not before."""
 
 from __future__ import annotations
 
+import argparse
 import atexit
 import contextlib
 import gc
@@ -11,22 +12,38 @@ import signal
 import time
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from slurm_elastic._version import __version__
-from slurm_elastic.cli._command import Command, with_one_line_errors
+from slurm_elastic.cli._command import Command, Parser, add_print_completion, with_one_line_errors
 from slurm_elastic.descriptors import raise_limit, require
 from slurm_elastic.errors import UsageError
 
 if TYPE_CHECKING:
-    import argparse
-
     from slurm_elastic.agent.forkserver.client import ForkServer
     from slurm_elastic.agent.job.replacement import Submission
     from slurm_elastic.agent.node.node_check import NodeCheck
     from slurm_elastic.agent.settings import AgentSettings
     from slurm_elastic.rundir import RunDir
     from slurm_elastic.slurm import SlurmJob
+
+
+_FILLED_IN = (
+    *("nnodes", "nproc_per_node", "rdzv_backend", "rdzv_id", "rdzv_endpoint"),
+    *("node_rank", "master_addr", "master_port", "redirects", "tee"),
+)
+"""Options of torchrun that Slurm fills in where they are not given."""
+
+_EPILOG = """\
+Slurm's environment gives nodes, workers per node (one per GPU), run id and endpoint. Every option may also be given
+as PET_<OPTION> in the environment, as with torchrun.
+
+examples:
+  srun slurm-elastic agent train.py --lr 1e-3
+  slurm-elastic agent --nnodes 2:4 --max-restarts 3 train.py
+  slurm-elastic agent --nproc-per-node 2 -m package.train
+  slurm-elastic agent --interface ib0 --preload numpy,transformers train.py
+"""
 
 
 class Agent(Command):
@@ -61,8 +78,6 @@ class Agent(Command):
 
     def parser(self) -> argparse.ArgumentParser:
         """Return torchrun's parser with the options of the agent; imports torch."""
-        from slurm_elastic.cli.agent_parser import agent_parser
-
         return agent_parser()
 
     def run(self, arguments: Sequence[str]) -> int:
@@ -74,6 +89,53 @@ class Agent(Command):
         # Exit functions run in the order opposite to that of their registration: before those of torch.
         atexit.register(run_last)
         return _run(arguments, None, self._obstacle)
+
+
+def agent_parser() -> argparse.ArgumentParser:
+    """Return torchrun's parser with the options of `agent.option_table`; imports torch.
+
+    In its result, options that Slurm fills in are None where they are not given. Its defaults come from the PET_*
+    variables of this moment. A wrong command line raises UsageError.
+
+    Raises:
+        UsageError: A PET_ variable of a switch is neither 0 nor 1.
+    """
+    from torch.distributed.argparse_util import check_env, env
+    from torch.distributed.run import get_args_parser
+
+    from slurm_elastic.agent.option_table import GROUPS
+
+    try:
+        torchrun = get_args_parser()
+    except ValueError as error:
+        # A switch such as PET_STANDALONE, which torch reads by int().
+        raise UsageError(f"a PET_ variable of a switch is neither 0 nor 1: {error}") from None
+    parser = Parser(
+        prog="slurm-elastic agent",
+        usage="slurm-elastic agent [options] train.py [arguments of train.py]",
+        description="Train with one elastic agent on every node. Every option of torchrun works.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        parents=[torchrun],
+        add_help=False,
+        # An option of the same name that a release of torch adds does not stop the agent; --print-completion is one.
+        conflict_handler="resolve",
+    )
+    # A default of torchrun cannot be distinguished from a given value; a PET_* variable is a given value.
+    parser.set_defaults(**{name: os.environ.get(f"PET_{name.upper()}") for name in _FILLED_IN})
+    for title, options in GROUPS.items():
+        group = parser.add_argument_group(title)
+        for option in options:
+            settings: dict[str, Any] = {"dest": option.torchrun, "metavar": option.metavar, "choices": option.choices}
+            settings |= {"help": option.help, "default": option.default}
+            # The action of a switch does not accept the others.
+            settings = {name: value for name, value in settings.items() if value is not None}
+            group.add_argument(*option.spellings, action=check_env if option.switch else env, **settings)
+    add_print_completion(group)
+    # argparse has had to be given torchrun's first, so that those of the same name are ours.
+    parser._optionals.title = "options of torchrun (by default Slurm tells nodes and workers, and --max-restarts is 0)"
+    parser._action_groups.sort(key=lambda group: group is parser._optionals)
+    return parser
 
 
 def run_after_import(
@@ -136,10 +198,11 @@ def _run(arguments: Sequence[str], fork_server: ForkServer | None, obstacle: str
             from slurm_elastic.agent.node.claims import claim
             from slurm_elastic.agent.run import join, launch
             from slurm_elastic.agent.settings import resolve
-            from slurm_elastic.cli.agent_parser import agent_parser
+
+            parser = agent_parser()
         if not can_fork:
             fork_server.close()
-        options, environ = agent_parser().parse_args(arguments), {**os.environ, **private}
+        options, environ = parser.parse_args(arguments), {**os.environ, **private}
         settings = resolve(options, environ)
         _require_running_job(settings.job)
         # Any agent may become the leader, which has a descriptor for each agent.

@@ -19,7 +19,13 @@ if TYPE_CHECKING:
 
 _SUBMIT = "--submit"
 
-_EXAMPLES = """\
+
+class Coordinator(Command):
+    """Leads a run from a job that is not preempted; if it ends before the run, an agent takes over the leadership."""
+
+    name = "coordinator"
+    summary = "lead a run without workers, for instance from a small job that is not preempted"
+    examples = """\
   slurm-elastic coordinator 1234 --nnodes 2:8              lead the array 1234
   slurm-elastic coordinator my-run --nnodes 2:8            lead the agents with --run-id my-run
   slurm-elastic coordinator --nnodes 2:8 --submit --array=0-7 array.sbatch train.py
@@ -27,14 +33,6 @@ _EXAMPLES = """\
 
 The bounds of the leader count: give the agents the same --nnodes. With --submit they get it from here.
 """
-
-
-class Coordinator(Command):
-    """Leads a run from a job that is not preempted; if it ends before the run, an agent takes over the leadership."""
-
-    name = "coordinator"
-    summary = "lead a run without workers, for instance from a small job that is not preempted"
-    examples = _EXAMPLES
 
     def add_options(self, parser: Parser) -> None:
         """See base class."""

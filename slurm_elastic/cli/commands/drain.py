@@ -1,4 +1,4 @@
-"""``slurm-elastic drain``: makes nodes leave a run with notice."""
+"""``slurm-elastic drain`` and ``requeue``: make nodes, or the whole run, leave with notice."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from collections.abc import Collection, Sequence
 
 from slurm_elastic.agent.event_log import FactLines, Reached
 from slurm_elastic.cli._command import Command, Parser
-from slurm_elastic.cli._leave_request import find_run, request_leave
-from slurm_elastic.cli._run_view import add_run, ago
+from slurm_elastic.cli._run_view import add_run, ago, open_running, request_leave
 from slurm_elastic.errors import UsageError
 from slurm_elastic.observe.records import RunRecords, read_records
 from slurm_elastic.observe.status import run_status
@@ -18,12 +17,11 @@ from slurm_elastic.rendezvous.run_events import Entry
 from slurm_elastic.rundir import RunContents, RunDir
 from slurm_elastic.slurm import compress, expand
 
-_EXAMPLES = """\
-  slurm-elastic drain 1234 node7
-  slurm-elastic drain 1234 'node[7-9]' --run-dir /scratch/me
-  slurm-elastic drain 1234 node7 --wait        returns when node7 has left
-  slurm-elastic drain 1234 --all        the run stops with a checkpoint; its job ends and is not requeued
-"""
+_PAUSE = 0.3
+"""Seconds between two looks at the records."""
+_SETTLE = 5.0
+"""Seconds in which the others go on after the last of the nodes has left; else they wait for nodes."""
+_OF_ROUNDS = frozenset({"node_lost", "node_left", "round_ended", "round_formed", "run_ended"})
 
 
 class Drain(Command):
@@ -31,7 +29,12 @@ class Drain(Command):
 
     name = "drain"
     summary = "make nodes leave a run with notice, for instance before maintenance"
-    examples = _EXAMPLES
+    examples = """\
+  slurm-elastic drain 1234 node7
+  slurm-elastic drain 1234 'node[7-9]' --run-dir /scratch/me
+  slurm-elastic drain 1234 node7 --wait        returns when node7 has left
+  slurm-elastic drain 1234 --all        the run stops with a checkpoint; its job ends and is not requeued
+"""
 
     def add_options(self, parser: Parser) -> None:
         """See base class."""
@@ -49,7 +52,7 @@ class Drain(Command):
         if options.all == bool(options.nodes):
             raise UsageError("name the nodes that have to leave, or give --all")
         nodes = tuple(dict.fromkeys(node for text in options.nodes for node in expand(text)))
-        run_dir = find_run(options)
+        run_dir = open_running(options)
         before = read_records(RunContents(run_dir), run_dir.run_id)
         answer = request_leave(run_dir, nodes, "drained")
         if answer.unknown:
@@ -67,11 +70,29 @@ class Drain(Command):
         return 0
 
 
-_PAUSE = 0.3
-"""Seconds between two looks at the records."""
-_SETTLE = 5.0
-"""Seconds in which the others go on after the last of the nodes has left; else they wait for nodes."""
-_OF_ROUNDS = frozenset({"node_lost", "node_left", "round_ended", "round_formed", "run_ended"})
+class Requeue(Command):
+    """Asks the leader to make all agents leave; then each of their jobs is requeued."""
+
+    name = "requeue"
+    summary = "make a run save, give its nodes back and start again when Slurm has new ones"
+    examples = """\
+  slurm-elastic requeue 1234
+  slurm-elastic requeue my-run --run-dir /scratch/me
+"""
+
+    def add_options(self, parser: Parser) -> None:
+        """See base class."""
+        add_run(parser)
+
+    def run(self, arguments: Sequence[str]) -> int:
+        """Ask the leader, and print the nodes that the run will give back."""
+        options = self.parser().parse_args(arguments)
+        answer = request_leave(open_running(options), (), "requeued")
+        if answer.nodes:
+            print(f"asked to leave and come back: {', '.join(answer.nodes)}")
+        else:
+            print(f"no agent of run {options.run_id} is running; nothing to requeue")
+        return 0
 
 
 def wait_until_left(
@@ -97,7 +118,7 @@ def wait_until_left(
             records, now = read_records(RunContents(run_dir), run_dir.run_id), time.monotonic()
             alive = _alive(records)
             staying = [view for view in alive if view.agent in agents]
-            lines, settled = cost(before, records)
+            lines, settled = _cost(before, records)
             if not staying:
                 gone = gone or now
                 if settled or not alive or now - gone >= _SETTLE:
@@ -113,7 +134,7 @@ def wait_until_left(
         return 130
 
 
-def cost(before: RunRecords, records: RunRecords) -> tuple[list[str], bool]:
+def _cost(before: RunRecords, records: RunRecords) -> tuple[list[str], bool]:
     """Return the lines about what has happened in a run between two looks, and True if its rounds go on or are over."""
     newest = {event.node: event.time for event in before.events}
     events = [

@@ -27,9 +27,6 @@ from slurm_elastic.text import printable
 _WAIT = "wait"
 _LOOK, _DELAY = 2.0, 4.0
 """Seconds between two looks whether the run is over, and for srun to tell it first."""
-_EXAMPLES = """\
-  slurm-elastic job-end "$status" "$@"
-"""
 
 
 class JobEnd(Command):
@@ -44,7 +41,9 @@ class JobEnd(Command):
 
     name = "job-end"
     summary = "exit with 0 if the run is finished, otherwise requeue the job if it can go on; for batch scripts"
-    examples = _EXAMPLES
+    examples = """\
+  slurm-elastic job-end "$status" "$@"
+"""
 
     def add_options(self, parser: Parser) -> None:
         """See base class."""

@@ -10,15 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 
 from slurm_elastic.cli._command import Parser
-from slurm_elastic.cli._run_view import (
-    Queue,
-    Terminal,
-    ViewCommand,
-    add_run,
-    open_run,
-    problems_to_stderr,
-    rank_list,
-)
+from slurm_elastic.cli._run_view import Queue, Terminal, ViewCommand, add_run, open_run, problems_to_stderr, rank_list
 from slurm_elastic.clock_times import local_time
 from slurm_elastic.errors import UsageError
 from slurm_elastic.observe.failures import RoundFailure, read_failures
@@ -30,12 +22,6 @@ from slurm_elastic.rundir import RunContents, RunDir
 from slurm_elastic.slurm import compress, expand
 from slurm_elastic.text import printable
 
-_EXAMPLES = """\
-  slurm-elastic logs 1234 --follow
-  slurm-elastic logs 1234 --rank 0 --round last
-  slurm-elastic logs 1234 --node 'node[7-9]' --since 10min --grep 'NCCL|Error'
-  slurm-elastic logs 1234 --errors
-"""
 _PAUSE = 0.3
 """Seconds between two looks with --follow."""
 _LOOK_AT_RUN = 2.0
@@ -50,7 +36,12 @@ class Logs(ViewCommand):
 
     name = "logs"
     summary = "print what the workers of a run have written, merged by time"
-    examples = _EXAMPLES
+    examples = """\
+  slurm-elastic logs 1234 --follow
+  slurm-elastic logs 1234 --rank 0 --round last
+  slurm-elastic logs 1234 --node 'node[7-9]' --since 10min --grep 'NCCL|Error'
+  slurm-elastic logs 1234 --errors
+"""
 
     def add_options(self, parser: Parser) -> None:
         """See base class."""

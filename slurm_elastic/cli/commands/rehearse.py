@@ -20,21 +20,18 @@ if TYPE_CHECKING:
     from slurm_elastic.rehearsal.runner import Options, Rehearsal
 
 
-_EXAMPLES = """\
+class Rehearse(ViewCommand):
+    """Runs a script without and with mishaps, and shows what has to be fixed in it."""
+
+    name = "rehearse"
+    summary = "run a script on this machine through preemptions, losses and joins, and say what to fix in it"
+    examples = """\
   slurm-elastic rehearse train.py --epochs 1                     a preemption, a node that joins, a node that is killed
   slurm-elastic rehearse --nodes 4 --mishaps kill,leader train.py
   slurm-elastic rehearse --scenario mishaps.txt train.py         with lines such as: at step 30 preempt node 2 with 20 s
 
 exit codes: 0 nothing to fix, 1 findings, 2 the script cannot be rehearsed, or wrong usage
 """
-
-
-class Rehearse(ViewCommand):
-    """Runs a script without and with mishaps, and shows what has to be fixed in it."""
-
-    name = "rehearse"
-    summary = "run a script on this machine through preemptions, losses and joins, and say what to fix in it"
-    examples = _EXAMPLES
 
     def add_options(self, parser: Parser) -> None:
         """See base class."""

@@ -23,13 +23,6 @@ from slurm_elastic.observe.report import chrome_trace, report, report_json
 from slurm_elastic.rundir import RunContents
 from slurm_elastic.text import printable
 
-_EXAMPLES = """\
-  slurm-elastic report 1234                     write report-1234.html, which needs no network to open
-  slurm-elastic report 1234 --json              the same for programs, on stdout
-  slurm-elastic report 1234 --trace run.json    a trace that Perfetto opens (ui.perfetto.dev)
-  slurm-elastic report 1234 --otlp http://collector:4318         its events as logs of OpenTelemetry
-  slurm-elastic report 1234 1240 1251           the runs side by side, in report-1234-1240-1251.html
-"""
 _NAMED = 4
 """Runs that the name of a page names."""
 _RECEIVER = 30.0
@@ -41,7 +34,13 @@ class Report(ViewCommand):
 
     name = "report"
     summary = "say where the time of a run went: rounds, causes, goodput"
-    examples = _EXAMPLES
+    examples = """\
+  slurm-elastic report 1234                     write report-1234.html, which needs no network to open
+  slurm-elastic report 1234 --json              the same for programs, on stdout
+  slurm-elastic report 1234 --trace run.json    a trace that Perfetto opens (ui.perfetto.dev)
+  slurm-elastic report 1234 --otlp http://collector:4318         its events as logs of OpenTelemetry
+  slurm-elastic report 1234 1240 1251           the runs side by side, in report-1234-1240-1251.html
+"""
 
     def add_options(self, parser: Parser) -> None:
         """See base class."""

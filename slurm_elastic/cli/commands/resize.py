@@ -7,8 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from slurm_elastic.cli._command import Command, Parser
-from slurm_elastic.cli._leave_request import find_run
-from slurm_elastic.cli._run_view import add_run
+from slurm_elastic.cli._run_view import add_run, open_running
 from slurm_elastic.errors import UsageError
 
 Options = dict[str, "str | None"]
@@ -58,7 +57,7 @@ def number(name: str, text: str) -> int:
 
 def resize_run(run: argparse.Namespace, options: Options, *, change: int | None = None, size: int = 0) -> int:
     """Resize a run, and print what was asked for."""
-    run_dir = find_run(run)
+    run_dir = open_running(run)
     from slurm_elastic.submission.resize import resize
 
     done = resize(run_dir, change=change, size=size, options=options)
@@ -75,18 +74,15 @@ def resize_run(run: argparse.Namespace, options: Options, *, change: int | None 
     return 0
 
 
-_EXAMPLES = """\
-  slurm-elastic resize 1234 6
-  slurm-elastic resize 1234 6 --partition=low
-"""
-
-
 class Resize(Command):
     """Does what ``grow`` or ``shrink`` would do."""
 
     name = "resize"
     summary = "grow or shrink a run to a number of nodes; further options are for sbatch"
-    examples = _EXAMPLES
+    examples = """\
+  slurm-elastic resize 1234 6
+  slurm-elastic resize 1234 6 --partition=low
+"""
 
     def add_options(self, parser: Parser) -> None:
         """See base class."""
@@ -100,18 +96,15 @@ class Resize(Command):
         return resize_run(namespace, options, size=number("N", namespace.size))
 
 
-_GROW_EXAMPLES = """\
-  slurm-elastic grow 1234 --nodes 2
-  slurm-elastic grow 1234 --nodes 8 --partition=low --time=4:00:00
-"""
-
-
 class Grow(Command):
     """Submits a job whose agents join the run, with the batch script, options and arguments of the first one."""
 
     name = "grow"
     summary = "submit a job whose nodes join a run that trains; further options are for sbatch"
-    examples = _GROW_EXAMPLES
+    examples = """\
+  slurm-elastic grow 1234 --nodes 2
+  slurm-elastic grow 1234 --nodes 8 --partition=low --time=4:00:00
+"""
 
     def add_options(self, parser: Parser) -> None:
         """See base class."""
@@ -124,11 +117,6 @@ class Grow(Command):
         return resize_run(namespace, options, change=number("--nodes", namespace.nodes))
 
 
-_SHRINK_EXAMPLES = """\
-  slurm-elastic shrink 1234 --nodes 2
-"""
-
-
 class Shrink(Command):
     """Cancels jobs of ``grow`` that have not started, and makes nodes leave with notice, those of the newest job first.
 
@@ -137,7 +125,9 @@ class Shrink(Command):
 
     name = "shrink"
     summary = "give nodes of a run back without losing a step, those of the newest job first"
-    examples = _SHRINK_EXAMPLES
+    examples = """\
+  slurm-elastic shrink 1234 --nodes 2
+"""
 
     def add_options(self, parser: Parser) -> None:
         """See base class."""

@@ -1,11 +1,13 @@
-"""``slurm-elastic status``: shows what a run does now, or why it stopped."""
+"""``slurm-elastic status`` and ``list``: show what a run, or each of several, does now, or why it stopped."""
 
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import time
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from slurm_elastic.cli._command import Parser
@@ -22,29 +24,20 @@ from slurm_elastic.cli._run_view import (
     problems_to_stderr,
     rank_list,
     table,
+    titled,
 )
 from slurm_elastic.errors import UsageError
 from slurm_elastic.failures.causes import explanation
+from slurm_elastic.observe.find import own_run_dirs
 from slurm_elastic.observe.pace import SlowRankView
 from slurm_elastic.observe.status import status_json
-from slurm_elastic.observe.views import AgentView, RunStatus, StatusExit
-from slurm_elastic.slurm import compress
+from slurm_elastic.observe.views import GOES_ON, TRAINS, AgentView, RunStatus, StatusExit
+from slurm_elastic.rundir import RunContents, RunDir
+from slurm_elastic.slurm import Controller, compress
 from slurm_elastic.text import printable, size_text
 
 if TYPE_CHECKING:
     from slurm_elastic.observe.live import LiveWorker
-
-
-_EXAMPLES = """\
-  slurm-elastic status 1234
-  slurm-elastic status 1234 --workers
-  slurm-elastic status 1234 --json
-  until slurm-elastic status 1234 >/dev/null; [ $? -lt 3 ]; do sleep 60; done
-
-exit codes: 0 finished, 1 failed, 2 wrong usage, 3 running, 4 waiting for nodes or in the queue, 5 stopped: no agent
-runs and no job waits
-"""
-
 
 _PROCESS = {"D": "waits for a disk or a file system", "T": "is stopped by a signal", "Z": "has ended"}
 """States of processes that are worth a word (proc_pid_stat(5))."""
@@ -55,7 +48,15 @@ class Status(ViewCommand):
 
     name = "status"
     summary = "show what a run does now, or why it stopped"
-    examples = _EXAMPLES
+    examples = """\
+  slurm-elastic status 1234
+  slurm-elastic status 1234 --workers
+  slurm-elastic status 1234 --json
+  until slurm-elastic status 1234 >/dev/null; [ $? -lt 3 ]; do sleep 60; done
+
+exit codes: 0 finished, 1 failed, 2 wrong usage, 3 running, 4 waiting for nodes or in the queue, 5 stopped: no agent
+runs and no job waits
+"""
 
     def add_options(self, parser: Parser) -> None:
         """See base class."""
@@ -87,22 +88,16 @@ def _show(status: RunStatus, terminal: Terminal, now: float, each_worker: bool) 
     state = terminal.state(status.state)
     since = f", last change {ago(now - status.updated)} ago" if status.updated else ""
     write(f"run {terminal.bold(status.run)}: {state}{since}")
-    rows = list(_facts(status, now))
-    for line in table(rows):
-        write(f"  {line}")
+    tables: list[Sequence[Sequence[str]]] = [list(_facts(status, now))]
     if status.agents:
-        write()
-        steps = ("STEP", "STEPS/S", "SAVED") if status.live is not None else ()
-        snapshots = ("SNAPSHOTS",) if _has_snapshots(status) else ()
-        domain = ("DOMAIN",) if status.has_domains else ()
-        titles = ("NODES", *domain, "STATE", "ROUND", "RANKS", *steps, *snapshots, "JOB", "SINCE")
-        for line in table([titles, *_nodes(status, now)]):
-            write(f"  {line}")
+        tables.append(titled(_nodes(status, now)))
     if each_worker:
-        write()
-        for line in table(
-            [("RANK", "NODE", "PID", "DOES", "STEP", "STEPS/S", "SAVED", "BUSY", "SCORE"), *_workers(status)]
-        ):
+        titles = ("RANK", "NODE", "PID", "DOES", "STEP", "STEPS/S", "SAVED", "BUSY", "SCORE")
+        tables.append([titles, *_workers(status)])
+    for index, rows in enumerate(tables):
+        if index:
+            write()
+        for line in table(rows):
             write(f"  {line}")
     cause = status.root_cause
     if cause is not None:
@@ -167,45 +162,29 @@ def _facts(status: RunStatus, now: float) -> Iterable[tuple[str, str]]:
         yield "job", fact
 
 
-def _nodes(status: RunStatus, now: float) -> Iterable[tuple[str, ...]]:
-    """Yield a row for all nodes that do the same."""
+def _nodes(status: RunStatus, now: float) -> Iterable[dict[str, str]]:
+    """Yield a row for all nodes that do the same, by the titles of its columns."""
+    has_snapshots = any(agent.live is not None and agent.live.snapshot_bytes for agent in status.agents)
     groups: dict[tuple[str, str, int | None, str], list[AgentView]] = {}
     for agent in status.agents:
         ended = "" if agent.exit_code is None else f" ({agent.exit_code})"
         domain = agent.domain if status.has_domains else ""
         groups.setdefault((domain, f"{agent.state}{ended}", agent.round, agent.job), []).append(agent)
     for (domain, state, round_, job), members in groups.items():
-        ranks = sorted(
-            rank
-            for agent in members
-            if agent.rank is not None
-            for rank in range(agent.rank, agent.rank + agent.workers)
-        )
+        row = {"NODES": compress(dict.fromkeys(agent.node for agent in members))}
+        if status.has_domains:
+            row["DOMAIN"] = printable(domain)
+        ranks = sorted(rank for agent in members for rank in agent.ranks)
+        row |= {"STATE": state, "ROUND": _number(round_), "RANKS": rank_list(ranks) if state in TRAINS else ""}
+        if status.live is not None:
+            workers = [worker for agent in members for worker in agent.answers]
+            row["STEP"] = _span(worker.step for worker in workers)
+            row["STEPS/S"] = _span(worker.steps_per_second for worker in workers)
+            row["SAVED"] = _span(worker.checkpoint for worker in workers)
+        if has_snapshots:
+            row["SNAPSHOTS"] = _sizes(members)
         since = [agent.since for agent in members if agent.since]
-        workers = [worker for agent in members if agent.live is not None for worker in agent.live.workers]
-        yield (
-            compress(dict.fromkeys(agent.node for agent in members)),
-            *((printable(domain),) if status.has_domains else ()),
-            state,
-            "" if round_ is None else str(round_),
-            rank_list(ranks) if state in ("training", "done") else "",
-            *(
-                (
-                    _span(worker.step for worker in workers),
-                    _span(worker.steps_per_second for worker in workers),
-                    _span(worker.checkpoint for worker in workers),
-                )
-                if status.live is not None
-                else ()
-            ),
-            *((_sizes(members),) if _has_snapshots(status) else ()),
-            job,
-            ago(now - min(since)) if since else "",
-        )
-
-
-def _has_snapshots(status: RunStatus) -> bool:
-    return any(agent.live is not None and agent.live.snapshot_bytes for agent in status.agents)
+        yield {**row, "JOB": job, "SINCE": ago(now - min(since)) if since else ""}
 
 
 def _sizes(agents: Iterable[AgentView]) -> str:
@@ -217,9 +196,7 @@ def _sizes(agents: Iterable[AgentView]) -> str:
 
 def _workers(status: RunStatus) -> Iterable[tuple[str, ...]]:
     """Yield a row for each worker that has been answered for, in the order of ranks."""
-    workers = [
-        (worker, agent.node) for agent in status.agents if agent.live is not None for worker in agent.live.workers
-    ]
+    workers = [(worker, agent.node) for agent in status.agents for worker in agent.answers]
     scores = {score.rank: score for score in status.scores}
     for worker, node in sorted(workers, key=lambda pair: pair[0].rank):
         score = scores.get(worker.rank)
@@ -262,3 +239,86 @@ def _number(value: float | None) -> str:
     if value is None:
         return ""
     return str(value) if isinstance(value, int) else f"{value:.4g}"
+
+
+class List(ViewCommand):
+    """Shows one line for each run."""
+
+    name = "list"
+    summary = "show the runs of this directory, or of all queued jobs"
+    examples = """\
+  slurm-elastic list                 runs whose jobs were submitted in this directory
+  slurm-elastic list --queued        runs of all queued jobs, wherever they were submitted
+"""
+
+    def add_options(self, parser: Parser) -> None:
+        """See base class."""
+        parser.add_argument("--run-dir", metavar="DIR", help="as for the agent (default: the current directory)")
+        parser.add_argument("--queued", action="store_true", help="the runs of all queued jobs, as squeue lists them")
+        parser.add_argument("--json", action="store_true", help="a list of what `status --json` prints")
+
+    def show(self, arguments: Sequence[str]) -> int:
+        """Print a table of runs."""
+        options = self.parser().parse_args(arguments)
+        if options.queued and options.run_dir:
+            raise UsageError("--queued finds the directories itself; give either --queued or --run-dir")
+        queue = Queue()
+        bases = [Path(options.run_dir or Path.cwd())]
+        if options.queued and queue.jobs is None:
+            raise UsageError("squeue gives no answer on this machine; leave out --queued, or run it on a login node")
+        if options.queued:
+            bases = [Path(name) for name in dict.fromkeys(job.work_dir for job in queue.jobs or ())]
+        run_dirs = [run_dir for base in bases for run_dir in own_run_dirs(base)]
+        run_dirs += _not_begun(queue, run_dirs, bases)
+        statuses = [present_status(run_dir, queue) for run_dir in run_dirs]
+        if options.queued:
+            statuses = [status for status in statuses if status.state in GOES_ON]
+        statuses.sort(key=lambda status: status.updated or 0.0)
+        if options.json:
+            print(json.dumps([status_json(status) for status in statuses], indent=1))
+            return 0
+        if not statuses:
+            print("no runs of queued jobs" if options.queued else f"no runs in {bases[0].absolute()}")
+            return 0
+        terminal, now = Terminal(), time.time()
+        rows = titled(
+            {
+                "RUN": status.run,
+                "ROUND": _number(status.round),
+                "NODES": _number(status.nodes or None),
+                "WORKERS": _number(status.world_size or None),
+                "STEP": _number(status.step),
+                "CHANGED": "; ".join(filter(None, _changed(status, now))),
+            }
+            for status in statuses
+        )
+        states = ["STATE".ljust(8), *(terminal.state(status.state, 8) for status in statuses)]
+        for state, line in zip(states, table(rows), strict=True):
+            terminal.write(f"{state}  {line}")
+        return 0
+
+
+def _changed(status: RunStatus, now: float) -> list[str]:
+    if not status.updated:
+        return job_facts(status.jobs or (), now)
+    return [f"{ago(now - status.updated)} ago", status.holds]
+
+
+def _not_begun(queue: Queue, begun: Sequence[RunDir], bases: Sequence[Path]) -> list[RunDir]:
+    """Return the runs, without a directory yet, of jobs in the queue that were submitted in these directories."""
+    places = {base.absolute() for base in bases}
+    waiting: dict[Path, RunDir] = {}
+    for job in queue.jobs or ():
+        base, name = Path(job.work_dir), job.array_job_id if "[" in job.name else job.name
+        # A component of a heterogeneous job is no run.
+        if base not in places or not re.fullmatch("[0-9_]+", name):
+            continue
+        mine = re.compile(rf"{re.escape(name)}(\.[0-9]+)?")
+        there = (run for run in begun if run.path.parent.parent == base)
+        if any(mine.fullmatch(run.run_id) for run in begun) or any(RunContents(r).has_job(job.job_id) for r in there):
+            continue
+        script = Controller().batch_script(name)
+        if script is not None and re.search("slurm.elastic", script):
+            run_dir = RunDir.for_run(base, name)
+            waiting[run_dir.path] = run_dir
+    return list(waiting.values())

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from slurm_elastic.cli._command import Command, Parser
+from slurm_elastic.cli._command import Command, Parser, with_sbatch_options
 from slurm_elastic.errors import UsageError
 from slurm_elastic.slurm import Controller, JobView
 from slurm_elastic.submission.job_states import is_final
@@ -29,12 +29,6 @@ Options of sbatch, such as --partition or --time, and options of the agents, suc
 script in any order. Single letters are options of sbatch, except -m MODULE, which is an option of the agents.
 """
 
-_EXAMPLES = """\
-  slurm-elastic submit --nodes 2:4 --gpus-per-node=4 train.py --lr 1e-3
-  slurm-elastic submit --shape array --nodes 2:8 --partition=low --time=4:00:00 --max-restarts=3 train.py
-  slurm-elastic submit --template elastic.sbatch --nodes 4 --dry-run -m package.train
-"""
-
 _DECIDED = {
     "nnodes": "give --nodes, and --nnodes beside it only for a run that may get more nodes later",
     "standalone": "the nodes of a job find each other",
@@ -50,7 +44,11 @@ class Submit(Command):
 
     name = "submit"
     summary = "submit a script; options of sbatch and of the agent before it"
-    examples = _EXAMPLES
+    examples = """\
+  slurm-elastic submit --nodes 2:4 --gpus-per-node=4 train.py --lr 1e-3
+  slurm-elastic submit --shape array --nodes 2:8 --partition=low --time=4:00:00 --max-restarts=3 train.py
+  slurm-elastic submit --template elastic.sbatch --nodes 4 --dry-run -m package.train
+"""
 
     def add_options(self, parser: Parser) -> None:
         """See base class."""
@@ -81,8 +79,6 @@ class Submit(Command):
 
     def completion_parser(self) -> argparse.ArgumentParser:
         """Add the options of the agent and of sbatch."""
-        from slurm_elastic.submission.submit_options import SBATCH_OPTIONS
-
         parser = self.parser()
         own_names = set(parser._option_string_actions)
         agent = _agent_parser()
@@ -91,10 +87,7 @@ class Submit(Command):
             if not names and action.dest.replace("_", "-") not in _DECIDED:
                 parser._add_action(action)
                 own_names |= set(action.option_strings)
-        for name in SBATCH_OPTIONS:
-            if f"--{name}" not in own_names:
-                parser.add_argument(f"--{name}", help="option of sbatch")
-        return parser
+        return with_sbatch_options(parser)
 
     def run(self, arguments: Sequence[str]) -> int:
         """Check the command line, submit, and print the job id and the path of the output."""
@@ -135,7 +128,7 @@ def _agent_parser() -> argparse.ArgumentParser:
 
     require_torch()
     # This imports torch, for its parser.
-    from slurm_elastic.cli.agent_parser import agent_parser
+    from slurm_elastic.cli.commands.agent import agent_parser
 
     return agent_parser()
 

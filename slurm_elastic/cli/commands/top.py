@@ -12,18 +12,13 @@ from collections.abc import Sequence
 
 from slurm_elastic import typed_json
 from slurm_elastic.cli._command import Parser
-from slurm_elastic.cli._leave_request import request_leave
-from slurm_elastic.cli._run_view import Queue, ViewCommand, add_run, open_run, present_status
+from slurm_elastic.cli._run_view import Queue, ViewCommand, add_run, open_run, present_status, request_leave
 from slurm_elastic.errors import SlurmElasticError, UsageError
 from slurm_elastic.observe.records import RunRecords, read_records
 from slurm_elastic.observe.views import RunStatus
 from slurm_elastic.rundir import RunContents, RunDir
 from slurm_elastic.text import printable
 
-_EXAMPLES = """\
-  slurm-elastic top 1234
-  slurm-elastic top 1234 --interval 10
-"""
 _ASK_SLURM = 30.0
 """Seconds between two questions to Slurm."""
 _READING = 0.1
@@ -39,7 +34,10 @@ class Top(ViewCommand):
 
     name = "top"
     summary = "watch a run: nodes, step times, events, logs; drain and requeue by a key"
-    examples = _EXAMPLES
+    examples = """\
+  slurm-elastic top 1234
+  slurm-elastic top 1234 --interval 10
+"""
 
     def add_options(self, parser: Parser) -> None:
         """See base class."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from slurm_elastic.agent.option_table import GROUPS, OPTIONS, scan
-from slurm_elastic.cli.agent_parser import agent_parser
+from slurm_elastic.cli.commands.agent import agent_parser
 
 VALUES = ("start", "preload", "nproc_per_node", "rdzv_id", "run_dir", "max_requeues", "grace", "warning")
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from slurm_elastic.cli import main
-from slurm_elastic.cli.agent_parser import agent_parser
+from slurm_elastic.cli.commands.agent import agent_parser
 from slurm_elastic.cli.main import commands
 from slurm_elastic.errors import UsageError
 

@@ -10,8 +10,7 @@ import pytest
 
 from slurm_elastic import __version__
 from slurm_elastic.cli import main
-from slurm_elastic.cli.agent_parser import agent_parser
-from slurm_elastic.cli.commands.agent import require_version
+from slurm_elastic.cli.commands.agent import agent_parser, require_version
 from slurm_elastic.cli.commands.job_end import JobEnd
 from slurm_elastic.cli.commands.rehearse import Rehearse
 from slurm_elastic.errors import UsageError

@@ -7,17 +7,19 @@ import socket
 import subprocess
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from slurm_elastic import typed_json
 from slurm_elastic.cli import main
-from slurm_elastic.doctor.facts import ProbeResult, SlurmFacts, StopFacts, decode_result, encode
+from slurm_elastic.doctor.facts import ProbeResult, SlurmFacts, StopFacts
 from slurm_elastic.doctor.gather import (
     _mount,
     _nvidia_driver,
     last_stop,
     node_facts,
     quota_left,
-    require_possible,
+    require_partition,
     run_dir_facts,
     slurm_facts,
 )
@@ -46,7 +48,7 @@ def test_facts_of_this_machine_are_whole_and_travel() -> None:
     assert facts.address or facts.address_error
     # Tests reach no Slurm.
     assert (facts.has_scontrol, facts.has_squeue, facts.controller_offset) == (False, False, None)
-    assert decode_result(encode(ProbeResult(facts))).facts == facts
+    assert typed_json.decode(msgspec.json.encode(ProbeResult(facts)), ProbeResult).facts == facts
 
 
 def test_a_run_directory_is_measured_and_removed(tmp_path: Path) -> None:
@@ -235,12 +237,12 @@ def test_options_of_sbatch_replace_those_of_the_doctor() -> None:
 
 def test_a_partition_that_cannot_be_is_refused() -> None:
     slurm = SlurmFacts(partitions=parse_partitions((OUTPUTS / "partitions_24.11.txt").read_text()))
-    require_possible(slurm, "low,high", 2)
-    require_possible(slurm, "", None)
+    require_partition(slurm, "low,high", 2)
+    require_partition(slurm, "", None)
     with pytest.raises(UsageError, match=r"^--partition hgh: Slurm knows no such partition; did you mean high\?$"):
-        require_possible(slurm, "hgh", None)
+        require_partition(slurm, "hgh", None)
     with pytest.raises(UsageError, match=r"^--nodes 3: partition low has 2; give fewer, or another --partition$"):
-        require_possible(slurm, "", 3)
+        require_partition(slurm, "", 3)
 
 
 def test_no_cluster_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,9 +7,10 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from slurm_elastic.doctor.facts import NodeFacts, ProbeResult, encode
+from slurm_elastic.doctor.facts import NodeFacts, ProbeResult
 from slurm_elastic.doctor.probe import result_name
 from slurm_elastic.doctor.probe_job import ProbeJob
 from slurm_elastic.rundir import RunDir
@@ -54,17 +55,18 @@ def test_results_are_collected_when_the_job_is_over(tmp_path: Path) -> None:
         tmp_path, Scripted(view("PENDING", reason="Resources"), running, view("COMPLETED", "n1", "n2"))
     )
     for node in ("n1", "n2"):
-        run_dir.publish(result_name(node), encode(ProbeResult(NodeFacts(node))))
+        run_dir.publish(result_name(node), msgspec.json.encode(ProbeResult(NodeFacts(node))))
     lines: list[str] = []
     assert [each.facts.node for each in job.wait(lines.append)] == ["n1", "n2"]
     assert lines == ["job 7 waits (Resources)", "job 7 runs on n1, n2"]
     assert (job.nodes, job.partition, job.qos) == (("n1", "n2"), "gpu", "low")
 
 
-def test_a_damaged_result_counts_as_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("content", [b'{"facts":', b'{"facts": 3}'])
+def test_a_damaged_result_counts_as_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes) -> None:
     monkeypatch.setattr("slurm_elastic.doctor.probe_job._AFTER_THE_END", 0.0)
     job, run_dir = submitted(tmp_path, Scripted(view("COMPLETED", "n1")))
-    run_dir.publish(result_name("n1"), b'{"facts":')
+    run_dir.publish(result_name("n1"), content)
     assert job.wait(lambda line: None) == ()
     job.output.write_text("srun: cluster configuration lacks support for cpu binding\nno torch\n")
     assert job.last_lines() == ("no torch",)

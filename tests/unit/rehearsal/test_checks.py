@@ -11,9 +11,8 @@ import pytest
 from slurm_elastic.errors import UsageError
 from slurm_elastic.finding import Finding, Level
 from slurm_elastic.rehearsal import kill, pause, preempt
-from slurm_elastic.rehearsal._changes import losses, steps_lost
 from slurm_elastic.rehearsal.checks import findings, require_comparable
-from slurm_elastic.rehearsal.facts import AgentEnd, Happened, RunFacts, StopSeen, WorkerSeen
+from slurm_elastic.rehearsal.facts import AgentEnd, Happened, RunFacts, StopSeen, WorkerSeen, changes_of, losses
 from slurm_elastic.rehearsal.scenario import plan
 
 NOTICE = preempt(node=1, step=4, seconds=10)
@@ -26,7 +25,6 @@ def worker(round_: int, rank: int, first: int, last: int, **fields: object) -> W
     steps = tuple((step, begun + step) for step in range(first, last + 1))
     values: dict[str, object] = {
         "node": f"node{rank}",
-        "world_size": 2,
         "steps": steps,
         "pause": 1.0,
         "asked": "train.py:9",
@@ -74,7 +72,7 @@ def test_a_script_that_is_right() -> None:
     assert wrong(found) == set()
     assert found["resume.step"].found == "rounds went on from step 4"
     assert found["save.grace"].found == "saving and ending took 0.5 s of 10 s of notice"
-    assert steps_lost(after_notice()) == {str(NOTICE): 0}
+    assert [change.lost for change in changes_of(after_notice())] == [0]
 
 
 def test_a_run_that_finds_the_checkpoints_of_the_one_before_it_is_told_so() -> None:
@@ -91,7 +89,7 @@ def test_a_kill_costs_the_steps_since_the_last_checkpoint() -> None:
     found = rows(facts, LOSS)
     assert wrong(found) == set()
     assert found["steps.killed"].found == "steps lost without notice: 2 ('at step 4 kill node 1')"
-    assert sum(steps_lost(facts).values()) == 2
+    assert sum(change.lost for change in changes_of(facts)) == 2
 
 
 def test_half_a_checkpoint_that_was_left_out_is_right() -> None:

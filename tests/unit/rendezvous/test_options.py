@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from slurm_elastic.agent.workers.torchrun_options import ignored_options
-from slurm_elastic.cli.agent_parser import agent_parser
+from slurm_elastic.cli.commands.agent import agent_parser
 from slurm_elastic.errors import UsageError
 from slurm_elastic.rendezvous.membership.config import OnTie
 from slurm_elastic.rendezvous.options import RendezvousOptions

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from slurm_elastic.cli import main
-from slurm_elastic.cli.agent_parser import agent_parser
+from slurm_elastic.cli.commands.agent import agent_parser
 from slurm_elastic.cli.commands.submit import _options
 from slurm_elastic.errors import UsageError
 from slurm_elastic.submission.batch_script import LONG_NAMES

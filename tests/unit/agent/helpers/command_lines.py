@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from slurm_elastic.agent.settings import AgentSettings, resolve
-from slurm_elastic.cli.agent_parser import agent_parser
+from slurm_elastic.cli.commands.agent import agent_parser
 
 STEP = {
     "SLURM_JOB_ID": "7",
