@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 
@@ -60,13 +60,7 @@ def exit_code(findings: Iterable[Finding]) -> int:
 def findings_json(findings: Iterable[Finding]) -> list[dict[str, Any]]:
     """Return findings as `docs/doctor.md` describes them."""
     return [
-        {
-            "check": finding.check,
-            "level": finding.level.value,
-            "found": finding.found,
-            "why": finding.why,
-            "fix": finding.fix,
-            "nodes": list(finding.nodes),
-        }
+        {name: value for name, value in asdict(finding).items() if name != "place"}
+        | {"level": finding.level.value, "nodes": list(finding.nodes)}
         for finding in findings
     ]

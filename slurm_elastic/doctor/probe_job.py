@@ -16,8 +16,7 @@ from slurm_elastic.doctor.probe import result_name
 from slurm_elastic.errors import UsageError
 from slurm_elastic.rundir import RunDir
 from slurm_elastic.slurm import Controller
-from slurm_elastic.submission.batch_script import BatchScript
-from slurm_elastic.submission.plan import NodeRange, Shape, environment_lines, read_template, require_possible
+from slurm_elastic.submission.batch_script import BatchScript, NodeRange, Plan, Shape, environment_lines, read_template
 from slurm_elastic.submission.sbatch import submit
 
 _LEFT_OUT = ("array", "open-mode", "requeue", "signal", "no-kill")
@@ -56,12 +55,10 @@ def batch_script(
     Raises:
         UsageError: An option is not possible, or the template cannot be used.
     """
-    for name in options:
-        require_possible(name)
     made: dict[str, str | None] = {**_DEFAULTS, "nodes": str(nodes), "no-requeue": None, "output": str(output)}
     without = (*_LEFT_OUT, *(("exclusive",) if "cpus-per-task" in options else ()))
-    script = BatchScript.from_template(template).with_options({**made, **options}, without=without)
-    return replace(script, arguments=tuple(arguments), setup=environment_lines(), body=tuple(_BODY.splitlines()))
+    plan = Plan(Shape.ALLOCATION, None, {**made, **options}, without, (), tuple(arguments), environment_lines())
+    return replace(plan.script(template), body=tuple(_BODY.splitlines()))
 
 
 @contextlib.contextmanager

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from slurm_elastic import typed_json
-from slurm_elastic.clock_times import parse_time
 from slurm_elastic.rundir import RunContents, RunDir, RunFile
+from slurm_elastic.text import parse_time
 
 
 def read_events(run_dir: RunDir) -> list[tuple[float, dict[str, Any]]]:
