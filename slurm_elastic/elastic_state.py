@@ -1,11 +1,13 @@
 """One object for a training script: what comes back after a restart, and what is done after each step.
 
 It stands on `slurm_elastic.trainer`, `slurm_elastic.snapshot` and `slurm_elastic.data`, for scripts that want less, or
-more.
+more. The integrations share with it who saves and stops in a process, and how a worker ends.
 """
 
 from __future__ import annotations
 
+import atexit
+import gc
 import hashlib
 import itertools
 import json
@@ -24,7 +26,6 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from slurm_elastic import snapshot, trainer
-from slurm_elastic._ending import claim, end_worker, wait_for_all
 from slurm_elastic.data import ElasticSampler, own_place
 from slurm_elastic.snapshot.state import flatten
 
@@ -39,6 +40,10 @@ _OWN = "elastic"
 """Name of the object's own values in a snapshot."""
 _MEETING = timedelta(minutes=5)
 """For ranks that come to the object later than others."""
+_SAVING = timedelta(minutes=30)
+"""For ranks that still save; the time after which torch gives up a collective."""
+_claimed = ""
+"""What saves and stops in this process."""
 
 logger = logging.getLogger("slurm_elastic")
 
@@ -326,7 +331,7 @@ class ElasticState:
 
     def _meet(self) -> None:
         try:
-            wait_for_all("slurm_elastic/state", self._world_size, _MEETING)
+            _wait_for_all("slurm_elastic/state", self._world_size, _MEETING)
         except dist.DistError:
             raise RuntimeError(
                 f"rank {self._rank} waits for the ElasticState of the other {self._world_size - 1} ranks since"
@@ -362,17 +367,15 @@ def reseed(seed: int, rank: int, place: object) -> None:
         numpy.random.seed(seed % 2**32)
 
 
-def _require_types(sampler: object, checkpoint_every: object, every_steps: object, snapshot_every: object) -> None:
-    if sampler is not None and not isinstance(sampler, ElasticSampler):
-        raise TypeError(
-            f"sampler is a {type(sampler).__name__}: give ElasticSampler(data_set, global_batch_size=...), or none"
-        )
-    if not isinstance(checkpoint_every, (int, float)):
-        raise TypeError(f"checkpoint_every is a {type(checkpoint_every).__name__}: give seconds")
-    if every_steps is not None and not isinstance(every_steps, int):
-        raise TypeError(f"checkpoint_every_steps is a {type(every_steps).__name__}: give steps")
-    if not isinstance(snapshot_every, int):
-        raise TypeError(f"snapshot_every is a {type(snapshot_every).__name__}: give steps")
+def _require_types(sampler: object, checkpoint_every: object, every_steps: object, snapshot_every: int) -> None:
+    for name, value, kind, fix in (
+        ("sampler", sampler, ElasticSampler | None, "ElasticSampler(data_set, global_batch_size=...), or none"),
+        ("checkpoint_every", checkpoint_every, int | float, "seconds"),
+        ("checkpoint_every_steps", every_steps, int | None, "steps"),
+        ("snapshot_every", snapshot_every, int, "steps"),
+    ):
+        if not isinstance(value, kind):
+            raise TypeError(f"{name} is a {type(value).__name__}: give {fix}")
     if snapshot_every < 1:
         raise ValueError(f"snapshot_every={snapshot_every}: a snapshot is taken after 1 step or more")
 
@@ -402,3 +405,72 @@ def _is_loader(value: object) -> bool:
 def _unwrapped(value: object) -> object:
     # So that a checkpoint is the same with and without it.
     return value.module if isinstance(value, DistributedDataParallel) else value
+
+
+def claim(owner: str) -> None:
+    """Note what saves and stops in this process: a second one would count the steps twice.
+
+    Raises:
+        RuntimeError: There is another one.
+    """
+    global _claimed
+    if "ElasticState" in (owner, _claimed) and _claimed:
+        raise RuntimeError(
+            f"this process has an {_claimed} and gets an {owner}: one object counts, saves and stops; give it all state"
+        )
+    _claimed = owner
+    trainer._await_first(by_script=False)
+
+
+def end_worker() -> None:
+    """End this process with 0, when all ranks are here: rank 0 has written its checkpoint by then.
+
+    What the script does after its training, such as an evaluation, is left to the round that finishes it.
+
+    Raises:
+        SystemExit: always.
+    """
+    if dist.is_available() and dist.is_initialized():
+        if dist.get_world_size() > 1:
+            _wait_for_all("slurm_elastic/end", dist.get_world_size(), _SAVING)
+        # Not now: on its way out a framework still uses its models (lightning 2.6, DDPStrategy.teardown).
+        atexit.register(_end_process_group)
+    sys.exit(0)
+
+
+def _wait_for_all(key: str, world_size: int, timeout: timedelta) -> None:
+    """Wait at the store of the round until all ranks are here.
+
+    `dist.barrier` would do, but it holds on to the tensors of the collective before, see `_end_process_group`.
+
+    Raises:
+        DistError: The time is over, or there is no store.
+    """
+    store = dist.TCPStore(  # type: ignore[attr-defined]
+        os.environ["MASTER_ADDR"],
+        int(os.environ["MASTER_PORT"]),
+        is_master=False,
+        timeout=timeout,
+        wait_for_workers=False,
+    )
+    # A round has a store of its own.
+    if store.add(key, 1) == world_size:
+        store.set(f"{key}/all", "")
+    store.wait([f"{key}/all"], timeout)
+
+
+def _end_process_group() -> None:
+    """End the process group without waiting for gloo's threads with the GIL: no DistributedDataParallel keeps it.
+
+    gloo's thread needs the GIL to free the tensors of its last collective, and ~ProcessGroupGloo waits for that thread.
+    The last Python reference to a process group releases the GIL for that (IntrusivePtrNoGilDestructor), but a Reducer
+    that owns it last does not (~Reducer, seen in torch 2.13): where the thread gets no processor until then, the worker
+    hangs at its end.
+    """
+    for each in gc.get_objects():
+        # isinstance would ask proxy objects for their class.
+        if issubclass(type(each), DistributedDataParallel):
+            # The logger owns the reducer, too.
+            each.logger = each.reducer = each.process_group = None
+    if dist.is_initialized():
+        dist.destroy_process_group()

@@ -5,8 +5,6 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterable
 
-__all__ = ["ExitCode", "SlurmElasticError", "UsageError", "did_you_mean"]
-
 
 class ExitCode(enum.IntEnum):
     """Exit codes of an agent.

@@ -15,7 +15,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from slurm_elastic import typed_json
 from slurm_elastic.errors import ExitCode, SlurmElasticError, UsageError
+from slurm_elastic.ownership import unpickle
 from slurm_elastic.rundir import RunDir, publish_file
-from slurm_elastic.unpickling import unpickle
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
@@ -74,18 +74,6 @@ class _Start:
     error_file: str
     run_dir: str
     run_id: str
-
-    @classmethod
-    def of_this_worker(cls, environ: Mapping[str, str]) -> _Start:
-        return cls(
-            round=int(environ["SLURM_ELASTIC_ROUND"]),
-            rank=int(environ["RANK"]),
-            local_rank=int(environ["LOCAL_RANK"]),
-            pid=os.getpid(),
-            error_file=environ.get("TORCHELASTIC_ERROR_FILE", ""),
-            run_dir=environ["SLURM_ELASTIC_RUN_DIR"],
-            run_id=environ["SLURM_ELASTIC_RUN_ID"],
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -263,7 +251,16 @@ def _work(directory: Path) -> None:
     import cloudpickle
     from torch.distributed.elastic.multiprocessing.errors import record
 
-    start = _Start.of_this_worker(os.environ)
+    environ = os.environ
+    start = _Start(
+        round=int(environ["SLURM_ELASTIC_ROUND"]),
+        rank=int(environ["RANK"]),
+        local_rank=int(environ["LOCAL_RANK"]),
+        pid=os.getpid(),
+        error_file=environ.get("TORCHELASTIC_ERROR_FILE", ""),
+        run_dir=environ["SLURM_ELASTIC_RUN_DIR"],
+        run_id=environ["SLURM_ELASTIC_RUN_ID"],
+    )
     publish_file(directory / f"{start.round}.{start.rank}.start", json.dumps(asdict(start)).encode())
 
     try:

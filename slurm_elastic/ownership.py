@@ -1,4 +1,4 @@
-"""Checks that files and directories belong to this user, so that no other one can have put something there.
+"""Checks that files and directories belong to this user, so that no other one can have put something there; unpickling.
 
 A directory that others may write to lets them put, rename and remove what they like, whatever the modes of the files in
 it. With the sticky bit they may only touch what is theirs (inode(7)), as in /tmp.
@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pickle
 import secrets
 import stat
 from collections.abc import Collection
 from pathlib import Path
+from typing import Any
 
 from slurm_elastic.errors import UsageError
 
@@ -199,3 +201,20 @@ def _require_owner(descriptor: int, path: Path) -> None:
         if owner == owner_of_new_files(path if path.is_dir() else path.parent):
             return
     raise PermissionError(1, f"belongs to another user (uid {owner})", str(path))
+
+
+def unpickle(source: int | Path) -> Any:
+    """Return the object whose pickle is in a file. Nothing else of this project unpickles: a pickle can run any code.
+
+    docs/security.md lists who calls it. The fork server (agent/forkserver) has memory files that only its agent makes.
+
+    Args:
+        source: A descriptor that was inherited or made here, which is closed; or a path, see `open_trusted`.
+
+    Raises:
+        PermissionError: Another user can have written the file.
+        OSError: There is none, or it cannot be read.
+        Exception: It is no pickle, or names what cannot be imported here.
+    """
+    with os.fdopen(source if isinstance(source, int) else open_trusted(source), "rb") as file:
+        return pickle.load(file)

@@ -13,22 +13,6 @@ import bisect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-__all__ = [
-    "FAST",
-    "LOOK",
-    "LOOKS",
-    "SLOW",
-    "Meter",
-    "Pace",
-    "Reading",
-    "Score",
-    "SlowRank",
-    "SlowRanks",
-    "read",
-    "scores",
-    "step",
-]
-
 LOOK = 10.0
 """Seconds between two looks at all ranks, at least; a pace is measured over as long a time."""
 LOOKS = 6

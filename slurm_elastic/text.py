@@ -1,7 +1,8 @@
-"""Text from others, made fit for a terminal and for one line of a log, and sizes as text."""
+"""Text and times from others, made fit for a terminal and for one line of a log; numbers as text."""
 
 from __future__ import annotations
 
+import datetime
 import re
 
 _UNFIT = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -33,3 +34,23 @@ def duration_text(seconds: float) -> str:
         return f"{seconds:.0f} s"
     minutes = round(seconds / 60)
     return f"{minutes} min" if minutes < 100 else f"{minutes // 60} h {minutes % 60} min"
+
+
+_FIRST, _LAST = 0.0, 253370764800.0
+"""From 1970 to 9998: a clock shows these in every zone."""
+
+
+def parse_time(text: object) -> float | None:
+    """Return a time of a record in seconds since 1970; None if it is none that clocks show."""
+    try:
+        # Python 3.10 does not read the Z that other programs write for UTC.
+        when = datetime.datetime.fromisoformat(text.replace("Z", "+00:00")) if isinstance(text, str) else None
+    except ValueError:
+        return None
+    seconds = None if when is None or when.tzinfo is None else when.timestamp()
+    return seconds if seconds is not None and _FIRST <= seconds < _LAST else None
+
+
+def local_time(seconds: float) -> datetime.datetime:
+    """Return a time in the zone of this machine; the nearest that clocks show where it is foreign, as a file's."""
+    return datetime.datetime.fromtimestamp(min(_LAST, max(_FIRST, seconds))).astimezone()

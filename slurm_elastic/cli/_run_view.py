@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from slurm_elastic.cli._command import Command, Parser
-from slurm_elastic.clock_times import local_time
 from slurm_elastic.errors import UsageError
 from slurm_elastic.finding import Finding
 from slurm_elastic.observe.find import find_run, newest_run
@@ -28,7 +27,7 @@ from slurm_elastic.observe.status import jobs_of, run_status
 from slurm_elastic.observe.views import JobInQueue, RunState, RunStatus
 from slurm_elastic.rundir import RunContents, RunDir, RunDirError, known_directories
 from slurm_elastic.slurm import Controller, QueuedJob
-from slurm_elastic.text import printable
+from slurm_elastic.text import local_time, printable
 
 if TYPE_CHECKING:
     from slurm_elastic.observe.live import LiveRun

@@ -22,8 +22,7 @@ from slurm_elastic.errors import UsageError
 from slurm_elastic.rendezvous.records.api import etcd_wanted
 from slurm_elastic.rundir import RunDir
 from slurm_elastic.slurm import AddressPreference, Controller
-from slurm_elastic.submission.batch_script import BatchScript
-from slurm_elastic.submission.plan import NodeRange, Shape, environment_lines, read_template, require_possible
+from slurm_elastic.submission.batch_script import BatchScript, NodeRange, Plan, Shape, environment_lines, read_template
 from slurm_elastic.submission.sbatch import submit
 
 _LEFT_OUT = ("array", "open-mode", "requeue", "signal", "no-kill")
@@ -62,12 +61,10 @@ def batch_script(
     Raises:
         UsageError: An option is not possible, or the template cannot be used.
     """
-    for name in options:
-        require_possible(name)
-    made = {**_DEFAULTS, "nodes": str(nodes), "no-requeue": None, "output": str(output), **options}
-    without = (*_LEFT_OUT, "exclusive") if "cpus-per-task" in options else _LEFT_OUT
-    script = BatchScript.from_template(template).with_options(made, without=without)
-    return replace(script, arguments=tuple(arguments), setup=environment_lines(), body=tuple(_BODY.splitlines()))
+    made: dict[str, str | None] = {**_DEFAULTS, "nodes": str(nodes), "no-requeue": None, "output": str(output)}
+    without = (*_LEFT_OUT, *(("exclusive",) if "cpus-per-task" in options else ()))
+    plan = Plan(Shape.ALLOCATION, None, {**made, **options}, without, (), tuple(arguments), environment_lines())
+    return replace(plan.script(template), body=tuple(_BODY.splitlines()))
 
 
 @contextlib.contextmanager

@@ -32,9 +32,8 @@ from transformers.trainer import OPTIMIZER_NAME, SCALER_NAME, SCHEDULER_NAME, TR
 from transformers.utils import WEIGHTS_INDEX_NAME, WEIGHTS_NAME
 
 from slurm_elastic import snapshot, trainer
-from slurm_elastic._ending import claim, end_worker
 from slurm_elastic.data import batch_plan
-from slurm_elastic.elastic_state import reseed
+from slurm_elastic.elastic_state import claim, end_worker, reseed
 
 __all__ = ["ElasticCallback", "batch_arguments", "last_checkpoint"]
 

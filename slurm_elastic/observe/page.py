@@ -9,13 +9,12 @@ from collections.abc import Iterator, Sequence
 from html import escape
 from pathlib import Path
 
-from slurm_elastic.clock_times import local_time
 from slurm_elastic.finding import Finding
 from slurm_elastic.observe.goodput import Bucket, Goodput
 from slurm_elastic.observe.report import Report, RoundReport
 from slurm_elastic.observe.views import RunState
 from slurm_elastic.slurm.hostlist import compress, natural_key
-from slurm_elastic.text import printable
+from slurm_elastic.text import local_time, printable
 
 _WIDTH = 1000
 _LEFT = 90

@@ -12,9 +12,9 @@ from itertools import islice
 from typing import Any
 
 from slurm_elastic import typed_json
-from slurm_elastic.clock_times import parse_time
 from slurm_elastic.control import TimeUse
 from slurm_elastic.rundir import RunContents, RunFile
+from slurm_elastic.text import parse_time
 
 SCHEMA = 1
 """The newest schema of events and progress that this release knows."""

@@ -8,13 +8,13 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from slurm_elastic.agent.event_log import json_number
-from slurm_elastic.clock_times import parse_time
 from slurm_elastic.failures.history import Loop, find_loops
 from slurm_elastic.observe.pace import rank_scores, slow_ranks
 from slurm_elastic.observe.records import Event, Round, RunRecords, Worker
 from slurm_elastic.rendezvous.membership.agents import AgentIdentity
 from slurm_elastic.slurm import QueuedJob
 from slurm_elastic.slurm.hostlist import compress, natural_key
+from slurm_elastic.text import parse_time
 
 if TYPE_CHECKING:
     # It imports msgspec.

@@ -1,9 +1,6 @@
 """The run directory, which the agents of a run share on disk; only this package knows its file names."""
 
-from slurm_elastic.rundir._atomic_files import RecordError, RunDirError, list_names
-from slurm_elastic.rundir._atomic_files import claim as claim_file
-from slurm_elastic.rundir._atomic_files import publish as publish_file
-from slurm_elastic.rundir._atomic_files import read as read_file
+from slurm_elastic.rundir._atomic_files import RecordError, RunDirError, claim_file, list_names, publish_file, read_file
 from slurm_elastic.rundir._contents import LogFile, RunContents, RunFile, run_ids
 from slurm_elastic.rundir._job_runs import (
     JobRecords,

@@ -103,26 +103,25 @@ def written(target: Path, content: bytes, mode: int = NEW_FILE) -> Iterator[Path
     temporary = target.with_name(f".{target.name}.{secrets.token_hex(8)}")
     descriptor = patiently(lambda: os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode))
     try:
-        try:
-            _write_all(descriptor, content)
+        # NFS may report a full disk or quota only when the file is closed, close(2).
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+            file.flush()
             os.fsync(descriptor)
-        finally:
-            # NFS may report a full disk or quota only here, close(2).
-            os.close(descriptor)
         yield temporary
     finally:
         with contextlib.suppress(FileNotFoundError):
             temporary.unlink()
 
 
-def publish(target: Path, content: bytes, mode: int = NEW_FILE) -> None:
+def publish_file(target: Path, content: bytes, mode: int = NEW_FILE) -> None:
     """Create or replace a file."""
     with written(target, content, mode=mode) as temporary:
         temporary.replace(target)
     _sync_directory(target.parent)
 
 
-def claim(target: Path, content: bytes, mode: int = NEW_FILE) -> bool:
+def claim_file(target: Path, content: bytes, mode: int = NEW_FILE) -> bool:
     """Create a file with its content, exclusively.
 
     Returns:
@@ -142,7 +141,7 @@ def claim(target: Path, content: bytes, mode: int = NEW_FILE) -> bool:
     return True
 
 
-def read(path: Path) -> bytes | None:
+def read_file(path: Path) -> bytes | None:
     """Return the content of a file; None if there is no such file."""
     for attempt in range(_STALE_ATTEMPTS):
         try:
@@ -219,12 +218,6 @@ def patiently(open_: Callable[[], _T]) -> _T:
                 raise
         time.sleep(pause)
     return open_()
-
-
-def _write_all(descriptor: int, content: bytes) -> None:
-    view = memoryview(content)
-    while view:
-        view = view[os.write(descriptor, view) :]
 
 
 def _forget_absence(directory: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Iterable, Iterator
@@ -65,11 +66,10 @@ def run_ids(base: Path) -> list[str]:
 
     Other directories are there, too: agents keep the lists of learned imports beside the runs.
     """
-    try:
+    with contextlib.suppress(OSError):
         entries = [*(base.absolute() / RUNS).iterdir()]
         return sorted(entry.name for entry in entries if is_safe(entry.name) and entry.is_dir())
-    except OSError:
-        return []
+    return []
 
 
 class RunContents:
@@ -121,25 +121,22 @@ class RunContents:
     def logs(self, round_number: int) -> list[LogFile]:
         """Return the logs of a round, in the order of nodes and ranks."""
         return sorted(
-            LogFile(round_number, directory.parent.name, int(match[1]), stream, directory / f"{stream}.log")
-            for directory in self._rank_directories(round_number)
+            LogFile(round_number, node, rank, stream, path)
+            for node, rank, directory in self._rank_directories(round_number)
             for stream in ("stderr", "stdout")
-            if (match := _RANK.fullmatch(directory.name)) and (directory / f"{stream}.log").is_file()
+            if (path := directory / f"{stream}.log").is_file()
         )
 
     def log_times(self, round_number: int) -> list[tuple[str, RunFile]]:
         """Return the files of times of a round, each with its node."""
-        paths = [directory / "times.jsonl" for directory in self._rank_directories(round_number)]
+        paths = [directory / "times.jsonl" for _node, _rank, directory in self._rank_directories(round_number)]
         files = self._read(path for path in paths if path.is_file())
         return [(Path(file.name).parts[-3], file) for file in files]
 
     def error_files(self, round_number: int) -> list[tuple[str, int, Path]]:
         """Return the error files of a round, each with its node and rank."""
-        return sorted(
-            (directory.parent.name, int(match[1]), directory / "error.json")
-            for directory in self._rank_directories(round_number)
-            if (match := _RANK.fullmatch(directory.name)) and (directory / "error.json").is_file()
-        )
+        found = ((node, rank, path / "error.json") for node, rank, path in self._rank_directories(round_number))
+        return sorted((node, rank, path) for node, rank, path in found if path.is_file())
 
     def read(self, path: Path, offset: int, most: int) -> bytes:
         """Return at most `most` bytes of a log from an offset on; empty at its end, or if it cannot be read."""
@@ -153,27 +150,26 @@ class RunContents:
 
     def modified(self, path: Path) -> float | None:
         """Return when a log was written to last, in seconds since 1970; None if it cannot be said."""
-        try:
+        with contextlib.suppress(OSError):
             return path.stat().st_mtime
-        except OSError:
-            return None
+        return None
 
     def size(self, path: Path) -> int | None:
         """Return the bytes of a log; None if it cannot be said."""
-        try:
+        with contextlib.suppress(OSError):
             return path.stat().st_size
-        except OSError:
-            return None
+        return None
 
     def health(self) -> list[RunFile]:
         """Return where the health ports of agents are, by node and job."""
         return self._read(self._names("health", ".json"))
 
-    def _rank_directories(self, round_number: int) -> Iterator[Path]:
+    def _rank_directories(self, round_number: int) -> Iterator[tuple[str, int, Path]]:
         above = f"logs/round_{round_number:04d}"
         for node in self._list(above):
-            for rank in self._list(f"{above}/{node}"):
-                yield self.path / above / node / rank
+            for name in self._list(f"{above}/{node}"):
+                if match := _RANK.fullmatch(name):
+                    yield node, int(match[1]), self.path / above / node / name
 
     def _names(self, directory: str, suffix: str) -> list[Path]:
         names = (name for name in self._list(directory) if name.endswith(suffix) and not name.startswith("."))
@@ -216,7 +212,7 @@ class RunContents:
 
     def _one(self, path: Path) -> RunFile | None:
         try:
-            content = _atomic_files.read(path)
+            content = _atomic_files.read_file(path)
         except OSError as error:
             self._complain(path, error)
             return None

@@ -11,18 +11,18 @@ import hashlib
 import json
 import re
 import shlex
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from slurm_elastic import typed_json
+from slurm_elastic.environment import state_directory
 from slurm_elastic.errors import UsageError
 from slurm_elastic.rundir import _atomic_files
 from slurm_elastic.rundir._atomic_files import RecordError, RunDirError, explain
 from slurm_elastic.rundir._run_dir import RUNS, RunDir, incarnation
 from slurm_elastic.slurm import SlurmJob
-from slurm_elastic.state_directory import state_directory
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +206,7 @@ def _known(run_dir: RunDir, job: SlurmJob) -> KnownRun:
 def _is_over_here(run_dir: RunDir, job: SlurmJob) -> bool:
     """Return True if this node's last agent in this start of the job has seen the run finish or fail for good."""
     with contextlib.suppress(OSError, ValueError, IndexError, AttributeError, RecordError):
-        text = _atomic_files.read(run_dir.path / "progress" / f"{job.node}.{job.job_id}.jsonl") or b""
+        text = _atomic_files.read_file(run_dir.path / "progress" / f"{job.node}.{job.job_id}.jsonl") or b""
         last = typed_json.loads(text.splitlines()[-1])
         if str(last.get("agent")).startswith(f"{job.node}/{job.job_id}.{job.restart_count}/"):
             code = last.get("exit_code") if last.get("event") == "agent_ended" else None
@@ -263,9 +263,7 @@ class JobRecords:
 
     def publish_notice(self, restart_count: int, record: Mapping[str, Any]) -> None:
         """Record the signals that the job got, and their diagnosis."""
-        path = self._path("notices", restart_count)
-        with self._accessed(path):
-            self.run_dir.publish_record(path, json.dumps(record).encode())
+        self._publish("notices", restart_count, record)
 
     def notice(self, restart_count: int) -> dict[str, Any] | None:
         """Return the record of `publish_notice`; None if there is none that can be read."""
@@ -273,9 +271,7 @@ class JobRecords:
 
     def publish_grace(self, restart_count: int, seconds: float) -> None:
         """Record the seconds that a SIGTERM leaves to the job at the least."""
-        path = self._path("graces", restart_count)
-        with self._accessed(path):
-            self.run_dir.publish_record(path, json.dumps({"seconds": seconds}).encode())
+        self._publish("graces", restart_count, {"seconds": seconds})
 
     def grace(self, restart_count: int) -> float | None:
         """Return what `publish_grace` has recorded; None if there is no record that can be read."""
@@ -284,19 +280,17 @@ class JobRecords:
 
     def claim_requeue(self, restart_count: int, record: Mapping[str, Any]) -> bool:
         """Claim the requeue of this start of the job. Returns False if another process has claimed it."""
-        path = self._path("requeues", restart_count)
-        with self._accessed(path):
-            return self.run_dir.claim_record(path, json.dumps(record).encode())
+        return self.run_dir.claim_record(self._path("requeues", restart_count), json.dumps(record).encode(), make=True)
 
     def requeues(self) -> list[dict[str, Any]]:
         """Return the records of all requeues of this job, the oldest first."""
-        directory = self.run_dir.path / "requeues"
         pattern = re.compile(rf"{re.escape(self.job_id)}\.([0-9]+)\.json")
-        with self._accessed(directory / "_", make=False):
-            names = _atomic_files.list_names(directory)
-        counts = sorted(int(match[1]) for name in names if (match := pattern.fullmatch(name)))
-        records = [self._read(self._path("requeues", count)) for count in counts]
+        matches = [match for name in self.run_dir.names("requeues") if (match := pattern.fullmatch(name))]
+        records = [self._read(self._path("requeues", count)) for count in sorted(int(match[1]) for match in matches)]
         return [record for record in records if record is not None]
+
+    def _publish(self, directory: str, restart_count: int, record: Mapping[str, Any]) -> None:
+        self.run_dir.publish_record(self._path(directory, restart_count), json.dumps(record).encode(), make=True)
 
     def _path(self, directory: str, restart_count: int) -> Path:
         return self.run_dir.path / directory / f"{self.job_id}.{restart_count}.json"
@@ -308,16 +302,6 @@ class JobRecords:
             return None
         return None if content is None else dict(typed_json.loads(content))
 
-    @staticmethod
-    @contextlib.contextmanager
-    def _accessed(path: Path, *, make: bool = True) -> Iterator[None]:
-        try:
-            if make:
-                _atomic_files.make_directory(path.parent)
-            yield
-        except OSError as error:
-            raise RunDirError(explain(path, error)) from error
-
 
 # The directories in which this user has runs, so that commands find a run by its id from anywhere.
 #
@@ -327,19 +311,19 @@ def remember_directory(base: Path) -> None:
     """Add a directory below which runs are."""
     path = str(base.absolute())
     with contextlib.suppress(OSError, UnicodeError):
-        directory = Path(state_directory()) / "runs"
+        directory = state_directory() / "runs"
         file = directory / hashlib.sha256(path.encode()).hexdigest()[:32]
         if not file.exists():
             directory.mkdir(0o700, parents=True, exist_ok=True)
-            _atomic_files.publish(file, path.encode())
+            _atomic_files.publish_file(file, path.encode())
 
 
 def known_directories() -> list[Path]:
     """Return all directories that were added, in the order of their names."""
     paths = []
     with contextlib.suppress(OSError):
-        directory = Path(state_directory()) / "runs"
+        directory = state_directory() / "runs"
         for name in _atomic_files.list_names(directory):
             with contextlib.suppress(OSError, UnicodeError):
-                paths.append(Path((_atomic_files.read(directory / name) or b"").decode()))
+                paths.append(Path((_atomic_files.read_file(directory / name) or b"").decode()))
     return sorted(path for path in paths if path.is_absolute())

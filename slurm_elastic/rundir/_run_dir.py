@@ -1,23 +1,28 @@
-"""The files of a run directory."""
+"""The files of a run directory, and the check of its file system before there are any."""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
+import stat
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from slurm_elastic.errors import UsageError
-from slurm_elastic.rundir import _atomic_files, _secret
+from slurm_elastic.ownership import NEW_FILE, group_may_write, require_own, require_safe_parent
+from slurm_elastic.rundir import _atomic_files
 from slurm_elastic.rundir._atomic_files import RunDirError, descending_numbers, explain, numbered, safe
-from slurm_elastic.rundir._filesystem_check import make_fit
-from slurm_elastic.rundir._signed_files import SignedFiles, signature
+from slurm_elastic.rundir._signed_files import SignedFiles, load_or_create_secret, signature
 
 RUNS = "elastic-runs"
 _HEALTH_TOKEN = b"slurm_elastic health token 1\0"
 _SUBDIRECTORIES = ("rounds", "epochs", "endpoints", "events", "logs")
+_PROBE_BYTES = 65536
+_FIX = "give a run directory of your own by --run-dir"
+_NO_HARD_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS)  # link(2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +85,7 @@ class RunDir:
         Raises:
             UsageError: The base is missing, or the file system is not writable, is full, or has no hard links.
         """
-        make_fit(self.path.parent.parent, self.path, _SUBDIRECTORIES)
+        _make_fit(self.path)
         return self
 
     def secret(self) -> bytes:
@@ -90,24 +95,26 @@ class RunDir:
             UsageError: Other users can read the file, it belongs to another user, or it contains no secret.
         """
         path = self.path / "secret"
-        with self._accessed(path):
-            return _secret.load_or_create(path)
+        with _accessed(path):
+            return load_or_create_secret(path)
 
     def publish(self, name: str, content: bytes) -> None:
         """Create or replace a file."""
-        path = self._file(name)
-        with self._accessed(path):
-            _atomic_files.publish(path, content)
+        path = self.path / safe("file name", name)
+        with _accessed(path):
+            _atomic_files.publish_file(path, content)
 
     def claim(self, name: str, content: bytes) -> bool:
         """Create a file. Returns False if another process was first."""
-        return self._claim(self._file(name), content)
+        path = self.path / safe("file name", name)
+        with _accessed(path):
+            return _atomic_files.claim_file(path, content)
 
     def read(self, name: str) -> bytes | None:
         """Return the content of a file; None if there is no such file."""
-        path = self._file(name)
-        with self._accessed(path):
-            return _atomic_files.read(path)
+        path = self.path / safe("file name", name)
+        with _accessed(path):
+            return _atomic_files.read_file(path)
 
     def mark_done(self, record: Mapping[str, Any]) -> bool:
         """Record, durably, that the run is finished.
@@ -115,7 +122,7 @@ class RunDir:
         Returns:
             False if another process has recorded it before; that record stays.
         """
-        return self.claim_record(self._done, json.dumps(record).encode())
+        return self.claim_record(self.path / "done.json", json.dumps(record).encode())
 
     def is_done(self) -> bool:
         """Return True if the run is finished.
@@ -123,20 +130,16 @@ class RunDir:
         Raises:
             RecordError: The record is damaged: nothing says then that the run has trained to its end.
         """
-        return self.read_record(self._done) is not None
+        return self.read_record(self.path / "done.json") is not None
 
     def claim_notification(self, key: str, record: Mapping[str, Any]) -> bool:
         """Record that a notification is delivered. Returns False if another agent has recorded it before."""
         path = self.path / "notified" / f"{safe('notification', key)}.json"
-        with self._accessed(path):
-            _atomic_files.make_directory(path.parent)
-        return self.claim_record(path, json.dumps(record).encode())
+        return self.claim_record(path, json.dumps(record).encode(), make=True)
 
     def claim_command(self, content: bytes) -> bool:
         """Record how the run was started, for its user alone. Returns False if another process has recorded it."""
-        path = self.path / "command.json"
-        with self._accessed(path):
-            return self._signed.claim(self.secret(), path, content, mode=0o600)
+        return self.claim_record(self.path / "command.json", content, mode=0o600)
 
     def command(self) -> bytes | None:
         """Return the record of `claim_command`; None if there is none.
@@ -163,9 +166,10 @@ class RunDir:
         return self._numbers("starts")
 
     def claim_replacement(self, number: int, content: bytes) -> bool:
-        """Record that a job is about to be submitted for lost nodes. Returns False if another agent was first.
+        """Record that a job is about to be submitted for lost nodes; number 0 has the user's options.
 
-        Number 0 has the user's options.
+        Returns:
+            False if another agent was first.
         """
         return self._claim_numbered("replacements", number, content)
 
@@ -240,17 +244,11 @@ class RunDir:
 
     def incarnations(self) -> list[str]:
         """Return the incarnations that have an endpoint, in no order."""
-        directory = self.path / "endpoints"
-        with self._accessed(directory):
-            names = _atomic_files.list_names(directory)
-        return [name.removesuffix(".json") for name in names if name.endswith(".json") and not name.startswith(".")]
+        return [name.removesuffix(".json") for name in self.names("endpoints") if name.endswith(".json")]
 
     def publish_failure(self, incarnation: str, content: bytes) -> None:
         """Record why an incarnation of the run failed."""
-        path = self._failure(incarnation)
-        with self._accessed(path):
-            _atomic_files.make_directory(path.parent)
-        self.publish_record(path, content)
+        self.publish_record(self._failure(incarnation), content, make=True)
 
     def failure(self, incarnation: str) -> bytes | None:
         """Return why an incarnation of the run failed; None if it did not.
@@ -266,33 +264,27 @@ class RunDir:
         Raises:
             RecordError: A record is not one JSON object.
         """
-        directory = self.path / "failures"
-        with self._accessed(directory):
-            names = [name for name in _atomic_files.list_names(directory) if not name.startswith(".")]
-        records = (self.read_record(directory / name) for name in names)
+        records = (self.read_record(self.path / "failures" / name) for name in self.names("failures"))
         return tuple(content for content in records if content is not None)
 
     def publish_health(self, node: str, job: str, content: bytes) -> None:
         """Record the address of an agent's health port."""
-        path = self._health(node, job)
-        with self._accessed(path):
-            _atomic_files.make_directory(path.parent)
-            _atomic_files.publish(path, content)
+        path = self._of_agent("health", node, job)
+        with _accessed(path, make=True):
+            _atomic_files.publish_file(path, content)
 
     def withdraw_health(self, node: str, job: str) -> None:
         """Remove the record of `publish_health`."""
-        path = self._health(node, job)
-        with self._accessed(path):
+        path = self._of_agent("health", node, job)
+        with _accessed(path):
             path.unlink(missing_ok=True)
 
     def withdraw_health_of_job(self, job: str) -> None:
         """Remove the records of `publish_health` of all agents of a job."""
-        directory = self.path / "health"
         suffix = f".{safe('job id', job)}.json"
-        with self._accessed(directory):
-            for name in _atomic_files.list_names(directory):
-                if name.endswith(suffix):
-                    (directory / name).unlink(missing_ok=True)
+        for path in [self.path / "health" / name for name in self.names("health") if name.endswith(suffix)]:
+            with _accessed(path):
+                path.unlink(missing_ok=True)
 
     def health_token(self) -> str:
         """Return the token of the health ports, which follows from the run's secret; the file is for clients.
@@ -304,8 +296,8 @@ class RunDir:
         """
         path = self.path / "health-token"
         token = signature(self.secret(), _HEALTH_TOKEN, path.name, b"")
-        with self._accessed(path):
-            if _secret.load_or_create(path, lambda: token) != token:
+        with _accessed(path):
+            if load_or_create_secret(path, lambda: token) != token:
                 raise UsageError(f"{path} is not the token of this run; remove it")
         return token.hex()
 
@@ -313,25 +305,15 @@ class RunDir:
         """Append a line to the events of a node. Only agents of that node may call this."""
         if "\n" in line:
             raise ValueError(f"an event is one line: {line!r}")
-        path = self.path / "events" / f"{safe('node name', node)}.jsonl"
-        with self._accessed(path):
-            _atomic_files.append(path, line.encode() + b"\n")
+        self._append(self.path / "events" / f"{safe('node name', node)}.jsonl", line + "\n", make=False)
 
     def append_progress(self, node: str, job: str, line: str) -> None:
         """Append a line to the progress of an agent. Only the agents of that node and job may call this."""
-        if "\n" in line:
-            raise ValueError(f"a record is one line: {line!r}")
-        path = self.path / "progress" / f"{safe('node name', node)}.{safe('job id', job)}.jsonl"
-        with self._accessed(path):
-            _atomic_files.make_directory(path.parent)
-            _atomic_files.append(path, line.encode() + b"\n")
+        self._append(self._of_agent("progress", node, job, "jsonl"), line + "\n")
 
     def append_agent_log(self, node: str, job: str, text: str) -> None:
         """Append lines to the log of an agent. Only the agents of that node and job may call this."""
-        path = self.path / "agents" / f"{safe('node name', node)}.{safe('job id', job)}.log"
-        with self._accessed(path):
-            _atomic_files.make_directory(path.parent)
-            _atomic_files.append(path, text.encode(errors="backslashreplace"))
+        self._append(self._of_agent("agents", node, job, "log"), text)
 
     def log_dir(self, round_number: int, node: str) -> Path:
         """Return the directory for the logs of a node in a round, without making it."""
@@ -342,15 +324,15 @@ class RunDir:
         width = max(2, len(str(world_size - 1)))
         return self.log_dir(round_number, node) / f"rank_{rank:0{width}d}"
 
-    def publish_record(self, path: Path, content: bytes) -> None:
-        """Create or replace a signed record, a JSON object."""
-        with self._accessed(path):
-            _atomic_files.publish(path, self._signed.sign(self.secret(), path, content))
+    def publish_record(self, path: Path, content: bytes, *, make: bool = False) -> None:
+        """Create or replace a signed record, a JSON object; with `make` also its directory."""
+        with _accessed(path, make=make):
+            _atomic_files.publish_file(path, self._signed.sign(self.secret(), path, content))
 
-    def claim_record(self, path: Path, content: bytes) -> bool:
+    def claim_record(self, path: Path, content: bytes, *, make: bool = False, mode: int = NEW_FILE) -> bool:
         """Create a signed record, a JSON object. Returns False if another process was first."""
-        with self._accessed(path):
-            return self._signed.claim(self.secret(), path, content)
+        with _accessed(path, make=make):
+            return self._signed.claim(self.secret(), path, content, mode)
 
     def read_record(self, path: Path) -> bytes | None:
         """Return a record without its signature; None if there is none that this run has written.
@@ -358,16 +340,18 @@ class RunDir:
         Raises:
             RecordError: The record is not one JSON object.
         """
-        with self._accessed(path):
+        with _accessed(path):
             return self._signed.read(path)
+
+    def names(self, directory: str) -> list[str]:
+        """Return the names of the files in a subdirectory, in no order."""
+        path = self.path / directory
+        with _accessed(path):
+            return [name for name in _atomic_files.list_names(path) if not name.startswith(".")]
 
     @property
     def _signed(self) -> SignedFiles:
         return SignedFiles(self.path)
-
-    @property
-    def _done(self) -> Path:
-        return self.path / "done.json"
 
     def _endpoint(self, incarnation: str) -> Path:
         return self.path / "endpoints" / f"{safe('incarnation', incarnation)}.json"
@@ -375,46 +359,93 @@ class RunDir:
     def _failure(self, incarnation: str) -> Path:
         return self.path / "failures" / f"{safe('incarnation', incarnation)}.json"
 
-    def _health(self, node: str, job: str) -> Path:
-        return self.path / "health" / f"{safe('node name', node)}.{safe('job id', job)}.json"
-
-    def _file(self, name: str) -> Path:
-        return self.path / safe("file name", name)
+    def _of_agent(self, directory: str, node: str, job: str, suffix: str = "json") -> Path:
+        return self.path / directory / f"{safe('node name', node)}.{safe('job id', job)}.{suffix}"
 
     def _numbered(self, directory: str, number: int) -> Path:
         return self.path / directory / numbered(number)
 
     def _claim_numbered(self, directory: str, number: int, content: bytes) -> bool:
-        path = self._numbered(directory, number)
-        with self._accessed(path.parent):
-            _atomic_files.make_directory(path.parent)
-        return self.claim_record(path, content)
+        return self.claim_record(self._numbered(directory, number), content, make=True)
 
     def _numbers(self, directory: str) -> list[int]:
-        path = self.path / directory
-        with self._accessed(path):
-            return descending_numbers(_atomic_files.list_names(path))
+        return descending_numbers(self.names(directory))
 
     def _newest(self, directory: str, known_number: int | None = None) -> int | None:
-        with self._accessed(self.path / directory):
-            for number in self._numbers(directory):
-                if number == known_number or self._signed.counts(self._numbered(directory, number)):
+        for number in self._numbers(directory):
+            path = self._numbered(directory, number)
+            with _accessed(path):
+                if number == known_number or self._signed.counts(path):
                     return number
         return None
 
-    def _claim(self, path: Path, content: bytes) -> bool:
-        with self._accessed(path):
-            return _atomic_files.claim(path, content)
-
     @staticmethod
-    @contextlib.contextmanager
-    def _accessed(path: Path) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            raise RunDirError(explain(path, error)) from error
+    def _append(path: Path, text: str, *, make: bool = True) -> None:
+        with _accessed(path, make=make):
+            _atomic_files.append(path, text.encode(errors="backslashreplace"))
+
+
+@contextlib.contextmanager
+def _accessed(path: Path, *, make: bool = False) -> Iterator[None]:
+    try:
+        if make:
+            _atomic_files.make_directory(path.parent)
+        yield
+    except OSError as error:
+        raise RunDirError(explain(path, error)) from error
 
 
 def incarnation(run_id: str, restart_count: int) -> str:
     """Return the name of an incarnation: one start of a run, whose records no other start reads."""
     return f"{run_id}.{restart_count}"
+
+
+def _make_fit(path: Path) -> None:
+    base = path.parent.parent
+    with _unfit(base):
+        # Path.is_dir() is False where this process may not look, since Python 3.14.
+        try:
+            exists = stat.S_ISDIR(base.stat().st_mode)
+        except (FileNotFoundError, NotADirectoryError):
+            exists = False
+    if not exists:
+        raise UsageError(f"{base} is no directory on this node; give a run directory that all nodes share by --run-dir")
+    own = [path, *(path / name for name in _SUBDIRECTORIES)]
+    for directory in (path.parent, *own):
+        with _unfit(directory):
+            _atomic_files.make_directory(directory)
+    group = group_may_write()
+    with _unfit(path):
+        owner = _probe(path)
+        require_safe_parent(path.parent, (owner,), fix=_FIX, group=group)
+        for directory in own:
+            # Never the logs: they are written by names, of which a group could make links to other places.
+            require_own(directory, (owner,), fix=_FIX, group=group and directory.name != "logs")
+
+
+def _probe(path: Path) -> int:
+    """Write a file and link it: mode bits do not show read-only mounts, quotas or missing hard links.
+
+    Returns:
+        The user id that the file server takes this process for.
+    """
+    with _atomic_files.written(path / "probe", bytes(_PROBE_BYTES)) as temporary:
+        link = temporary.with_name(f"{temporary.name}.link")
+        try:
+            link.hardlink_to(temporary)
+        except OSError as error:
+            if error.errno not in _NO_HARD_LINKS:
+                raise
+            raise UsageError(
+                f"{path}: the file system has no hard links; give a run directory on another by --run-dir"
+            ) from None
+        link.unlink()
+        return temporary.stat().st_uid
+
+
+@contextlib.contextmanager
+def _unfit(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise UsageError(f"{explain(path, error)}, or give another run directory by --run-dir") from None

@@ -1,4 +1,4 @@
-"""Records in files, signed by the secret of a run: a code over the place of a record and its content.
+"""The secret of a run, and records in files, signed by it: a code over the place of a record and its content.
 
 A record stays one JSON object for every program that reads it; its last field is the signature. What others put in its
 place counts as missing.
@@ -12,14 +12,17 @@ import hashlib
 import hmac
 import logging
 import os
+import re
 import secrets
+import stat
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from slurm_elastic import typed_json
 from slurm_elastic.errors import UsageError
-from slurm_elastic.ownership import NEW_FILE, is_writable_by_others
-from slurm_elastic.rundir import _atomic_files, _secret
+from slurm_elastic.ownership import NEW_FILE, is_writable_by_others, owner_of_new_files
+from slurm_elastic.rundir import _atomic_files
 from slurm_elastic.rundir._atomic_files import RecordError
 from slurm_elastic.text import printable
 
@@ -78,6 +81,8 @@ _secrets: dict[Path, bytes] = {}
 """Secrets that this process has read, by run directory, so that each record costs one file and not two."""
 _logged: set[Path] = set()
 """Foreign files that were named in the log; of further ones it says nothing."""
+_BYTES = 32
+_LINE = re.compile(rb"[0-9a-f]{%d}\n" % (2 * _BYTES))
 
 
 class _ForeignError(Exception):
@@ -120,7 +125,7 @@ class SignedFiles:
     def claim(self, secret: bytes, path: Path, content: bytes, mode: int = NEW_FILE) -> bool:
         """Create a record exclusively. Returns False if another process of this run was first."""
         signed = self.sign(secret, path, content)
-        if _atomic_files.claim(path, signed, mode):
+        if _atomic_files.claim_file(path, signed, mode):
             return True
         if self.counts(path):
             return False
@@ -128,19 +133,19 @@ class SignedFiles:
         # Otherwise a slow one could remove what a faster one has written meanwhile.
         name = signature(secret, _REMOVAL, self._key(path), b"").hex()
         removal = path.with_name(f".{path.name}.{name[:32]}")
-        if not _atomic_files.claim(removal, b""):
+        if not _atomic_files.claim_file(removal, b""):
             raise PermissionError(errno.EPERM, "not written by this run; remove it", str(path))
         try:
             if not self.counts(path):
                 with contextlib.suppress(FileNotFoundError):
                     path.rename(path.with_name(f".{path.name}.foreign.{secrets.token_hex(4)}"))
-            return _atomic_files.claim(path, signed, mode)
+            return _atomic_files.claim_file(path, signed, mode)
         finally:
             removal.unlink(missing_ok=True)
 
     def _content(self, path: Path) -> bytes | None:
         try:
-            content = _atomic_files.read(path)
+            content = _atomic_files.read_file(path)
         except OSError as error:
             if error.errno in (errno.EPERM, errno.ELOOP, errno.EFBIG) or (
                 error.errno == errno.EACCES and not _is_own(path)
@@ -177,7 +182,7 @@ class SignedFiles:
         if len(_secrets) >= _MOST_SECRETS:
             _secrets.clear()
         try:
-            _secrets[self.directory] = _secret.load(self.directory / "secret")
+            _secrets[self.directory] = _load(self.directory / "secret")
             return _secrets[self.directory]
         except FileNotFoundError:
             return b""
@@ -205,3 +210,46 @@ def _log_drop(path: Path, why: str) -> None:
     _logged.add(path)
     more = "; more are dropped without a word" if len(_logged) == _MOST_LOGGED else ""
     logger.warning("dropped %s: it was not written by this run (%s)%s", printable(str(path)), why, more)
+
+
+def load_or_create_secret(path: Path, draw: Callable[[], bytes] = lambda: secrets.token_bytes(_BYTES)) -> bytes:
+    """Return the secret in a file. The first process creates it; all processes get the same.
+
+    Args:
+        path: The file.
+        draw: Makes a new secret.
+
+    Raises:
+        UsageError: Other users can read the file, it belongs to another user, or it contains no secret.
+        OSError: The file can be neither created nor read.
+    """
+    if not _atomic_files.exists(path):
+        _atomic_files.claim_file(path, draw().hex().encode() + b"\n", mode=0o600)
+    return _load(path)
+
+
+def _load(path: Path) -> bytes:
+    # Opening another user's file fails without a reason, so the owner is checked before and after opening it.
+    _require_private(path, path.lstat())
+    descriptor = _atomic_files.patiently(lambda: os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC))
+    try:
+        status = os.fstat(descriptor)
+        content = os.read(descriptor, 2 * _BYTES + 2)
+    finally:
+        os.close(descriptor)
+    _require_private(path, status)
+    if not _LINE.fullmatch(content):
+        raise UsageError(f"{path} is not the secret of a run; remove it while no agent of the run is alive")
+    return bytes.fromhex(content.decode())
+
+
+def _require_private(path: Path, status: os.stat_result) -> None:
+    if not stat.S_ISREG(status.st_mode):
+        raise UsageError(f"{path} is not a regular file; remove it")
+    if status.st_uid != os.geteuid() and status.st_uid != owner_of_new_files(path.parent):
+        raise UsageError(f"{path} belongs to another user (uid {status.st_uid}); use a run directory of your own")
+    if status.st_mode & 0o077:
+        raise UsageError(
+            f"{path} is open to others (mode {stat.S_IMODE(status.st_mode):04o}); chmod 600 it, or take a "
+            "run directory on a file system that keeps permissions"
+        )

@@ -7,16 +7,15 @@ from typing import TYPE_CHECKING
 from slurm_elastic._lazy import lazy
 
 if TYPE_CHECKING:
-    from slurm_elastic.submission.executor import ElasticExecutor
+    from slurm_elastic.submission.executor import DebugElasticExecutor, ElasticExecutor, LocalElasticExecutor
     from slurm_elastic.submission.job import ElasticJob, LocalElasticJob, WorkerFailedError
-    from slurm_elastic.submission.local_executor import DebugElasticExecutor, LocalElasticExecutor
 else:
     # ``slurm-elastic submit`` does not need submitit.
     __getattr__ = lazy(
         __name__,
         {
-            "DebugElasticExecutor": "local_executor",
-            "LocalElasticExecutor": "local_executor",
+            "DebugElasticExecutor": "executor",
+            "LocalElasticExecutor": "executor",
             "ElasticExecutor": "executor",
             "ElasticJob": "job",
             "LocalElasticJob": "job",

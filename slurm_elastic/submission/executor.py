@@ -1,11 +1,14 @@
-"""The executor: submitit's SlurmExecutor with one elastic agent on each node in the place of its tasks.
+"""The executors: submitit's SlurmExecutor with one elastic agent on each node in the place of its tasks; for
+development several agents on this machine, or this process as the only worker.
 
-Its parameters become options of sbatch (submitit/slurm/slurm.py, 1.5.4).
+Parameters of the SlurmExecutor become options of sbatch (submitit/slurm/slurm.py, 1.5.4).
 """
 
 from __future__ import annotations
 
+import shlex
 import shutil
+import sys
 import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -14,12 +17,19 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from submitit.core import core, utils
+from submitit.local import debug, local
 from submitit.slurm import slurm
 
 from slurm_elastic.errors import UsageError, did_you_mean
-from slurm_elastic.submission.job import ElasticJob
+from slurm_elastic.submission.batch_script import (
+    NodeRange,
+    Plan,
+    Shape,
+    environment_lines,
+    read_template,
+)
+from slurm_elastic.submission.job import ElasticJob, LocalElasticJob
 from slurm_elastic.submission.payload import Payload, Script, writable_folder
-from slurm_elastic.submission.plan import NodeRange, Plan, Shape, environment_lines, read_template, require_possible
 from slurm_elastic.submission.sbatch import NoClusterError, submit
 
 _WHY_NO_ARRAY = 'a batch becomes one job for each submission; for elements that are one run give shape="array"'
@@ -28,31 +38,7 @@ _NO_OPTION = frozenset({*_LISTS, "additional_parameters", "signal_delay_s", "std
 _SHARES_OF_A_NODE = frozenset({"cpus-per-task", "mem", "mem-per-cpu", "mem-per-gpu"})
 
 
-def long_names(parameters: Mapping[str, Any], equivalents: Mapping[str, str], prefix: str) -> dict[str, Any]:
-    """Return the parameters by the names of submitit's SlurmExecutor.
-
-    Args:
-        parameters: Parameters by any of submitit's names: ``timeout_min``, which every executor knows; ``slurm_time``,
-            which the AutoExecutor accepts; or ``time``.
-        equivalents: The executor's names for the names that every executor knows.
-        prefix: ``slurm_``.
-
-    Raises:
-        UsageError: A parameter is given by two names.
-    """
-    named: dict[str, Any] = {}
-    for parameter, value in parameters.items():
-        if value is None:
-            continue
-        name = parameter.removeprefix(prefix)
-        name = equivalents.get(name, name)
-        if name in named:
-            raise UsageError(f"{parameter} and another parameter both mean {name}; leave one of them out")
-        named[name] = value
-    return named
-
-
-def sbatch_options(parameters: Mapping[str, Any]) -> tuple[dict[str, str | None], tuple[str, ...]]:
+def _sbatch_options(parameters: Mapping[str, Any]) -> tuple[dict[str, str | None], tuple[str, ...]]:
     """Translate the parameters of submitit's SlurmExecutor to options of sbatch.
 
     Args:
@@ -64,21 +50,6 @@ def sbatch_options(parameters: Mapping[str, Any]) -> tuple[dict[str, str | None]
     Raises:
         UsageError: A parameter would break the agents, or its value is invalid.
     """
-    _refuse(parameters)
-    options: dict[str, str | None] = {}
-    without: set[str] = set()
-    for name, value in parameters.items():
-        if name not in _NO_OPTION and name != "ntasks_per_node":
-            _put(options, without, "gpus-per-node" if name == "num_gpus" else name.replace("_", "-"), value)
-    if _SHARES_OF_A_NODE & options.keys() and "exclusive" not in options:
-        without.add("exclusive")
-    for name, value in (parameters.get("additional_parameters") or {}).items():
-        require_possible(name.replace("_", "-"))
-        _put(options, without, name.replace("_", "-"), value)
-    return options, tuple(sorted(without))
-
-
-def _refuse(parameters: Mapping[str, Any]) -> None:
     tasks = parameters.get("ntasks_per_node", 1)
     if tasks != 1:
         raise UsageError(
@@ -89,9 +60,16 @@ def _refuse(parameters: Mapping[str, Any]) -> None:
         raise UsageError("use_srun=False would start an agent on the first node only; leave it out")
     if "array_parallelism" in parameters:
         raise UsageError(f"array_parallelism limits the elements of an array; {_WHY_NO_ARRAY}")
-    for name in ("gpus_per_task", "cpus_per_gpu"):
-        if name in parameters:
-            require_possible(name.replace("_", "-"))
+    options: dict[str, str | None] = {}
+    without: set[str] = set()
+    for name, value in parameters.items():
+        if name not in _NO_OPTION and name != "ntasks_per_node":
+            _put(options, without, "gpus-per-node" if name == "num_gpus" else name.replace("_", "-"), value)
+    if _SHARES_OF_A_NODE & options.keys() and "exclusive" not in options:
+        without.add("exclusive")
+    for name, value in (parameters.get("additional_parameters") or {}).items():
+        _put(options, without, name.replace("_", "-"), value)
+    return options, tuple(sorted(without))
 
 
 def _put(options: dict[str, str | None], without: set[str], name: str, value: Any) -> None:
@@ -104,12 +82,6 @@ def _put(options: dict[str, str | None], without: set[str], name: str, value: An
             options["no-requeue"] = None
     else:
         options[name] = str(value)
-
-
-def _whole(name: str, value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise UsageError(f"{name}={value!r} is no number of seconds; give 0 or more")
-    return value
 
 
 def _lines(name: str, parameters: Mapping[str, Any]) -> tuple[str, ...]:
@@ -233,12 +205,20 @@ class ElasticExecutor(slurm.SlurmExecutor):
     def _internal_update_parameters(self, **kwargs: Any) -> None:
         if kwargs.get("mem_gb") is not None:
             kwargs["mem_gb"] = slurm._convert_mem(kwargs["mem_gb"])
-        named = long_names(kwargs, cast(Mapping[str, str], self._equivalence_dict()), "slurm_")
-        names = self._valid_parameters()
-        for name in named:
+        # ``timeout_min``, which every executor knows, and ``slurm_time``, which the AutoExecutor accepts, are ``time``.
+        names, equivalents = self._valid_parameters(), cast(Mapping[str, str], self._equivalence_dict())
+        named: dict[str, Any] = {}
+        for parameter, value in kwargs.items():
+            name = parameter.removeprefix("slurm_")
+            name = equivalents.get(name, name)
+            if value is None:
+                continue
+            if name in named:
+                raise UsageError(f"{parameter} and another parameter both mean {name}; leave one of them out")
             if name not in names:
                 fix = did_you_mean(name, names, otherwise="others go into slurm_additional_parameters")
                 raise UnknownParameterError(f"no parameter {name!r}; {fix}")
+            named[name] = value
         merged = {**self.parameters, **named}
         self._planned((), merged)
         self.parameters = merged
@@ -261,41 +241,34 @@ class ElasticExecutor(slurm.SlurmExecutor):
         return self._planned(program, self.parameters)
 
     def _planned(self, program: tuple[str, ...], parameters: Mapping[str, Any]) -> Plan:
-        translated, without = sbatch_options(parameters)
+        translated, without = _sbatch_options(parameters)
         delay = parameters.get("signal_delay_s")
-        warning = {} if delay is None else {"signal": f"USR2@{_whole('signal_delay_s', delay)}"}
+        if delay is not None and (isinstance(delay, bool) or not isinstance(delay, int) or delay < 0):
+            raise UsageError(f"signal_delay_s={delay!r} is no number of seconds; give 0 or more")
+        warning = {} if delay is None else {"signal": f"USR2@{delay}"}
         setup, teardown, srun_options = (_lines(name, parameters) for name in _LISTS)
         for name in ("output", "error", "open-mode", "nodes"):
             if name in translated:
                 raise UsageError(f"slurm_additional_parameters: the executor sets {name}; leave it out")
-        outputs = utils.JobPaths(self.folder)
-        out, err = str(outputs.stdout), str(outputs.stderr)
-        options: dict[str, str | None] = {"job-name": "elastic", **translated}
-        for name, path in (("output", out), ("error", err)):
-            if name == "output" or not parameters.get("stderr_to_stdout"):
-                # The id of the run is that of the array, not that of an element.
-                options[name] = (
-                    path.replace("%j_%t", "%A_%a").replace("%j", "%A")
-                    if self.shape is Shape.ARRAY
-                    else path.replace("%t", "0")
-                )
-        options |= {"open-mode": "append", **warning}
-        base = utils.JobPaths.get_first_id_independent_folder(self.folder)
+        paths = utils.JobPaths(self.folder)
+        streams = {"output": str(paths.stdout), "error": str(paths.stderr)}
+        if parameters.get("stderr_to_stdout"):
+            del streams["error"]
+        # The id of the run is that of the array, not that of an element.
+        marks = {"%j_%t": "%A_%a", "%j": "%A"} if self.shape is Shape.ARRAY else {"%t": "0"}
+        for mark, text in marks.items():
+            streams = {name: path.replace(mark, text) for name, path in streams.items()}
         return Plan(
             shape=self.shape,
             nodes=self._nodes(parameters.get("nodes")),
-            options=options,
+            options={"job-name": "elastic", **translated, **streams, "open-mode": "append", **warning},
             without=without,
-            agent=self.agent.words(base),
+            agent=self.agent.words(utils.JobPaths.get_first_id_independent_folder(self.folder)),
             program=program,
             setup=(*environment_lines(), *setup),
             srun_options=srun_options,
             teardown=teardown,
         )
-
-    def _make_submission_file_text(self, command: str, uid: str) -> str:
-        """Return the script, which `command` is already."""
-        return command
 
     def _internal_process_submissions(
         self, delayed_submissions: Sequence[utils.DelayedSubmission]
@@ -321,3 +294,136 @@ class ElasticExecutor(slurm.SlurmExecutor):
         payload.keep_for(job)
         job.paths.move_temporary_file(file, "submission_file", keep_as_symlink=True)
         return job
+
+
+class LocalElasticExecutor(local.LocalExecutor):
+    """Runs on this machine without Slurm; each agent represents a node.
+
+    It accepts the parameters of `ElasticExecutor` and those of submitit's LocalExecutor: ``timeout_min``,
+    ``gpus_per_node``, ``visible_gpus``, ``setup``. It ignores parameters of Slurm.
+
+    Args:
+        max_num_timeout: How often the run starts again after a time-out, as with submitit's executors.
+        folder: As for `ElasticExecutor`, like all arguments.
+        min_nodes: See there.
+        max_nodes: See there; the executor starts this number of agents.
+        workers_per_node: See there.
+        max_restarts: See there.
+        agent_arguments: See there.
+        max_pickle_size_gb: See there.
+
+    Raises:
+        UsageError: The constructor and every method raise it for mistakes of the user.
+    """
+
+    job_class = LocalElasticJob
+
+    def __init__(
+        self,
+        folder: str | Path,
+        min_nodes: int | None = None,
+        max_nodes: int | None = None,
+        workers_per_node: int | None = None,
+        *,
+        max_restarts: int = 0,
+        agent_arguments: Sequence[str] = (),
+        max_num_timeout: int = 3,
+        max_pickle_size_gb: float = 1.0,
+    ) -> None:
+        most = max_nodes if max_nodes is not None else min_nodes or 1
+        self.nodes = NodeRange(most if min_nodes is None else min_nodes, most)
+        self.agent = AgentOptions(workers_per_node, max_restarts, tuple(agent_arguments))
+        super().__init__(folder, max_num_timeout=max_num_timeout, max_pickle_size_gb=max_pickle_size_gb)
+
+    def submit(self, fn: Callable[..., core.R], *args: Any, **kwargs: Any) -> LocalElasticJob[core.R]:
+        """Submit a function that every worker calls with these arguments."""
+        return cast("LocalElasticJob[core.R]", super().submit(fn, *args, **kwargs))
+
+    def submit_script(self, path: str | Path, *arguments: str) -> LocalElasticJob[None]:
+        """Submit a script that every worker runs."""
+        return self.submit(Script(str(path), arguments))
+
+    def _internal_update_parameters(self, **kwargs: Any) -> None:
+        if kwargs.get("tasks_per_node", 1) != 1:
+            raise UsageError(
+                f"tasks_per_node={kwargs['tasks_per_node']}: give workers_per_node; each agent starts them"
+            )
+        if "nodes" in kwargs:
+            raise UsageError("the number of nodes is given twice; leave nodes out and give max_nodes")
+        mine = {name: value for name, value in kwargs.items() if not name.startswith("slurm_")}
+        super()._internal_update_parameters(**mine)
+
+    def _internal_process_submissions(
+        self, delayed_submissions: Sequence[utils.DelayedSubmission]
+    ) -> list[core.Job[Any]]:
+        return [self._submit_one(delayed) for delayed in delayed_submissions]
+
+    def _submit_one(self, delayed: utils.DelayedSubmission) -> core.Job[Any]:
+        delayed.set_timeout(self.parameters.get("timeout_min", 0), self.max_num_timeout)
+        uid = uuid.uuid4().hex
+        payload = Payload(delayed, self.folder, uid, self.max_pickle_size_gb)
+        base = utils.JobPaths.get_first_id_independent_folder(self.folder)
+        words = (self.nodes.for_agents, *self.agent.words(Path(base)), *payload.agent_options, *payload.words)
+        command = shlex.join(
+            [sys.executable, "-m", "slurm_elastic.cli.local_agent", uid, str(self.max_num_timeout), str(base), *words]
+        )
+        process = local.start_controller(
+            folder=self.folder,
+            command=command,
+            tasks_per_node=self.nodes.most,
+            cuda_devices=self._devices(),
+            timeout_min=self.parameters.get("timeout_min", 2.0),
+            signal_delay_s=self.parameters.get("signal_delay_s", 30),
+            stderr_to_stdout=self.parameters.get("stderr_to_stdout", False),
+            setup=self.parameters.get("setup", ()),
+        )
+        job: LocalElasticJob[Any] = LocalElasticJob(folder=self.folder, job_id=str(process.pid), process=process)
+        job.run_id = f"{process.pid}-{uid[:8]}"
+        payload.keep_for(job)
+        return job
+
+    def _devices(self) -> str:
+        """Return CUDA_VISIBLE_DEVICES as submitit's LocalExecutor sets it (submitit/local/local.py, 1.5.4)."""
+        count = self.parameters.get("gpus_per_node", 0)
+        visible = self.parameters.get("visible_gpus", ())
+        return ",".join(map(str, visible[:count] if visible else range(count)))
+
+
+class DebugElasticExecutor(debug.DebugExecutor):
+    """Runs in this process, as the only worker, when the caller asks for the result.
+
+    It accepts the parameters of `ElasticExecutor`.
+    """
+
+    def __init__(self, folder: str | Path, *_given: Any, **_named: Any) -> None:
+        super().__init__(folder)
+
+    def submit_script(self, path: str | Path, *arguments: str) -> core.Job[None]:
+        """Submit a script."""
+        return self.submit(Script(str(path), arguments))
+
+    def _internal_process_submissions(self, delayed_submissions: list[utils.DelayedSubmission]) -> list[core.Job[Any]]:
+        jobs = super()._internal_process_submissions(delayed_submissions)
+        for job in jobs:
+            assert isinstance(job, debug.DebugJob)
+            function = job.submission().function
+            if isinstance(function, Script):
+                function.require_exists()
+            # torch.distributed.init_process_group() needs the variables that an agent sets.
+            job.environ.update(_only_worker(job.job_id))
+        return jobs
+
+
+def _only_worker(job_id: str) -> dict[str, str]:
+    zeros = ("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "TORCHELASTIC_RESTART_COUNT", "SLURM_ELASTIC_ROUND")
+    ones = ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE")
+    return {
+        **dict.fromkeys(zeros, "0"),
+        **dict.fromkeys(ones, "1"),
+        "MASTER_ADDR": "127.0.0.1",
+        # The store of the only worker takes a free port when it is made: one chosen here may be taken by then.
+        "MASTER_PORT": "0",
+        "SLURM_ELASTIC_RUN_ID": job_id,
+        "SLURM_ELASTIC_NODE": "localhost",
+        "SLURM_ELASTIC_REASON": "start",
+    }

@@ -10,13 +10,14 @@ from submitit.core import core, utils
 from submitit.local import local
 from submitit.slurm import slurm
 
+from slurm_elastic import typed_json
 from slurm_elastic.agent.root_cause import recorded_traceback, root_cause
+from slurm_elastic.ownership import unpickle
 from slurm_elastic.rendezvous.membership.agents import WorkerFailure
 from slurm_elastic.rundir import RunDir, list_names, runs_of_job
 from slurm_elastic.submission.job_states import RunStatus, is_final, latest_log, read_status, state_of_array
 from slurm_elastic.submission.payload import Script, read_ranks, script_file
 from slurm_elastic.submission.resize import further_jobs, resize
-from slurm_elastic.unpickling import unpickle
 
 _LINES = 40
 _USAGE = "slurm-elastic: error: "
@@ -84,7 +85,9 @@ class _Run(core.Job[core.R]):
         """Return the submitted function or script."""
         script = script_file(self.paths)
         return (
-            utils.DelayedSubmission(Script.read(script)) if script.exists() else unpickle(self.paths.submitted_pickle)
+            utils.DelayedSubmission(typed_json.decode(script.read_text(), Script))
+            if script.exists()
+            else unpickle(self.paths.submitted_pickle)
         )
 
     def done(self, force_check: bool = False) -> bool:
@@ -93,16 +96,7 @@ class _Run(core.Job[core.R]):
         return status.done or status.failure is not None or self._has_ended(force_check)
 
     def _has_ended(self, force_check: bool) -> bool:
-        raise NotImplementedError
-
-    def _is_completed(self) -> bool:
-        """Return True if the exit code says that the run is finished, for records that this process does not read."""
-        return False
-
-    def result(self) -> core.R:
-        """Wait for the end and return the result of the function on rank 0; None for a script."""
-        results = self.results()
-        return results[0]
+        return bool(super().done(force_check))
 
     def results(self) -> list[core.R]:
         """Wait for the end and return the results of the function by rank in the last round.
@@ -137,7 +131,8 @@ class _Run(core.Job[core.R]):
         """Wait for the end and return the error of a run without results; None if it has results."""
         self.wait()
         status = read_status(self.run_dir)
-        if status.done or self._is_completed():
+        # The exit code says it, too, for records that this process does not read.
+        if status.done or self.state == "COMPLETED":
             return None
         if status.failure is not None:
             return WorkerFailedError.of(self.job_id, status.failure)
@@ -156,17 +151,10 @@ class _Run(core.Job[core.R]):
             )
         return "\n".join([f"{how}; its last output:", *output[-_LINES:]])
 
-    def stdout(self) -> str | None:
-        """Return the stdout of all workers; for a task, that of its rank in the last round."""
-        return self._log("stdout")
-
-    def stderr(self) -> str | None:
-        """Return the stderr of agents and workers; for a task, that of its rank in the last round."""
-        return self._log("stderr")
-
-    def _log(self, name: str) -> str | None:
+    def _get_logs_string(self, name: str) -> str | None:
+        """Return the output of all workers, also of agents on stderr; for a task, of its rank in the last round."""
         if self._rank is not None:
-            log = latest_log(self.run_dir, self._rank, f"{name}.log")
+            log = latest_log(self.run_dir, self._rank, name)
             return None if log is None else log.read_text(errors="replace")
         # The job has one file, an array one for each element, a run on one machine one for each agent.
         pattern = Path(self.paths.stdout if name == "stdout" else self.paths.stderr)
@@ -222,9 +210,6 @@ class ElasticJob(_Run[core.R], slurm.SlurmJob[core.R]):
         # The run may go on in further jobs.
         return ended and not further_jobs(self.run_dir)
 
-    def _is_completed(self) -> bool:
-        return self.state == "COMPLETED"
-
     @property
     def state(self) -> str:
         """Slurm's name of the job's state, read again when the run directory says that the run has ended."""
@@ -259,9 +244,6 @@ class LocalElasticJob(_Run[core.R], local.LocalJob[core.R]):
         task = self.__class__(folder=self.paths._folder, job_id=self.job_id, tasks=(rank,), process=self._process)
         task.run_id = self.run_id
         return task
-
-    def _has_ended(self, force_check: bool) -> bool:
-        return local.LocalJob.done(self, force_check)
 
     def get_info(self, mode: str = "force") -> dict[str, str]:
         """Return the state: RUNNING, FINISHED or INTERRUPTED."""

@@ -6,7 +6,6 @@ State names: sacct(1), "JOB STATE CODES", 22.05 to 26.05.
 from __future__ import annotations
 
 import contextlib
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +15,7 @@ from slurm_elastic import typed_json
 from slurm_elastic.errors import SlurmElasticError
 from slurm_elastic.observe.views import RUNS, WAITS
 from slurm_elastic.rendezvous.membership.agents import WorkerFailure
-from slurm_elastic.rundir import RunDir
+from slurm_elastic.rundir import RunContents, RunDir
 
 _GOES_ON = WAITS | RUNS | {"PREEMPTED", "READY", "RESV_DEL_HOLD", "UNKNOWN"}
 """submitit's own list (submitit/core/core.py, InfoWatcher.is_done, 1.5.4) lacks RESIZING, in which a job is recorded
@@ -34,9 +33,8 @@ def is_final(state: str) -> bool:
 def state_of_array(states: Iterable[str]) -> str:
     """Return the state of a run, given the states of the elements of its array."""
     bases = [_base(state) for state in states]
-    for state in bases:
-        if state in _GOES_ON and state != "PENDING":
-            return "RUNNING"
+    if any(state in _GOES_ON and state != "PENDING" for state in bases):
+        return "RUNNING"
     if "PENDING" in bases:
         return "PENDING"
     if "COMPLETED" in bases:
@@ -48,9 +46,6 @@ def state_of_array(states: Iterable[str]) -> str:
 def _base(state: str) -> str:
     """Return CANCELLED for ``CANCELLED by 1000``."""
     return (state.split() or ["UNKNOWN"])[0].upper()
-
-
-_ROUND = re.compile(r"round_([0-9]+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,16 +75,20 @@ def read_status(run_dir: RunDir) -> RunStatus:
     return RunStatus()
 
 
-def latest_log(run_dir: RunDir, rank: int, name: str) -> Path | None:
+def latest_log(run_dir: RunDir, rank: int, stream: str) -> Path | None:
     """Return the path of a rank's log in the last round that has one; None if no round has.
 
     Args:
         run_dir: Directory of the run.
         rank: Rank of the worker.
-        name: ``stdout.log`` or ``stderr.log``.
+        stream: ``stdout`` or ``stderr``.
     """
-    paths = [path for path in run_dir.path.glob(f"logs/round_*/*/rank_*/{name}") if _rank(path) == rank]
-    return max(paths, key=_round, default=None)
+    contents = RunContents(run_dir)
+    for number in reversed(contents.log_rounds()):
+        for log in contents.logs(number):
+            if (log.rank, log.stream) == (rank, stream):
+                return log.path
+    return None
 
 
 def _newest_round(run_dir: RunDir) -> dict[str, Any]:
@@ -107,12 +106,3 @@ def _failure(run_dir: RunDir, newest: dict[str, Any]) -> WorkerFailure | None:
             if failure.agent in agents:
                 return failure
     return None
-
-
-def _rank(log: Path) -> int:
-    return int(log.parent.name.removeprefix("rank_"))
-
-
-def _round(log: Path) -> int:
-    match = _ROUND.fullmatch(log.parents[2].name)
-    return int(match[1]) if match else -1

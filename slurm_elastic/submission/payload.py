@@ -11,9 +11,9 @@ import signal
 import socket
 import sys
 import traceback
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import FrameType, ModuleType
+from types import FrameType
 from typing import Any
 
 import cloudpickle
@@ -47,20 +47,6 @@ class Script:
                 raise UsageError(f"argument {argument!r} of {self.path} is no text; give strings, as on a command line")
         options = argparse.Namespace(module=False, no_python=False, run_path=False, training_script=self.path)
         require_entry_point(options, socket.gethostname())
-
-    def words(self) -> tuple[str, ...]:
-        """Return script and arguments for the agent's command line."""
-        return (self.path, *self.arguments)
-
-    def write(self, path: Path) -> None:
-        """Write path and arguments to a file."""
-        path.write_text(json.dumps({"path": self.path, "arguments": self.arguments}))
-
-    @classmethod
-    def read(cls, path: Path) -> Script:
-        """Return the script that `write` has written to a file."""
-        content: dict[str, Any] = typed_json.loads(path.read_text())
-        return cls(content["path"], tuple(content["arguments"]))
 
     def __call__(self) -> None:
         """Run the script in this process, as `python train.py` would."""
@@ -98,12 +84,12 @@ class Payload:
         self.agent_options: tuple[str, ...] = ()
         if isinstance(delayed.function, Script):
             delayed.function.require_exists()
-            self.words = delayed.function.words()
-            self._file, self._is_script = base / f"{uid}.json", True
-            delayed.function.write(self._file)
+            self.words = (delayed.function.path, *delayed.function.arguments)
+            self._file = base / f"{uid}.json"
+            self._file.write_text(json.dumps(asdict(delayed.function)))
         else:
             self.words = ("-m", _WORKER_MODULE, str(folder), uid)
-            self._file, self._is_script = base / f"{uid}.pkl", False
+            self._file = base / f"{uid}.pkl"
             require_importable(delayed.function)
             if is_checkpointable(delayed.function):
                 self.agent_options = (f"--worker-signal={SIGNAL.name}",)
@@ -111,9 +97,8 @@ class Payload:
 
     def keep_for(self, job: core.Job[object]) -> None:
         """Rename the file to the name that submitit's job expects."""
-        paths = job.paths
-        paths.folder.mkdir(parents=True, exist_ok=True)
-        self._file.rename(script_file(paths) if self._is_script else paths.submitted_pickle)
+        job.paths.folder.mkdir(parents=True, exist_ok=True)
+        self._file.rename(job.paths.submitted_pickle.with_suffix(self._file.suffix))
 
     def discard(self) -> None:
         """Remove the file."""
@@ -192,11 +177,10 @@ def _dump(delayed: utils.DelayedSubmission, path: Path, max_gb: float) -> None:
         delayed.dump(path)
         # Whatever the umask: nodes load no function that others may have written.
         path.chmod(0o600)
-    except OSError as error:
-        path.unlink(missing_ok=True)
-        raise UsageError(f"{path} cannot be written: {error.strerror}; give another folder") from None
     except Exception as error:
         path.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            raise UsageError(f"{path} cannot be written: {error.strerror}; give another folder") from None
         name = getattr(delayed.function, "__qualname__", repr(delayed.function))
         raise UsageError(
             f"{name} or an argument of it cannot be pickled: {error}; make what it names inside of the function"
@@ -241,7 +225,7 @@ class Checkpointing:
     def handle(self, number: int, frame: FrameType | None) -> None:
         """Handle the signal: save, and exit."""
         # The agent signals the whole process group; a forked process, as of a data loader, has this handler, too.
-        if os.getpid() != self._pid or _uses_trainer():
+        if os.getpid() != self._pid or ((own := trainer()) is not None and own.is_managed()):
             return
         code = 0
         try:
@@ -272,17 +256,6 @@ class Checkpointing:
             publish_file(self._paths.submitted_pickle, content)
 
 
-def is_stopping() -> bool:
-    """Return True if `trainer.should_stop` has told the function to save and exit."""
-    trainer = _trainer()
-    return trainer is not None and trainer.stopped() is not None
-
-
-def _uses_trainer() -> bool:
-    trainer = _trainer()
-    return trainer is not None and trainer.is_managed()
-
-
-def _trainer() -> Any:
-    module: ModuleType | None = sys.modules.get("slurm_elastic.trainer")
-    return module
+def trainer() -> Any:
+    """Return `slurm_elastic.trainer`; None if the function has not imported it: from its import on it is in charge."""
+    return sys.modules.get("slurm_elastic.trainer")

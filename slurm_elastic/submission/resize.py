@@ -10,7 +10,7 @@ import getpass
 import shlex
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from slurm_elastic.agent.job.replacement import Result, Run, comment, grows
 from slurm_elastic.agent.option_values import GROWS_VARIABLE
@@ -28,8 +28,7 @@ from slurm_elastic.rendezvous.membership.agents import AgentIdentity, LeaveReaso
 from slurm_elastic.rendezvous.transport.messages import LeaveRequest
 from slurm_elastic.rundir import RunContents, RunDir
 from slurm_elastic.slurm import Controller, NodesInQueue, natural_key
-from slurm_elastic.submission.batch_script import BatchScript
-from slurm_elastic.submission.plan import WHOLE_ARRAY, require_possible
+from slurm_elastic.submission.batch_script import WHOLE_ARRAY, BatchScript, require_possible
 from slurm_elastic.submission.sbatch import Started, UnansweredError, read_start, submit
 
 _ONCE = frozenset({"array", "begin", "comment", "deadline", "dependency", "nodefile", "nodelist", "nodes", "wait"})
@@ -45,17 +44,21 @@ _ALIKE = (
 
 @dataclass(frozen=True, slots=True)
 class ResizePlan:
-    """The actions for another size.
+    """The actions for another size, and what has come of them.
 
     Attributes:
         submit: Nodes to ask Slurm for.
         cancel: Jobs that have not started yet, to cancel.
         leave: Nodes whose agents leave, by their job as in `job_of`.
+        job: The job that was submitted; empty for none.
+        warning: A line for people; empty for none.
     """
 
     submit: int = 0
     cancel: tuple[str, ...] = ()
     leave: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    job: str = ""
+    warning: str = ""
 
 
 def plan_resize(
@@ -105,24 +108,9 @@ def _newest_first(agent: str) -> tuple[int, object]:
     return (int(identity.job), natural_key(identity.node)) if identity is not None else (0, ())
 
 
-@dataclass(frozen=True, slots=True)
-class Resized:
-    """A plan that was carried out.
-
-    Attributes:
-        plan: The plan.
-        job: The job that was submitted; empty for none.
-        warning: A line for people; empty for none.
-    """
-
-    plan: ResizePlan
-    job: str = ""
-    warning: str = ""
-
-
 def resize(
     run_dir: RunDir, *, change: int | None = None, size: int = 0, options: Mapping[str, str | None] | None = None
-) -> Resized:
+) -> ResizePlan:
     """Give a run that trains another number of nodes. Returns when Slurm and the leader have been asked.
 
     Args:
@@ -145,27 +133,24 @@ def resize(
     if queue is None:
         raise UsageError("squeue gives no answer on this machine; do this on a login node, outside of containers")
     begun = {AgentIdentity.parse(agent) for agent in live.agents}
-    jobs = {identity.job for identity in begun if identity is not None}
+    jobs = {identity.job for identity in begun if identity is not None} | RunContents(run_dir).jobs()
     agents = [agent for agent, report in live.agents.items() if report.leave is None]
-    contents = RunContents(run_dir)
     coming = [
         job
         for job in queue
         if grows(job, run_dir)
-        and (
-            job.state in ("PENDING", "CONFIGURING")
-            or (job.state == "RUNNING" and job.job_id not in jobs and not contents.has_job(job.job_id))
-        )
+        and (job.state in ("PENDING", "CONFIGURING") or (job.state == "RUNNING" and job.job_id not in jobs))
     ]
     plan = plan_resize(change, size, agents, coming, live.leader.min_nodes, live.leader.max_nodes)
     # First what may be refused.
-    resized = _submit(run_dir, plan, live, options or {}) if plan.submit else Resized(plan)
+    if plan.submit:
+        plan = _submit(run_dir, plan, live, options or {})
     for name in plan.cancel:
         controller.cancel(name)
     for start, nodes in plan.leave:
         detail = f"drained by {getpass.getuser()}"
         ask_to_leave(leader, LeaveRequest(client_name(), nodes, start, LeaveReason.DRAINED, None, detail))
-    return resized
+    return plan
 
 
 def _ask(run_dir: RunDir) -> tuple[LeaderEndpoint, LiveRun]:
@@ -212,7 +197,7 @@ class ReplacementJobs:
             return Result(refused=str(error))
 
 
-def _submit(run_dir: RunDir, plan: ResizePlan, live: LiveRun, options: Mapping[str, str | None]) -> Resized:
+def _submit(run_dir: RunDir, plan: ResizePlan, live: LiveRun, options: Mapping[str, str | None]) -> ResizePlan:
     started = read_start(run_dir)
     if started is None:
         raise UsageError(
@@ -222,7 +207,7 @@ def _submit(run_dir: RunDir, plan: ResizePlan, live: LiveRun, options: Mapping[s
     script = further_job(run_dir, started, plan.submit, f"{live.leader.min_nodes}:{live.leader.max_nodes}", options)
     job = submit([f"--chdir={started.directory}"] if "chdir" not in options else [], script=script.text())
     changed = f"{started.program} has changed since the run was started: nodes that join run it as it is now"
-    return Resized(plan, job, changed if started.has_changed() else "")
+    return replace(plan, job=job, warning=changed if started.has_changed() else "")
 
 
 def further_job(

@@ -129,7 +129,7 @@ def _require_unlike(option: str, agent_options: Collection[str]) -> None:
     sbatch itself checks its options: some, such as those of its plugins, are unknown here.
     """
     ours = {*agent_options, *(f"--{name}" for name in _OWN)}
-    others = {f"--{name}" for name in (*LONG_NAMES.values(), *_SBATCH_SWITCHES)}
+    others = {f"--{name}" for name in SBATCH_OPTIONS}
     if option in ours | others:
         return
     near = difflib.get_close_matches(option, ours | others, n=1, cutoff=_NEARLY)

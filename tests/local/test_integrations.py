@@ -371,7 +371,7 @@ import os
 import torch
 import torch.distributed as dist
 import torch.distributed.nn  # imported later, its functions have the process group as a default, and keep it
-from slurm_elastic._ending import end_worker
+from slurm_elastic.elastic_state import end_worker
 
 def gloo_threads():
     names = [open(f"/proc/self/task/{task}/comm").read() for task in os.listdir("/proc/self/task")]

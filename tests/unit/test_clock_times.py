@@ -2,7 +2,7 @@ import time
 
 import pytest
 
-from slurm_elastic.clock_times import local_time, parse_time
+from slurm_elastic.text import local_time, parse_time
 
 
 @pytest.mark.parametrize("zone", ["UTC", "UTC-14", "UTC+12"])

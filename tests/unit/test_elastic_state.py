@@ -19,7 +19,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
-from slurm_elastic import ElasticState, _ending, elastic_state, snapshot, trainer
+from slurm_elastic import ElasticState, elastic_state, snapshot, trainer
 from slurm_elastic.data import ElasticSampler
 from slurm_elastic.snapshot import _worker_side
 
@@ -78,7 +78,7 @@ def memory(monkeypatch: pytest.MonkeyPatch) -> Memory:
 
 @pytest.fixture(autouse=True)
 def _fresh_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(_ending, "_claimed", "")
+    monkeypatch.setattr(elastic_state, "_claimed", "")
     yield
     _worker_side._forget()
 
@@ -327,7 +327,7 @@ def test_one_object_saves_and_stops() -> None:
     with pytest.raises(RuntimeError, match="has an ElasticState and gets an ElasticState"):
         ElasticState()
     with pytest.raises(RuntimeError, match="has an ElasticState and gets an ElasticCallback"):
-        _ending.claim("ElasticCallback")
+        elastic_state.claim("ElasticCallback")
 
 
 def test_a_rank_that_is_alone_with_its_object_says_so(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:

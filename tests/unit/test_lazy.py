@@ -10,7 +10,7 @@ LAZY = {
     "slurm_elastic": ("submission", "errors", "launcher", "trainer"),
     "slurm_elastic.control": ("_agent_side", "_time_use"),
     "slurm_elastic.rendezvous.records.etcd": ("client", "server", "records", "store"),
-    "slurm_elastic.submission": ("local_executor", "executor", "job"),
+    "slurm_elastic.submission": ("executor", "job"),
 }
 """Packages that import their parts when these are asked for, and the parts."""
 

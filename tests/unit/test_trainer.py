@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_elastic import ElasticState, _ending, trainer
+from slurm_elastic import ElasticState, elastic_state, trainer
 from slurm_elastic.control import RoundControl, unshield
 from slurm_elastic.rendezvous.membership.agents import LeaveReason, Reason
 
@@ -61,10 +61,10 @@ def test_the_first_step_is_awaited_from_a_script_that_may_forget_it(
 
     assert trainer.is_managed()
     assert is_awaited()
-    monkeypatch.setattr(_ending, "_claimed", "")
-    _ending.claim("ElasticCallback")
+    monkeypatch.setattr(elastic_state, "_claimed", "")
+    elastic_state.claim("ElasticCallback")
     assert not is_awaited()
-    monkeypatch.setattr(_ending, "_claimed", "")
+    monkeypatch.setattr(elastic_state, "_claimed", "")
     state = ElasticState()
     assert is_awaited()
     next(state.batches([0]))

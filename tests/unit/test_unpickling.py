@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import slurm_elastic
-from slurm_elastic.unpickling import unpickle
+from slurm_elastic.ownership import unpickle
 
 STRANGER = 65534
 PACKAGE = Path(slurm_elastic.__file__).parent
@@ -66,7 +66,7 @@ def test_no_other_module_unpickles_and_the_docs_name_each_that_has_it_done() -> 
     )
     sources = {path.relative_to(PACKAGE).as_posix(): path.read_text() for path in PACKAGE.rglob("*.py")}
     found = {name for name, text in sources.items() if loads.search(text) and "forkserver" not in name}
-    assert found == {"unpickling.py"}
+    assert found == {"ownership.py"}
     callers = {name for name, text in sources.items() if re.search(r"\bunpickle\(", text)} - found
     assert callers
     table = DOCS.read_text().partition("## What is unpickled or executed")[2].partition("\n## ")[0]

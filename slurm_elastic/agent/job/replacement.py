@@ -23,12 +23,12 @@ from slurm_elastic.agent.features import Feature
 from slurm_elastic.agent.job.requeue import read_events, struck_nodes
 from slurm_elastic.agent.lifecycle.actions import AnnounceLeave
 from slurm_elastic.agent.option_values import ReplaceSettings
-from slurm_elastic.clock_times import parse_time
 from slurm_elastic.errors import ExitCode, SlurmElasticError
 from slurm_elastic.rendezvous.membership.agents import LeaveReason
 from slurm_elastic.rendezvous.thread import Led
 from slurm_elastic.rundir import RunContents, RunDir
 from slurm_elastic.slurm import Controller, NodesInQueue, natural_key
+from slurm_elastic.text import parse_time
 
 logger = logging.getLogger("slurm_elastic")
 

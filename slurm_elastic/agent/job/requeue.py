@@ -14,11 +14,11 @@ from typing import Any
 from slurm_elastic import typed_json
 from slurm_elastic.agent.job.job_end import Requeue, requeue_decision
 from slurm_elastic.agent.option_values import RequeuePolicy
-from slurm_elastic.clock_times import parse_time
 from slurm_elastic.errors import ExitCode
 from slurm_elastic.failures.history import bad_domains, bad_nodes, exclusion, node_domains, nodes_to_exclude, strikes
 from slurm_elastic.rundir import JobRecords, RunContents, RunDir, RunFile
 from slurm_elastic.slurm import Cause, Controller, Diagnosis, JobView, SlurmJob, classify
+from slurm_elastic.text import parse_time
 
 _EXIT_CODE = f"; exit code {ExitCode.LEFT.value}, in srun's words, is that of agents that have left"
 _WAIT = 600.0

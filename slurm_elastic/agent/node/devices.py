@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 from slurm_elastic.environment import changed_environment
-from slurm_elastic.unpickling import unpickle
+from slurm_elastic.ownership import unpickle
 
 _T = TypeVar("_T")
 _ASK_DRIVER = "PYTORCH_NVML_BASED_CUDA_CHECK"

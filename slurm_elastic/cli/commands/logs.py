@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Sequence
 
 from slurm_elastic.cli._command import Parser
 from slurm_elastic.cli._run_view import Queue, Terminal, ViewCommand, add_run, open_run, problems_to_stderr, rank_list
-from slurm_elastic.clock_times import local_time
 from slurm_elastic.errors import UsageError
 from slurm_elastic.observe.failures import RoundFailure, read_failures
 from slurm_elastic.observe.log_lines import LogFilter, LogLine, LogReader, parse_ranges
@@ -20,7 +19,7 @@ from slurm_elastic.observe.status import run_status
 from slurm_elastic.observe.views import RunState
 from slurm_elastic.rundir import RunContents, RunDir
 from slurm_elastic.slurm import compress, expand
-from slurm_elastic.text import printable
+from slurm_elastic.text import local_time, printable
 
 _PAUSE = 0.3
 """Seconds between two looks with --follow."""

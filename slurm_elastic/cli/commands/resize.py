@@ -63,13 +63,13 @@ def resize_run(run: argparse.Namespace, options: Options, *, change: int | None 
     done = resize(run_dir, change=change, size=size, options=options)
     if done.warning:
         print(f"slurm-elastic: warning: {done.warning}", file=sys.stderr)
-    if done.plan.cancel:
-        print(f"cancelled before their start: {', '.join(done.plan.cancel)}")
-    for job, nodes in done.plan.leave:
+    if done.cancel:
+        print(f"cancelled before their start: {', '.join(done.cancel)}")
+    for job, nodes in done.leave:
         print(f"asked to leave: {', '.join(nodes)} (job {job.partition('.')[0]})")
     if done.job:
-        print(f"submitted job {done.job} for {done.plan.submit} more nodes; they join run {run_dir.run_id}")
-    if not (done.job or done.plan.cancel or done.plan.leave):
+        print(f"submitted job {done.job} for {done.submit} more nodes; they join run {run_dir.run_id}")
+    if not (done.job or done.cancel or done.leave):
         print(f"run {run_dir.run_id} has this size")
     return 0
 

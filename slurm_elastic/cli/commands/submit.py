@@ -19,8 +19,7 @@ from slurm_elastic.submission.job_states import is_final
 if TYPE_CHECKING:
     import argparse
 
-    from slurm_elastic.submission.batch_script import BatchScript
-    from slurm_elastic.submission.plan import Plan
+    from slurm_elastic.submission.batch_script import BatchScript, Plan
     from slurm_elastic.submission.submit_options import CommandLine
 
 
@@ -91,7 +90,7 @@ class Submit(Command):
 
     def run(self, arguments: Sequence[str]) -> int:
         """Check the command line, submit, and print the job id and the path of the output."""
-        from slurm_elastic.submission.plan import read_template
+        from slurm_elastic.submission.batch_script import read_template
         from slurm_elastic.submission.submit_options import read_command_line
 
         # The parser of the agents' options imports torch; the help text does not need it.
@@ -175,7 +174,7 @@ def _warn_of_late_options(line: CommandLine) -> None:
 
 
 def _plan(line: CommandLine) -> Plan:
-    from slurm_elastic.submission.plan import NodeRange, Plan, Shape, environment_lines
+    from slurm_elastic.submission.batch_script import NodeRange, Plan, Shape, environment_lines
 
     assert line.script is not None
     nodes = line.own.get("nodes")

@@ -76,32 +76,6 @@ def test_streams_go_where_torchrun_would_send_them(tmp_path: Path, kind: str) ->
     assert all(Path(file).parent.is_dir() for file in expected.error_files.values())
 
 
-def test_no_later_round_touches_an_earlier_one(tmp_path: Path) -> None:
-    specs = RoundLogsSpecs(RunDir(tmp_path, "7"), tee=Std.ALL)
-    written = []
-    for round_ in (0, 1, 2):
-        for file in specs.reify(environments(round_)).stdouts.values():
-            assert not Path(file).exists()
-            Path(file).write_text(str(round_))
-            written.append(file)
-    assert [Path(file).read_text() for file in written] == ["0", "0", "1", "1", "2", "2"]
-
-
-def test_two_agents_of_one_node_keep_apart(tmp_path: Path) -> None:
-    specs = RoundLogsSpecs(RunDir(tmp_path, "7"), tee=Std.ALL)
-    first, second = specs.reify(environments(first_rank=0)), specs.reify(environments(first_rank=2))
-    for kind in ("stdouts", "stderrs", "error_files"):
-        assert not set(getattr(first, kind).values()) & set(getattr(second, kind).values())
-    assert first.filtered_stdout != second.filtered_stdout
-
-
-def test_more_than_nine_ranks(tmp_path: Path) -> None:
-    specs = RoundLogsSpecs(RunDir(tmp_path, "7"), tee=streams("--tee", "0:1,11:3"))
-    dest = specs.reify(environments(count=12))
-    shown = [(rank, kind) for kind in ("tee_stdouts", "tee_stderrs") for rank in getattr(dest, kind)]
-    assert shown == [(0, "tee_stdouts"), (11, "tee_stdouts"), (11, "tee_stderrs")]
-
-
 def test_no_logs_at_all() -> None:
     envs = environments()
     specs = RoundLogsSpecs(None, tee=Std.ALL)

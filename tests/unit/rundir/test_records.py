@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -116,35 +115,6 @@ def test_rounds_are_claimed_once_and_the_last_is_known(run_dir: RunDir) -> None:
     assert run_dir.last_round() == 1_000_000
     with pytest.raises(ValueError, match="start at 0"):
         run_dir.claim_round(-1, b"{}")
-
-
-def test_epochs_of_incarnations_are_apart(run_dir: RunDir) -> None:
-    assert run_dir.newest_epoch("0") is None
-    assert sum(race(lambda number: run_dir.claim_epoch("0", 1, b'{"by": %d}' % number))) == 1
-    assert run_dir.claim_epoch("0", 2, b'{"leader": "n2"}')
-    assert run_dir.newest_epoch("0") == 2
-    assert run_dir.epoch_record("0", 2) == b'{"leader": "n2"}'
-    assert run_dir.newest_epoch("1") is None
-    assert run_dir.claim_epoch("1", 1, b"{}")
-
-
-def test_endpoints_of_incarnations_are_apart(run_dir: RunDir) -> None:
-    assert run_dir.endpoint("0") is None
-    run_dir.publish_endpoint("0", b'{"port": 1}')
-    run_dir.publish_endpoint("0", b'{"port": 2}')
-    assert run_dir.endpoint("0") == b'{"port": 2}'
-    assert run_dir.endpoint("1") is None
-
-
-def test_done_is_recorded_once(run_dir: RunDir) -> None:
-    assert not run_dir.is_done()
-    assert sum(race(lambda number: run_dir.mark_done({"by": number}))) == 1
-    assert run_dir.is_done()
-    first = run_dir.read("done.json")
-    assert first is not None
-    assert set(json.loads(first)) == {"by", "signature"}
-    assert not run_dir.mark_done({"by": "late"})
-    assert run_dir.read("done.json") == first
 
 
 def test_done_can_be_asked_before_the_directory_exists(tmp_path: Path) -> None:

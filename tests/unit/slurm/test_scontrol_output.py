@@ -100,33 +100,6 @@ def test_the_release(text: str, expected: tuple[int, int] | None) -> None:
     assert parse_release(text) == expected
 
 
-def test_preempted_in_grace() -> None:
-    view = job("job_preempted_in_grace.txt")
-    assert view.state == "RUNNING"
-    assert view.preempt_time == 1795175787
-    assert view.end_time == view.preempt_time + 60
-
-
-def test_requeued_while_completing() -> None:
-    view = job("job_requeued_while_completing.txt")
-    assert (view.state, view.restarts, view.reason, view.nodes) == ("COMPLETING", 1, None, ("f1",))
-
-
-def test_time_limit() -> None:
-    view = job("job_time_limit.txt")
-    assert (view.state, view.restarts, view.reason) == ("COMPLETING", 0, "TimeLimit")
-
-
-def test_cancelled() -> None:
-    view = job("job_cancelled.txt")
-    assert (view.state, view.restarts, view.reason, view.preempt_time) == ("COMPLETING", 0, None, None)
-
-
-def test_pending_after_requeue() -> None:
-    view = job("job_pending.txt")
-    assert (view.state, view.reason, view.end_time, view.nodes) == ("PENDING", "BeginTime", None, ())
-
-
 def test_an_array_prints_several_jobs() -> None:
     views = parse_jobs((OUTPUTS / "jobs_array.txt").read_text())
     assert [(view.job_id, view.array_job_id, view.array_task_id, view.state) for view in views] == [

@@ -56,10 +56,10 @@ def test_log_of_the_last_round_that_has_one(run_dir: RunDir) -> None:
         directory = run_dir.rank_dir(number, node, 1, world_size)
         directory.mkdir(parents=True)
         (directory / "stdout.log").write_text(node)
-    found = latest_log(run_dir, 1, "stdout.log")
+    found = latest_log(run_dir, 1, "stdout")
     assert found is not None
     assert found.read_text() == "n3"
-    assert latest_log(run_dir, 10, "stdout.log") is None
+    assert latest_log(run_dir, 10, "stdout") is None
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,8 @@ import pytest
 
 from slurm_elastic._version import __version__
 from slurm_elastic.errors import UsageError
-from slurm_elastic.submission.batch_script import TEMPLATES, BatchScript
+from slurm_elastic.submission.batch_script import TEMPLATES, BatchScript, NodeRange, Plan, Shape, read_template
 from slurm_elastic.submission.executor import ElasticExecutor
-from slurm_elastic.submission.plan import Shape, read_template
 
 GOLDEN = Path(__file__).with_name("golden")
 FOLDER = Path("/shared/runs")
@@ -140,7 +139,8 @@ def test_own_template_options_in_every_spelling() -> None:
     script = BatchScript.from_template(TEMPLATE.replace("-kJ", "-J mine"))
     assert script.options == (("nodes", "2"), ("partition", "low"), ("exclusive", None), ("job-name", "mine"))
     assert script.body == ("# about nothing", 'srun slurm-elastic agent "$@"')
-    assert script.with_options({"nodes": "4"}, without=["exclusive"]).options == (
+    plan = Plan(Shape.ALLOCATION, NodeRange(4, 4), without=("exclusive",))
+    assert plan.script(TEMPLATE.replace("-kJ", "-J mine")).options == (
         ("nodes", "4"),
         ("partition", "low"),
         ("job-name", "mine"),
