@@ -58,8 +58,7 @@ def main() -> int:
     dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
     results = Results.of("snapshot")
     with tempfile.TemporaryDirectory() as directory:
-        settings = Settings(secrets.token_bytes(32), "benchmark", "agent", "node", "127.0.0.1")
-        memory = AgentMemory(Path(directory), settings)
+        memory = AgentMemory(Path(directory), Settings(secrets.token_bytes(32), "benchmark", "", "node", "127.0.0.1"))
         os.environ |= memory.begin(0, "", first=True) | {"LOCAL_RANK": "0", "SLURM_ELASTIC_ROUND": "0"}
         # The steps of both are of one round, and only grow.
         plain = {f"layer{index}": torch.rand(_MIB << 18) for index in range(_TENSORS)}

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import pickle
 import secrets
 import stat
 from collections.abc import Collection
@@ -216,5 +215,8 @@ def unpickle(source: int | Path) -> Any:
         OSError: There is none, or it cannot be read.
         Exception: It is no pickle, or names what cannot be imported here.
     """
+    # Commands that check owners alone need not wait for it.
+    import pickle
+
     with os.fdopen(source if isinstance(source, int) else open_trusted(source), "rb") as file:
         return pickle.load(file)

@@ -22,6 +22,16 @@ from slurm_elastic.rundir import RunDir, RunDirError
 from slurm_elastic.slurm import natural_key
 from slurm_elastic.text import counted
 
+logger = logging.getLogger("slurm_elastic")
+
+SCHEMA = 1
+"""The version of the schema in docs/events.md. A reader that knows a version can read all records of it: fields and
+kinds of events may be added without a new version; none goes away, and none changes its meaning."""
+
+_SETTLE = 2.0
+"""Seconds without an event after which people are told of those that no new round has followed."""
+_NULL_HANDLER = "null"
+"""torch's handler that drops everything (elastic/events/handlers.py, 2.13)."""
 _DETAILS = frozenset({"round_ending", "leader_changed", "leader_resigned", "node_spare", "agent_ended", "worker_hung"})
 """Events that the log of an agent has: another line tells what matters of them, or they are told by themselves."""
 _LEFT = {"time_limit": "at the time limit", "node_left": "left"}
@@ -202,18 +212,6 @@ def _names(value: object) -> tuple[str, ...]:
 
 def _shown(nodes: Sequence[str]) -> str:
     return ", ".join(nodes) if len(nodes) <= _SHOWN else f"{', '.join(nodes[:2])}, ... {nodes[-1]}"
-
-
-logger = logging.getLogger("slurm_elastic")
-
-SCHEMA = 1
-"""The version of the schema in docs/events.md. A reader that knows a version can read all records of it: fields and
-kinds of events may be added without a new version; none goes away, and none changes its meaning."""
-
-_SETTLE = 2.0
-"""Seconds without an event after which people are told of those that no new round has followed."""
-_NULL_HANDLER = "null"
-"""torch's handler that drops everything (elastic/events/handlers.py, 2.13)."""
 
 
 class EventLog:

@@ -44,6 +44,9 @@ ENDED = frozenset({"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL"})
 PATIENT = {"PET_RDZV_CONF": "heartbeat_limit=20", "PET_CONSOLE": "full", "OMP_NUM_THREADS": "1"}
 """For all agents of tests: as in the local layer, one that stands still for seconds on a busy machine is not lost,
 tests look at every line, and a worker takes one processor, as all nodes share those of one machine."""
+DYNAMO = "--preload=torch._dynamo"
+"""For scripts with an optimizer or DistributedDataParallel: one import for all workers of a node. Else the first ones
+import it, and the fork server does once more when it has learned that, which takes longer than torch each time."""
 SILENCE = "--rdzv-conf=heartbeat_limit=3"
 """For agents whose silence matters: the default."""
 
@@ -66,6 +69,7 @@ class Job:
     def __init__(self, cluster: Cluster, directory: Path, job_id: int) -> None:
         self.cluster, self.directory, self.id = cluster, directory, job_id
         self.run_dir = directory / "elastic-runs" / str(job_id)
+        self._read: dict[Path, tuple[list[dict[str, Any]], int]] = {}
 
     @property
     def output(self) -> str:
@@ -105,7 +109,7 @@ class Job:
 
     def events(self, kind: str = "") -> list[dict[str, Any]]:
         """The events of all nodes, of one kind if it is given, in the order of their times."""
-        found = [event for path in self.run_dir.glob("events/*.jsonl") for event in _objects(path)]
+        found = [event for path in self.run_dir.glob("events/*.jsonl") for event in self._objects(path)]
         return sorted((event for event in found if kind in ("", event["event"])), key=lambda event: event["time"])
 
     def leader(self) -> str:
@@ -115,8 +119,18 @@ class Job:
 
     def diary(self) -> list[dict[str, Any]]:
         """What the workers of steps.py wrote down, in the order of time."""
-        found = [entry for path in self.directory.glob("steps/rank_*.jsonl") for entry in _objects(path)]
+        found = [entry for path in self.directory.glob("steps/rank_*.jsonl") for entry in self._objects(path)]
         return sorted(found, key=lambda entry: entry["monotonic"])
+
+    def _objects(self, path: Path) -> list[dict[str, Any]]:
+        """The objects in a file of JSON lines, which grows; the last line may still be being written."""
+        objects, end = self._read.get(path, ([], 0))
+        with path.open("rb") as file:
+            file.seek(end)
+            text = file.read()
+        lines = text[: text.rfind(b"\n") + 1]
+        self._read[path] = objects, _ = [*objects, *map(json.loads, lines.splitlines())], end + len(lines)
+        return objects
 
     def steps(self, round_number: int | None = None) -> list[dict[str, Any]]:
         """The steps of all ranks, or those of one round."""
@@ -240,9 +254,3 @@ class Jobs:
         """As `running`, without the jobs that have ended and whose nodes are being cleaned."""
         states = "PENDING,RUNNING,SUSPENDED,CONFIGURING"
         return self.cluster.command(["squeue", "--noheader", "--all", f"--states={states}"]).stdout
-
-
-def _objects(path: Path) -> list[dict[str, Any]]:
-    """The objects in a file of JSON lines; the last line may still be being written."""
-    text = path.read_text()
-    return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]

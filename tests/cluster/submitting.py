@@ -65,6 +65,7 @@ def results() -> dict[str, Any]:
     executor.update_parameters(timeout_min=5, slurm_partition="low")
     of_function = executor.submit(train, "hello")
     Path("script.py").write_text("import os, sys\nprint('argv', *sys.argv[1:], 'of', os.environ['WORLD_SIZE'])\n")
+    executor = slurm_elastic.ElasticExecutor(FOLDER, workers_per_node=2)
     of_script = executor.submit_script("script.py", "--lr", "1e-3")
     return {
         "function": of_function.results(),
@@ -81,7 +82,7 @@ def results() -> dict[str, Any]:
 
 def failure() -> dict[str, Any]:
     """How the failure of a worker arrives."""
-    executor = slurm_elastic.ElasticExecutor(f"{FOLDER}/%j", max_nodes=2, min_nodes=2)
+    executor = slurm_elastic.ElasticExecutor(f"{FOLDER}/%j", workers_per_node=2)
     job = executor.submit(fail_on_last, "fail")
     try:
         job.result()
@@ -99,7 +100,7 @@ def failure() -> dict[str, Any]:
 
 def cancel() -> dict[str, Any]:
     """A run that is cancelled."""
-    executor = slurm_elastic.ElasticExecutor(FOLDER, max_nodes=2)
+    executor = slurm_elastic.ElasticExecutor(FOLDER)
     job = executor.submit(count, 10**6)
     # Accounting knows of a start some time after it.
     _wait_for(lambda: job.task(0).stdout() is not None and job.get_info("force").get("State") == "RUNNING")
@@ -109,7 +110,7 @@ def cancel() -> dict[str, Any]:
 
 def array() -> dict[str, Any]:
     """An array is one run; one of its elements is preempted."""
-    executor = slurm_elastic.ElasticExecutor(FOLDER, min_nodes=2, max_nodes=3, shape="array")
+    executor = slurm_elastic.ElasticExecutor(FOLDER, min_nodes=1, max_nodes=2, shape="array")
     job = executor.submit(count, 10**6)
     Path("job_id").write_text(job.job_id)
     _wait_for(Path("look").exists)
@@ -119,8 +120,8 @@ def array() -> dict[str, Any]:
 
 
 def preempted() -> dict[str, Any]:
-    """A run of four nodes that is preempted, and comes back."""
-    executor = slurm_elastic.ElasticExecutor(FOLDER, min_nodes=2, max_nodes=4)
+    """A run of two nodes that is preempted, and comes back."""
+    executor = slurm_elastic.ElasticExecutor(FOLDER, min_nodes=1, max_nodes=2)
     # No time limit, so that Slurm does not tell when a grace ends.
     executor.update_parameters(slurm_time=0)
     job = executor.submit(count, 10**6)

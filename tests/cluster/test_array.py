@@ -8,14 +8,17 @@ import re
 from tests.cluster.jobs import CHECKOUT, Job, on
 
 
-def test_the_elements_of_an_array_are_one_run(jobs):
+def test_the_elements_of_an_array_are_one_run_and_do_not_interleave(jobs):
     jobs.place(CHECKOUT / "sbatch_templates/array.sbatch")
 
-    job = jobs.submit("--array=0-3", "array.sbatch", "--nnodes=4:4", "train.py", "--steps=5")
+    job = jobs.submit("--array=0-1", "--nodes=2", "array.sbatch", "--nnodes=4:4", "train.py", "--steps=5")
 
     jobs.wait_until_all_ended()
-    assert job.tables() == [["n1", "n2", "n3", "n4"]]
-    assert sorted({(e["rank"], e["node"]) for e in job.steps()}) == [(0, "n1"), (1, "n2"), (2, "n3"), (3, "n4")]
+    (table,) = job.tables()
+    assert sorted(table) == ["n1", "n2", "n3", "n4"]
+    assert sorted({(e["rank"], e["node"]) for e in job.steps()}) == [*enumerate(table)]
+    domains = [place["domain"] for place in job.rounds()[0]["places"]]
+    assert domains == [f"{job.id}_{element}" for element in (0, 0, 1, 1)]
     assert {state for state, _ in jobs.elements(job)} == {"COMPLETED"}
 
 

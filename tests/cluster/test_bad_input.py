@@ -25,7 +25,6 @@ def test_a_wrong_command_line_ends_the_job_with_one_line(jobs):
     # Nobody but root may write here.
     closed = jobs.directory.parent
     wrong = {
-        ("tran.py",): f"no script {jobs.directory}/tran.py on NODE; did you mean train.py?",
         ("unreadable.py",): "unreadable.py cannot be read by this user on NODE; fix its permissions",
         ("--nnodes=3", "train.py"): "and the job has 1; lower the minimum or submit with --nodes=3",
         (f"--run-dir={closed}", "train.py"): "or give another run directory by --run-dir",

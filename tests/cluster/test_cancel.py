@@ -12,8 +12,8 @@ from tests.cluster.jobs import on
 @pytest.mark.parametrize("start", ["warm", pytest.param("cold", marks=pytest.mark.nightly)])
 @pytest.mark.proctrack("cgroup", nightly="linuxproc")
 def test_a_cancelled_job_leaves_nothing_behind(jobs, proctrack, start):
-    job = jobs.submit(*on("n1", "n2", "n3"), "elastic.sbatch", f"--start={start}", "train.py")
-    job.wait_for_steps(0, ["n1", "n2", "n3"])
+    job = jobs.submit(*on("n1", "n2"), "elastic.sbatch", f"--start={start}", "train.py")
+    job.wait_for_steps(0, ["n1", "n2"])
 
     job.cancel()
 
@@ -25,7 +25,7 @@ def test_a_cancelled_job_leaves_nothing_behind(jobs, proctrack, start):
         # agent that was told last may have missed the others before.
         assert [e["node"] for e in job.diary() if e.get("signal") == "SIGTERM"] != []
         assert "n1 leaves: cancelled" in job.output
-        for node in ("n1", "n2", "n3"):
+        for node in ("n1", "n2"):
             # The first one's agent asks Slurm, and its answer may be there before Slurm's signal is at another node.
             told = rf"\[slurm-elastic {node}\] {node} (got SIGTERM: leaving round|leaves: cancelled)"
             assert re.search(told, job.output)

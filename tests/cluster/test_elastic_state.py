@@ -5,9 +5,9 @@ from __future__ import annotations
 import itertools
 import json
 
-from tests.cluster.jobs import CHECKOUT, Job, on
+from tests.cluster.jobs import CHECKOUT, DYNAMO, Job, on
 
-EPOCHS = 25
+EPOCHS = 16
 STEPS_PER_EPOCH = 8
 
 
@@ -21,7 +21,7 @@ def steps_of_round(job: Job, number: int) -> list[int]:
 def test_a_drained_node_costs_no_step_and_a_killed_one_a_step_at_most(jobs):
     jobs.place(CHECKOUT / "docs/examples/elastic_ddp.py")
     training = f"elastic_ddp.py --epochs {EPOCHS} --step-time 0.1".split()
-    job = jobs.submit(*on("n1", "n2", "n3"), "elastic.sbatch", *training)
+    job = jobs.submit(*on("n1", "n2", "n3"), "elastic.sbatch", DYNAMO, *training)
     job.wait_until("no steps", lambda: len(steps_of_round(job, 0)) > 1)
 
     jobs.cluster.command(["slurm-elastic", "drain", str(job.id), "n3"], cwd=jobs.directory, env=jobs.environ)

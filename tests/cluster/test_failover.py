@@ -97,28 +97,3 @@ def test_the_first_element_of_an_array_loses_its_node(jobs):
     job.say_enough()
     jobs.wait_until_all_ended()
     assert_one_group_at_a_time(job.steps())
-
-
-def test_the_leaders_element_is_preempted_and_hands_over(jobs):
-    jobs.place(CHECKOUT / "sbatch_templates/array.sbatch")
-    job = jobs.submit("--array=0-3", "array.sbatch", "--nnodes=3:4", "train.py", "--asks")
-    job.wait_until("not all train", lambda: any(len(round_["places"]) == 4 for round_ in job.rounds()))
-    before = job.rounds()[-1]
-    leader = job.leader()
-    others = [place["node"] for place in before["places"] if place["node"] != leader]
-    job.wait_for_steps(before["round"], [place["node"] for place in before["places"]])
-
-    high = jobs.take(leader)
-
-    number = before["round"] + 1
-    job.wait_for_steps(number, others)
-    after = job.rounds()[number]
-    assert after["epoch"] > before["epoch"]
-    assert after["reason"] == "node_left"
-    last = max(entry["step"] for entry in job.steps(before["round"]))
-    assert min(entry["step"] for entry in job.steps(number)) == last + 1
-    print(f"seconds without a step: {gap(job, number):.2f}")
-    high.cancel()
-    job.say_enough()
-    jobs.wait_until_all_ended()
-    assert_one_group_at_a_time(job.steps())

@@ -9,7 +9,7 @@ import pytest
 
 from tests.cluster.jobs import CHECKOUT, Job, Jobs, on
 
-OLD, NEW = ["n1", "n2"], ["n3", "n4"]
+OLD, NEW = ["n1"], ["n2"]
 
 
 def ask(jobs: Jobs, *words: str) -> str:
@@ -24,9 +24,9 @@ def start(jobs: Jobs) -> Job:
     return job
 
 
-def grow(jobs: Jobs, job: Job, *options: str) -> Job:
-    said = ask(jobs, "grow", str(job.id), "--nodes=2", *options)
-    match = re.fullmatch(rf"submitted job (\d+) for 2 more nodes; they join run {job.id}\n", said)
+def grow(jobs: Jobs, job: Job, *options: str, nodes: int = 1) -> Job:
+    said = ask(jobs, "grow", str(job.id), f"--nodes={nodes}", *options)
+    match = re.fullmatch(rf"submitted job (\d+) for {nodes} more nodes; they join run {job.id}\n", said)
     assert match, said
     return Job(jobs.cluster, jobs.directory, int(match[1]))
 
@@ -46,12 +46,12 @@ def test_a_run_grows_and_shrinks_without_losing_a_step(jobs):
     more = grow(jobs, job)
     wait_for_round(jobs, job, 1, [*OLD, *NEW])
     queue = jobs.cluster.command(["squeue", "--noheader", "--format=%j %T %D %k", f"--jobs={more.id}"]).stdout
-    assert queue == f"elastic-grow RUNNING 2 slurm-elastic grows {job.run_dir}\n"
+    assert queue == f"elastic-grow RUNNING 1 slurm-elastic grows {job.run_dir}\n"
 
     # What has not started yet is cancelled before a node leaves.
-    waiting = grow(jobs, job)
-    assert ask(jobs, "resize", str(job.id), "2") == (
-        f"cancelled before their start: {waiting.id}\nasked to leave: n4, n3 (job {more.id})\n"
+    waiting = grow(jobs, job, "--hold")
+    assert ask(jobs, "resize", str(job.id), "1") == (
+        f"cancelled before their start: {waiting.id}\nasked to leave: n2 (job {more.id})\n"
     )
     waiting.wait_for("CANCELLED")
     wait_for_round(jobs, job, 2, OLD)
@@ -109,7 +109,7 @@ def test_a_run_on_an_array_grows_by_elements(jobs):
     wait_until("how it was started is not kept", (job.run_dir / "command.json").exists)
     first = len(job.rounds()) - 1
 
-    more = grow(jobs, job)
+    more = grow(jobs, job, nodes=2)
     wait_until("it does not grow", lambda: len(job.trained_on(len(job.rounds()) - 1)) == 4)
     assert re.fullmatch(r"asked to leave: n\d \(job \d+\)\n", ask(jobs, "shrink", str(job.id), "--nodes=1"))
     wait_until("it does not shrink", lambda: len(job.trained_on(len(job.rounds()) - 1)) == 3)

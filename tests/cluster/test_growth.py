@@ -12,6 +12,8 @@ from tests.cluster.jobs import PATIENT, SRUN, Job, Jobs
 from tests.cluster.testbed import Cluster, Settings
 from tests.cluster.testbed.sessions import Session
 
+pytestmark = pytest.mark.nightly
+
 GROWING = f"""\
 #!/bin/bash
 #SBATCH --nodes=4 --exclusive
@@ -64,7 +66,6 @@ def late(cluster_session: Session, release: str, environment: Path) -> Iterator[
     remove_shared_directory(directory)
 
 
-@pytest.mark.nightly
 def test_each_arrival_costs_one_round_and_no_restart(jobs):
     jobs.write("grow.sh", GROWING)
     job = jobs.submit("grow.sh")
@@ -87,7 +88,6 @@ def test_each_arrival_costs_one_round_and_no_restart(jobs):
     ]
 
 
-@pytest.mark.nightly
 def test_a_node_with_which_the_script_does_not_run_becomes_a_spare(jobs):
     jobs.write("dividing.py", DIVIDING)
     jobs.write("join.sh", JOINING)
@@ -129,7 +129,6 @@ def test_a_spare_takes_the_place_of_a_lost_member_and_another_ends_with_the_run(
     job.wait_for("COMPLETED", "FAILED")
 
 
-@pytest.mark.nightly
 def test_agents_that_start_a_minute_apart_find_each_other(late):
     # This test may be the only one that runs, and the later agent has yet to be started.
     late.wait_for("COMPLETED", timeout=150)

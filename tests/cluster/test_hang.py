@@ -1,4 +1,4 @@
-"""A worker that hangs on one node of four."""
+"""A worker that hangs on one node of three."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from pathlib import Path
 from tests.planted_faults import planted
 
 HERE = Path(__file__).parent
-ALL = ["n1", "n2", "n3", "n4"]
+ALL = ["n1", "n2", "n3"]
 TIMEOUT = 4.0
-"""Seconds; four workers on two cores that others use as well may take some for one step."""
+"""Seconds; three workers on two cores that others use as well may take some for one step."""
 
 
 def test_a_hang_costs_one_restart_and_every_health_port_answers_throughout(jobs):
     for name in ("hanging.py", "asking.py"):
         jobs.place(HERE / name)
     options = (f"--hang-timeout={TIMEOUT:g}", "--max-restarts=1", "--health-bind=0.0.0.0")
-    job = jobs.submit("--nodes=4", "elastic.sbatch", *options, "hanging.py")
+    job = jobs.submit("--nodes=3", "elastic.sbatch", *options, "hanging.py")
     health = job.run_dir / "health"
-    job.wait_until("not all health ports are published", lambda: len(list(health.glob("[!.]*.json"))) == 4)
+    job.wait_until("not all health ports are published", lambda: len(list(health.glob("[!.]*.json"))) == 3)
     targets = sorted(json.loads(path.read_text())[0]["targets"][0] for path in health.glob("[!.]*.json"))
     assert [target.partition(":")[0] for target in targets] == ALL
 
-    job.wait_until("no round trains", lambda: trained(job.directory, 0) == 4)
+    job.wait_until("no round trains", lambda: trained(job.directory, 0) == 3)
     suspend(job, TIMEOUT + 1)
 
     answers = jobs.directory / "answers"
@@ -34,7 +34,7 @@ def test_a_hang_costs_one_restart_and_every_health_port_answers_throughout(jobs)
         try:
             job.wait_until("no answers", lambda: {node for node, *_ in told(answers)} == {*ALL})
             (jobs.directory / "hang").touch()
-            job.wait_until("no second round trains", lambda: trained(job.directory, 1) == 4)
+            job.wait_until("no second round trains", lambda: trained(job.directory, 1) == 3)
             before = len(told(answers))
             job.wait_until("no more answers", lambda: {node for node, *_ in told(answers)[before:]} == {*ALL})
         finally:

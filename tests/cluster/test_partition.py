@@ -11,6 +11,8 @@ import os
 import random
 import time
 
+import pytest
+
 from tests.cluster.jobs import SILENCE, Job, on
 from tests.cluster.test_node_loss import assert_one_group_at_a_time
 from tests.planted_faults import planted
@@ -75,6 +77,7 @@ def test_one_group_trains_through_cuts(jobs):
     print(f"seed {SEED}: {CUTS} cuts, all trained again at most {max(healed):.1f} s after healing")
 
 
+@pytest.mark.nightly
 def test_neither_half_goes_on_alone_where_it_is_told_so(jobs):
     job = jobs.submit(*on("n1", "n2"), "elastic.sbatch", f"{SILENCE},on_tie=none", "train.py")
     job.wait_for_steps(0, ["n1", "n2"])

@@ -6,6 +6,8 @@ import os
 import signal
 from collections import defaultdict
 
+import pytest
+
 from tests.cluster.jobs import SRUN, Job, outermost
 
 COMING_AND_GOING = f"""\
@@ -39,6 +41,7 @@ def gap(job: Job, after: int) -> float:
     return min(entry["monotonic"] for entry in job.steps(after + 1)) - last
 
 
+@pytest.mark.nightly
 def test_a_node_that_leaves_and_comes_back_costs_no_step(jobs):
     jobs.write("job.sh", COMING_AND_GOING)
     job = jobs.submit("job.sh")

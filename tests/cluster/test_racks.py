@@ -100,14 +100,3 @@ def test_one_of_two_elements_of_four_nodes_that_is_lost_at_once_costs_a_step_for
     # Nodes that are killed one after the other may be lost in several rounds.
     assert len(steps) <= EPOCHS * STEPS_PER_EPOCH + len(job.tables()) - 1 - whole, job.output
     jobs.cluster.cancel_all()
-
-
-def test_elements_with_several_nodes_do_not_interleave(jobs):
-    jobs.place(CHECKOUT / "sbatch_templates/array.sbatch")
-    job = jobs.submit("--array=0-1", "--nodes=2", "array.sbatch", "--nnodes=4:4", "train.py", "--steps=5")
-    jobs.wait_until_all_ended()
-    (table,) = job.tables()
-    first, second = ([place["domain"] for place in job.rounds()[0]["places"]][index] for index in (0, 2))
-    assert [place["domain"] for place in job.rounds()[0]["places"]] == [first, first, second, second]
-    assert (first, second) == (f"{job.id}_0", f"{job.id}_1")
-    assert sorted(table) == ["n1", "n2", "n3", "n4"]

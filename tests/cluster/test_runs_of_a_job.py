@@ -48,11 +48,11 @@ def test_programs_one_after_the_other_and_beside_each_other(jobs):
     job = submit(
         jobs,
         f"srun -n2 {AGENT} first || exit\n"
-        f"srun -n2 {AGENT} second || exit\n"
+        f"srun -N1 -n1 {AGENT} second || exit\n"
         # A retry with the same arguments is a new run, too.
-        f"srun -n2 {AGENT} second || exit\n"
-        f"for word in a b c; do srun --overlap -n1 -w n1 {AGENT} $word & done; wait\n"
-        f"srun -N1 -n1 -w n1 {AGENT} left 20 & srun -N1 -n1 -w n2 {AGENT} right 20 & wait\n",
+        f"srun -N1 -n1 {AGENT} second || exit\n"
+        f"for word in a b; do srun --overlap -N1 -n1 -w n1 {AGENT} $word 20 & done\n"
+        f"srun --overlap -N1 -n1 -w n2 {AGENT} other 20 & wait\n",
         *on("n1", "n2"),
         "--exclusive",
     )
@@ -61,11 +61,11 @@ def test_programs_one_after_the_other_and_beside_each_other(jobs):
     words = said(jobs)
     assert [line[:3] for line in words[:3]] == [
         ["first", f"{job.id}", "2"],
-        ["second", f"{job.id}.1", "2"],
-        ["second", f"{job.id}.2", "2"],
+        ["second", f"{job.id}.1", "1"],
+        ["second", f"{job.id}.2", "1"],
     ]
-    assert sorted(line[0] for line in words[3:]) == ["a", "b", "c", "left", "right"]
-    assert sorted(line[1] for line in words[3:]) == [f"{job.id}.{number}" for number in range(3, 8)]
+    assert sorted(line[0] for line in words[3:]) == ["a", "b", "other"]
+    assert sorted(line[1] for line in words[3:]) == [f"{job.id}.{number}" for number in range(3, 6)]
     assert all(line[1] == f"{job.id}.{line[4]}" for line in words[1:])
     done = [path.parent.name for path in jobs.directory.glob("elastic-runs/*/done.json")]
     assert sorted(done) == sorted({line[1] for line in words})
@@ -73,21 +73,21 @@ def test_programs_one_after_the_other_and_beside_each_other(jobs):
 
 def test_elements_of_an_array_are_runs_of_their_own_unless_the_template_is_that_of_an_array(jobs):
     jobs.write("says.py", SAYS)
-    job = jobs.submit("--array=0-2", "-N1", "elastic.sbatch", "says.py", "sweep")
+    job = jobs.submit("--array=0-1", "-N1", "elastic.sbatch", "says.py", "sweep")
     jobs.wait_until_all_ended()
 
     assert {state for state, _ in jobs.elements(job)} == {"COMPLETED"}
     assert sorted(line[1:3] + line[5:6] for line in said(jobs)) == [
-        [f"{job.id}_{element}", "1", str(element)] for element in range(3)
+        [f"{job.id}_{element}", "1", str(element)] for element in range(2)
     ]
 
     mixed = jobs.submit(
-        "--array=0-1", "-N1", "--output=%x-%A_%a.out", "elastic.sbatch", "--run-id=mixed", "says.py", "sweep"
+        "--array=0", "-N1", "--output=%x-%A_%a.out", "elastic.sbatch", "--run-id=mixed", "says.py", "sweep"
     )
     jobs.wait_until_all_ended()
     assert {state for state, _ in jobs.elements(mixed)} == {"FAILED"}
     refused = "slurm-elastic: error: --run-id mixed makes one run of all elements of this array, "
-    assert mixed.output.count(refused) == 2
+    assert mixed.output.count(refused) == 1
     assert not (jobs.directory / "elastic-runs/mixed").exists()
 
 
@@ -99,7 +99,7 @@ def test_runs_find_themselves_again_after_a_requeue(jobs):
         "export SLURM_ELASTIC_VERDICT=1\n"
         f"add() {{ {SRUN} -N1 -n1 -w $1 slurm-elastic agent says.py $2 $3 & }}\n"
         'if [ -z "$SLURM_RESTART_COUNT" ]\n'
-        f"then {SRUN} -n2 slurm-elastic agent says.py begin; add n1 a 100000; sleep 2; add n2 b 100000\n"
+        f"then {SRUN} -N1 -n1 slurm-elastic agent says.py begin; add n1 a 100000; sleep 2; add n2 b 100000\n"
         "else add n2 b 100000; sleep 2; add n1 a 100000; fi\n"
         "wait; slurm-elastic job-end $?\n",
         *on("n1", "n2"),

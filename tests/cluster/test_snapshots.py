@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from tests.cluster.jobs import CHECKOUT, on
+from tests.cluster.jobs import CHECKOUT, DYNAMO, on
 from tests.cluster.test_digits import STEPS_PER_EPOCH, steps_of_rank_0
 
 EPOCHS = 1
@@ -42,7 +42,7 @@ def test_a_killed_node_takes_no_shards_with_it(jobs):
     jobs.place(CHECKOUT / "docs/examples/fsdp.py")
     # An epoch has 8 steps.
     training = ["fsdp.py", "--epochs=3", "--batch-size=64", "--step-time=0.1", "--snapshots"]
-    job = jobs.submit(*on("n1", "n2", "n3"), "elastic.sbatch", "--snapshot-replicas=1", *training)
+    job = jobs.submit(*on("n1", "n2", "n3"), "elastic.sbatch", DYNAMO, "--snapshot-replicas=1", *training)
     job.wait_until("no steps", lambda: "] epoch 1: " in job.output)
 
     jobs.cluster.kill("n2")

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
+
+from tests.cluster.jobs import Job
 
 
 @pytest.mark.proctrack("cgroup", nightly="linuxproc")
 def test_a_worker_that_fails_for_good_fails_the_job_and_is_named_once(jobs):
-    job = jobs.submit("--nodes=3", "elastic.sbatch", "train.py", "--fail=1")
+    # What is printed is for a user, and not for the other tests.
+    del jobs.environ["PET_CONSOLE"]
+    words = ["slurm-elastic", "submit", "--follow", "--nodes=2", "train.py", "--fail=1"]
+    followed = jobs.cluster.command(words, cwd=jobs.directory, env=jobs.environ, check=False, timeout=120)
+    assert followed.returncode == 1, followed.stderr
+    assert followed.stdout.count("RuntimeError: rank 1 fails as it was told to") == 1, followed.stdout
+    assert "the run failed: rank 1 " in followed.stdout
 
+    job = Job(jobs.cluster, jobs.directory, int(re.findall(r"run (\d+) has failed", followed.stdout)[-1]))
     job.wait_for("FAILED")
     assert job.exit_code() == 1
     nodes = job.nodes()
@@ -31,9 +42,9 @@ def test_a_worker_that_fails_for_good_fails_the_job_and_is_named_once(jobs):
 
 @pytest.mark.proctrack("cgroup", nightly="linuxproc")
 def test_a_worker_that_fails_once_costs_one_restart_everywhere(jobs):
-    job = jobs.submit("--nodes=3", "elastic.sbatch", "--max-restarts=1", "train.py", "--fail=1", "--fail-times=1")
+    job = jobs.submit("--nodes=2", "elastic.sbatch", "--max-restarts=1", "train.py", "--fail=1", "--fail-times=1")
 
-    job.wait_until("no second round", lambda: len(job.trained_on(1)) == 3)
+    job.wait_until("no second round", lambda: len(job.trained_on(1)) == 2)
     nodes = job.nodes()
     job.say_enough()
 

@@ -8,8 +8,6 @@ from collections.abc import Callable
 from itertools import chain
 
 import pytest
-import torch
-from torch.utils.data import DataLoader, TensorDataset
 
 from slurm_elastic.data import BatchPlan, ElasticSampler, batch_plan
 
@@ -66,29 +64,6 @@ def test_the_last_step_is_dealt_as_evenly_as_it_goes_and_an_idle_rank_counts_for
     assert [sampler.share for sampler in group] == [1, 1, 1, 0]
     assert [sampler.weight for sampler in group] == [4 / 3, 4 / 3, 4 / 3, 0.0]
     assert last[3] == last[2], "some sample, as loaders take no empty list"
-
-
-@pytest.mark.parametrize("world_size", [1, 2, 3, 5, 8])
-def test_weighted_gradients_are_those_of_one_rank(world_size: int) -> None:
-    data = torch.arange(13.0)
-    group = samplers(13, 5, world_size)
-    for step in deal(group):
-        weights = [torch.zeros((), requires_grad=True) for _ in group]
-        for sampler, ids, weight in zip(group, step, weights, strict=True):
-            ((weight * data[ids]).sum() * sampler.weight).backward()
-        mean = sum(float(weight.grad) for weight in weights) / world_size
-        chosen = {index for sampler, ids in zip(group, step, strict=True) for index in ids[: sampler.share]}
-        assert mean == pytest.approx(float(data[sorted(chosen)].mean()))
-        for sampler in group:
-            sampler.step()
-
-
-def test_a_loader_of_any_map_style_data_set_takes_it() -> None:
-    data = TensorDataset(torch.arange(7))
-    loaders = [DataLoader(data, batch_sampler=sampler) for sampler in samplers(7, 3, 2)]
-    batches = [[batch.tolist() for (batch,) in loader] for loader in loaders]
-    assert [len(rank) for rank in batches] == [3, 3]
-    assert sorted(chain(*batches[0], *batches[1][:2])) == list(range(7))
 
 
 def test_epochs_and_seeds_have_orders_of_their_own_or_none() -> None:

@@ -39,8 +39,11 @@ def obstacle_to_warm_start(program: Program, warm: Launch, command: Sequence[str
     The fork server was started as `warm` says, and the worker has to be as `wanted` says.
     """
     if program.arguments_of(command) is None:
-        starts = (command[: 1 + len(program.options)], (program.interpreter, *program.options))
-        wanted_start, start = ("a function" if _is_function(words) else repr(" ".join(words)) for words in starts)
+        words = 1 + len(program.options)
+        wanted_start, start = (
+            "a function" if FUNCTION.arguments_of(each) is not None else repr(" ".join(each[:words]))
+            for each in (command, (program.interpreter, *program.options))
+        )
         return f"the entry point is {wanted_start}, the fork server was started for {start}"
     if wanted.directory != warm.directory:
         return f"the working directory is {wanted.directory}, that of the fork server {warm.directory}"
@@ -96,10 +99,6 @@ _READ_USE = (
     "PYTORCH_ALLOC_CONF",
 )
 """Variables that scripts often set and that are read at their use."""
-
-
-def _is_function(command: Sequence[str]) -> bool:
-    return FUNCTION.arguments_of(command) is not None
 
 
 def _shown(launch: Launch, name: str) -> str:

@@ -41,7 +41,11 @@ _LOOPBACK = "127.0.0.1"
 _PORT_VARIABLE = "TORCHELASTIC_HEALTH_CHECK_PORT"
 _TOKEN_VARIABLE = "SLURM_ELASTIC_HEALTH_TOKEN"
 _TOKEN = re.compile(r"[!-~]{16,512}")
-_BACKLOG = 64
+_BACKLOG = 1024
+_AT_ONCE = 16
+"""Connections accepted in one turn of the loop: few beside those that are open, so that each is read before too many
+newer ones are there."""
+_STOP_TIMEOUT = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,13 +149,6 @@ def _read_token(path: Path) -> str:
     if mode & 0o077:
         raise UsageError(f"--health-token-file {path} is open to others (mode {mode & 0o777:04o}); chmod 600 it")
     return content.decode("latin-1").strip()
-
-
-_BACKLOG = 1024
-_AT_ONCE = 16
-"""Connections accepted in one turn of the loop: few beside those that are open, so that each is read before too many
-newer ones are there."""
-_STOP_TIMEOUT = 2.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pwd
 import signal
@@ -18,6 +19,9 @@ from .errors import TestbedError
 from .settings import CONTROLLER, NEIGHBOUR, USER, Settings
 
 _POLL = 0.1
+_REST, _LONGEST = 5, 1.0
+"""After a look that takes long, as one by a command does, there is a rest of so many times its seconds, up to a second:
+what is waited for needs the processors itself."""
 
 
 class Login:
@@ -55,8 +59,9 @@ class Login:
             try:
                 output, errors = process.communicate(input, timeout=timeout)
             except BaseException as error:
-                # nsenter's child goes on when nsenter alone is killed.
-                os.killpg(process.pid, signal.SIGKILL)
+                # nsenter's child goes on when nsenter alone is killed. Both may have ended at this moment.
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
                 if isinstance(error, subprocess.TimeoutExpired):
                     raise TestbedError(f"{' '.join(argv)}: no end after {timeout} s") from None
                 raise
@@ -111,7 +116,8 @@ class Login:
             TestbedError: the time is over, or the job ended in another state.
         """
         wanted = {states} if isinstance(states, str) else set(states)
-        deadline = time.monotonic() + timeout
+        begun = time.monotonic()
+        deadline = begun + timeout
         while (fields := self.job(job_id))["JobState"] not in wanted:
             over = time.monotonic() > deadline
             if over or fields["JobState"] in slurm.FINAL:
@@ -120,7 +126,7 @@ class Login:
                 raise TestbedError(
                     f"job {job_id} is {fields['JobState']}{after}, not {' or '.join(sorted(wanted))}:\n{shown}"
                 )
-            time.sleep(_POLL)
+            begun = _rest(begun)
         return fields["JobState"]
 
     def nodes_of(self, job_id: int | str) -> list[str]:
@@ -133,12 +139,13 @@ class Login:
     def wait_until(self, complaint: str, condition: Callable[[], bool], timeout: float = 60.0) -> None:
         """Wait until `condition` holds; `complaint` begins the error if it does not in time."""
         late.look()
-        deadline = time.monotonic() + timeout
+        begun = time.monotonic()
+        deadline = begun + timeout
         while not condition():
             if time.monotonic() > deadline:
                 log = self.settings.state / "log"
                 raise TestbedError(f"{complaint} after {timeout} s (logs in {log}):\n{self._views()}")
-            time.sleep(_POLL)
+            begun = _rest(begun)
 
     def _entry(
         self,
@@ -160,3 +167,9 @@ class Login:
         except TestbedError as error:
             return str(error)
         return "\n".join(view.stdout + view.stderr for view in views)
+
+
+def _rest(begun: float) -> float:
+    """Sleep after a look that was begun then, and return when the next one begins."""
+    time.sleep(min(max(_POLL, _REST * (time.monotonic() - begun)), _LONGEST))
+    return time.monotonic()

@@ -33,6 +33,10 @@ class Process:
     """Its id inside the machine's own process namespace; 1 is the machine's init."""
 
 
+_inits: dict[str, int] = {}
+"""The id of each machine's first process, as it was found last."""
+
+
 def of_namespace(namespace: str) -> list[Process]:
     """All processes in the network namespace; zombies, which hold no namespace any more, are not among them."""
     try:
@@ -52,7 +56,16 @@ def of_namespace(namespace: str) -> list[Process]:
 
 def init_of(namespace: str) -> Process | None:
     """The first process of the machine; None if the machine is not running."""
-    return next((process for process in of_namespace(namespace) if process.inner_pid == 1), None)
+    # Each command on a machine asks, and looking through all processes costs as much as some commands do.
+    with contextlib.suppress(OSError, KeyError):
+        directory = Path("/proc", str(_inits[namespace]))
+        is_there = (directory / "ns/net").samefile(network.NAMESPACES / namespace)
+        if is_there and (process := _read(directory)).inner_pid == 1:
+            return process
+    found = next((process for process in of_namespace(namespace) if process.inner_pid == 1), None)
+    if found is not None:
+        _inits[namespace] = found.pid
+    return found
 
 
 def end(namespaces: Iterable[str], timeout: float = 10.0) -> None:

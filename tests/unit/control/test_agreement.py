@@ -168,13 +168,6 @@ def test_call_that_a_signal_handler_breaks_off_does_not_count(tmp_path: Path) ->
     assert worker.ask() is not None
 
 
-def test_fence(tmp_path: Path) -> None:
-    control, worker = pair(tmp_path)
-    assert not worker.fenced
-    control.fence()
-    assert worker.fenced
-
-
 @pytest.mark.parametrize("step", [1.5, "7", None])
 def test_step_that_is_no_number(tmp_path: Path, step: object) -> None:
     _, worker = pair(tmp_path)

@@ -80,7 +80,15 @@ def test_the_grace_of_a_partition(text: str, expected: int | None) -> None:
 
 @pytest.mark.parametrize(
     ("text", "expected"),
-    [("00:00:15\n", 15), ("01:02:03\n", 3723), ("1-00:00:00\n", 86400), ("\n", None), ("", None), ("INVALID\n", None)],
+    [
+        ("00:00:15\n", 15),
+        ("01:02:03\n", 3723),
+        ("1-00:00:00\n", 86400),
+        ("\n", None),
+        ("", None),
+        ("INVALID\n", None),
+        ("1:2", None),
+    ],
 )
 def test_the_grace_of_a_qos(text: str, expected: int | None) -> None:
     # Slurm's secs2time_str (src/common/parse_time.c).

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_elastic.slurm.output import QosView, parse_config, parse_duration, parse_limits, parse_partitions, parse_qos
+from slurm_elastic.slurm.output import QosView, parse_config, parse_limits, parse_partitions, parse_qos
 
 OUTPUTS = Path(__file__).parent / "outputs"
 
@@ -43,14 +43,6 @@ def test_what_is_no_answer() -> None:
     assert parse_config("slurm_load_ctl_conf error: Unable to contact slurm controller\n") is None
     assert parse_partitions("") == ()
     assert parse_qos("a|b\n") == ()
-
-
-@pytest.mark.parametrize(
-    ("text", "seconds"),
-    [("00:00:20", 20), ("1-00:00:15", 86415), ("UNLIMITED", None), ("NONE", None), ("", None), ("1:2", None)],
-)
-def test_durations(text: str, seconds: int | None) -> None:
-    assert parse_duration(text) == seconds
 
 
 def test_limits_on_the_number_of_jobs() -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +12,7 @@ import pytest
 from slurm_elastic.errors import UsageError
 from slurm_elastic.launcher import LaunchConfig
 from slurm_elastic.submission.executor import ElasticExecutor
+from slurm_elastic.submission.sbatch import submit
 
 
 def test_mistakes_are_the_errors_that_submitit_raises(login_node: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -22,24 +21,10 @@ def test_mistakes_are_the_errors_that_submitit_raises(login_node: Path, monkeypa
     with pytest.raises(ValueError, match="is no number of nodes"):
         ElasticExecutor("runs", max_nodes=0)
     monkeypatch.setenv("PATH", "/nonexistent")
-    with pytest.raises(RuntimeError, match="no sbatch in PATH"):
+    with pytest.raises(RuntimeError, match=r"no sbatch in PATH.*LocalElasticExecutor"):
         ElasticExecutor("runs")
-
-
-@pytest.fixture
-def login_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A machine whose sbatch notes that it was called; returns the note."""
-    note = tmp_path / "submitted"
-    for name in ("srun", "slurm-elastic"):
-        (tmp_path / name).touch(mode=0o755)
-    sbatch = tmp_path / "sbatch"
-    sbatch.write_text(f"#!/bin/sh\ntouch {note}\necho 'sbatch: error: invalid partition specified: nope' >&2\nexit 1\n")
-    sbatch.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
-    monkeypatch.delenv("SLURM_ELASTIC_TEMPLATE", raising=False)
-    monkeypatch.chdir(tmp_path)
-    return note
+    with pytest.raises(UsageError, match="no sbatch in PATH; submit from a machine of the cluster"):
+        submit()
 
 
 LOCK = threading.Lock()
@@ -66,7 +51,6 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "no folder": (lambda: ElasticExecutor("/proc/none", 1, 1).submit(print), "cannot be made"),
     "min above max": (lambda: ElasticExecutor("runs", 4, 2), "lower the least or raise the most"),
-    "array below min": (lambda: ElasticExecutor("runs", 4, 2, shape="array"), "lower the least"),
     "no node": (lambda: ElasticExecutor("runs", 0, 2), "no number of nodes"),
     "half a node": (lambda: ElasticExecutor("runs", 1, 2.5), "no number of nodes"),  # type: ignore[arg-type]
     "nodes twice": (lambda: _executor(slurm_nodes=3), "given twice"),
@@ -110,12 +94,6 @@ def test_sbatch_says_why_it_refuses(login_node: Path) -> None:
         _executor().submit(print)
     assert login_node.exists()
     assert list(Path("runs").iterdir()) == []
-
-
-def test_no_slurm_here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(UsageError, match="LocalElasticExecutor"):
-        ElasticExecutor("runs")
 
 
 def test_parameters_stay_as_they_were_after_a_mistake(login_node: Path) -> None:

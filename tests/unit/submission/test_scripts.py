@@ -51,16 +51,6 @@ SUBMISSIONS: dict[str, tuple[dict[str, Any], dict[str, Any], tuple[str, ...]]] =
 }
 
 
-@pytest.fixture
-def login_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine with Slurm's commands and an installed slurm-elastic."""
-    for name in ("sbatch", "srun", "slurm-elastic"):
-        (tmp_path / name).touch(mode=0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
-    monkeypatch.delenv("SLURM_ELASTIC_TEMPLATE", raising=False)
-
-
 def _script(name: str, folder: str | Path = FOLDER) -> str:
     constructor, parameters, entry = SUBMISSIONS[name]
     executor = ElasticExecutor(folder, **constructor)

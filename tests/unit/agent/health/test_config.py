@@ -80,11 +80,6 @@ def test_a_port_that_is_taken_leads_to_a_free_one(caplog: pytest.LogCaptureFixtu
     assert caplog.messages == [f"health port {port} is in use on this node; the agent takes a free one"]
 
 
-def test_a_worker_does_not_inherit_the_socket() -> None:
-    with listen(HealthSettings()) as listener:
-        assert not listener.get_inheritable()
-
-
 @pytest.mark.parametrize("bind", ["192.0.2.1", "2001:db8::1"])
 def test_an_address_of_another_node_is_named(bind: str) -> None:
     with pytest.raises(UsageError, match=rf"^--health-bind {bind}: no address of this node .*; give 0\.0\.0\.0"):
