@@ -22,7 +22,7 @@ from benchmarks.usage import cpu_seconds
 from slurm_elastic.agent.health.state import AgentState, Readings, RoundInfo, Stage, WorkerInfo
 from slurm_elastic.agent.live_report import live_report
 from slurm_elastic.control import WorkerProgress
-from slurm_elastic.observe.live import live_run
+from slurm_elastic.observe.views import live_run
 from slurm_elastic.rendezvous.leader_client import LeaderEndpoint, ask_status
 
 _WORKERS = 8

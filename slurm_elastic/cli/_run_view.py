@@ -31,7 +31,7 @@ from slurm_elastic.slurm import Controller, QueuedJob
 from slurm_elastic.text import printable
 
 if TYPE_CHECKING:
-    from slurm_elastic.observe.live import LiveRun
+    from slurm_elastic.observe.views import LiveRun
     from slurm_elastic.rendezvous.requests import LeaveAnswer
 
 
@@ -171,7 +171,7 @@ def present_status(
 def _ask_all(run_dir: RunDir) -> tuple[LiveRun | None, tuple[str, ...]]:
     """Return what the agents do now; None, and a line that says why, if no leader answers."""
     # These import msgspec.
-    from slurm_elastic.observe.live import live_run
+    from slurm_elastic.observe.views import live_run
     from slurm_elastic.rendezvous.leader_client import NoAnswerError, ask_status, find_leader
 
     begin = time.monotonic()

@@ -7,7 +7,7 @@ from dataclasses import replace
 from slurm_elastic.agent.health.state import AgentState, Leave, Readings, RoundInfo, Stage, WorkerInfo
 from slurm_elastic.agent.live_report import live_report
 from slurm_elastic.control import WorkerProgress
-from slurm_elastic.observe.live import LiveAgent, LiveLeave, LiveWorker, live_run
+from slurm_elastic.observe.views import LiveAgent, LiveLeave, LiveWorker, live_run
 from slurm_elastic.rendezvous.requests import StatusAnswer, is_report
 
 START = AgentState("7", "n2", "7", "n2/7.0/1", since=10.0)
