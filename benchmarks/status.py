@@ -22,7 +22,7 @@ from benchmarks.usage import cpu_seconds
 from slurm_elastic.agent.health.pages import live_report
 from slurm_elastic.agent.health.state import AgentState, Readings, RoundInfo, Stage
 from slurm_elastic.control import WorkerProgress
-from slurm_elastic.observe.live import live_run
+from slurm_elastic.observe.views import live_run
 from slurm_elastic.rendezvous.leader_client import LeaderEndpoint, ask_status
 from slurm_elastic.rendezvous.membership.agents import Reason
 from slurm_elastic.rendezvous.membership.assignment import Place

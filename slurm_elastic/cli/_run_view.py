@@ -24,13 +24,12 @@ from slurm_elastic.finding import Finding
 from slurm_elastic.observe.find import find_run, newest_run
 from slurm_elastic.observe.records import RunRecords, read_records
 from slurm_elastic.observe.status import jobs_of, run_status
-from slurm_elastic.observe.views import JobInQueue, RunState, RunStatus
+from slurm_elastic.observe.views import JobInQueue, LiveRun, RunState, RunStatus, live_run
 from slurm_elastic.rundir import RunContents, RunDir, RunDirError, known_directories
 from slurm_elastic.slurm import Controller, QueuedJob
 from slurm_elastic.text import local_time, printable
 
 if TYPE_CHECKING:
-    from slurm_elastic.observe.live import LiveRun
     from slurm_elastic.rendezvous.transport.messages import LeaveAnswer
 
 
@@ -169,8 +168,7 @@ def present_status(
 
 def _ask_all(run_dir: RunDir) -> tuple[LiveRun | None, tuple[str, ...]]:
     """Return what the agents do now; None, and a line that says why, if no leader answers."""
-    # These import msgspec.
-    from slurm_elastic.observe.live import live_run
+    # It imports msgspec.
     from slurm_elastic.rendezvous.leader_client import NoAnswerError, ask_status, find_leader
 
     begin = time.monotonic()

@@ -98,18 +98,14 @@ def _parser() -> Parser:
 
 def commands() -> list[Command]:
     """Return all commands; imports their modules."""
-    return [_imported(name) for name in _COMMANDS]
-
-
-def _imported(name: str) -> Command:
-    module = importlib.import_module(f"slurm_elastic.cli.commands.{_MODULES.get(name, name).replace('-', '_')}")
-    command: type[Command] = getattr(module, name.title().replace("-", ""))
-    return command()
+    return [_command(name) for name in _COMMANDS]
 
 
 def _command(name: str) -> Command:
     name = _OLDER_NAMES.get(name, name)
-    if name in _COMMANDS:
-        return _imported(name)
-    fix = did_you_mean(name, (*_COMMANDS, *_OLDER_NAMES), otherwise=f"the commands are {', '.join(_COMMANDS)}")
-    raise UsageError(f"no command {name!r}; {fix}")
+    if name not in _COMMANDS:
+        fix = did_you_mean(name, (*_COMMANDS, *_OLDER_NAMES), otherwise=f"the commands are {', '.join(_COMMANDS)}")
+        raise UsageError(f"no command {name!r}; {fix}")
+    module = importlib.import_module(f"slurm_elastic.cli.commands.{_MODULES.get(name, name).replace('-', '_')}")
+    command: type[Command] = getattr(module, name.title().replace("-", ""))
+    return command()

@@ -374,11 +374,9 @@ def _end(own: Sequence[Event], records: RunRecords, now: float) -> float:
 
 def _is_next_start(identity: AgentIdentity | None, agent: str) -> bool:
     other = AgentIdentity.parse(agent)
-    return (
-        identity is not None
-        and other is not None
-        and (other.job, other.restarts > identity.restarts) == (identity.job, True)
-    )
+    if identity is None or other is None:
+        return False
+    return other.job == identity.job and other.restarts > identity.restarts
 
 
 def _agent_segments(

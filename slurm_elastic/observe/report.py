@@ -1,19 +1,21 @@
-"""The report of a run: rounds with their causes, node time by bucket, and the same as a Chrome trace. Pure."""
+"""The report of a run: rounds with their causes, node time by bucket; as a Chrome trace, and in one line. Pure."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from slurm_elastic.agent.event_log import json_number
 from slurm_elastic.observe.goodput import Goodput, RoundProgress, Segment, goodput, round_progress, segments
-from slurm_elastic.observe.pace import SlowRankView, slow_by_round
 from slurm_elastic.observe.records import Event, RunRecords, Worker
-from slurm_elastic.observe.views import GOES_ON, RunStatus
+from slurm_elastic.observe.status import slow_by_round
+from slurm_elastic.observe.views import GOES_ON, RunStatus, SlowRankView
 from slurm_elastic.rendezvous.membership.agents import AgentIdentity
 from slurm_elastic.slurm.hostlist import natural_key
+from slurm_elastic.text import counted, duration_text
 
 REPORT_SCHEMA = 2
 
@@ -202,19 +204,8 @@ def chrome_trace(content: Report) -> dict[str, Any]:
         events.append(_slice(content, f"{name}{round_}", name, segment, place, args))
     events += _rank_events(content, pids, len(tids) + 1)
     for event in content.events:
-        pid = pids.get(event.node, 0)
-        at = max(0.0, event.time - content.start)
-        events.append(
-            {
-                "ph": "i",
-                "s": "g",
-                "name": event.text or event.kind,
-                "cat": event.kind,
-                "ts": _micros(at),
-                "pid": pid,
-                "tid": 0,
-            }
-        )
+        mark = {"ph": "i", "s": "g", "name": event.text or event.kind, "cat": event.kind}
+        events.append({**mark, "ts": _micros(event.time - content.start), "pid": pids.get(event.node, 0), "tid": 0})
     return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": {"run": content.status.run}}
 
 
@@ -346,3 +337,49 @@ def _samples(progress: Sequence[Event]) -> tuple[tuple[float, float], ...]:
             points.append((started[key] + (at + worker.last) / 2, (worker.steps - steps) / (worker.last - at)))
         before[key] = worker.steps, worker.last
     return tuple(points)
+
+
+def summary(records: RunRecords, now: float) -> str:
+    """Return steps, time, rounds, nodes that came and went, steps taken again, goodput, and the command for more.
+
+    Args:
+        records: The records of the run.
+        now: Seconds since 1970.
+    """
+    return f"{', '.join(_summary_parts(records, now))}: slurm-elastic report {records.run_id}"
+
+
+def _summary_parts(records: RunRecords, now: float) -> Iterator[str]:
+    steps, times = round_progress(records), segments(records, now)
+    reached = [worker.last_step for worker in steps.values() if worker.last_step is not None]
+    total = max(reached) if reached else sum(worker.calls for worker in steps.values())
+    begin, end = min((span.start for span in times), default=now), max((span.end for span in times), default=now)
+    lasted = duration_text(end - begin)
+    yield f"{counted(total, 'step')} in {lasted}" if total else lasted
+    yield counted(len(records.rounds), "round")
+    # A leader that is lost has no event of its own, and one of several that are lost may be in no event of a round.
+    lost = _named_nodes(records, "node_lost") | _named_nodes(records, "round_ended", "node_lost")
+    requeues = [round_.number for round_ in records.rounds if round_.reason == "requeued"]
+    left = _named_nodes(records, "round_ended", "node_left", before=requeues)
+    if requeues:
+        yield counted(len(requeues), "requeue")
+    pairs = zip(records.rounds, records.rounds[1:], strict=False)
+    joined = sum(len(set(later.nodes) - set(earlier.nodes)) for earlier, later in pairs)
+    for number, how in ((lost.total(), "lost"), (left.total(), "left"), (joined, "joined")):
+        if number:
+            yield f"{counted(number, 'node')} {how}"
+    found = goodput(times, steps)
+    if found.redone_steps or (found.redone_steps is not None and (lost or left or requeues)):
+        yield f"{counted(found.redone_steps, 'step')} again"
+    if found.share is not None:
+        yield f"goodput {100 * found.share:.0f} %"
+
+
+def _named_nodes(records: RunRecords, kind: str, reason: str = "", before: Container[int] = ()) -> Counter[str]:
+    """Return how often events of this kind name each node, without those of the round before one of these."""
+    events = (
+        event
+        for event in records.events
+        if event.kind == kind and reason in ("", event.word("reason")) and (event.round or 0) + 1 not in before
+    )
+    return Counter(node for event in events for node in event.nodes)

@@ -1,24 +1,15 @@
-"""The present state of a run, as its records, Slurm and its leader tell it. Pure."""
+"""The present state of a run, as its records, Slurm and its leader tell it, and its slow ranks. Pure."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from slurm_elastic.agent.event_log import json_number
 from slurm_elastic.failures.history import Loop, find_loops
-from slurm_elastic.observe.pace import rank_scores, slow_ranks
 from slurm_elastic.observe.records import Event, Round, RunRecords, Worker
-from slurm_elastic.rendezvous.membership.agents import AgentIdentity
-from slurm_elastic.slurm import QueuedJob
-from slurm_elastic.slurm.hostlist import compress, natural_key
-from slurm_elastic.text import parse_time
-
-if TYPE_CHECKING:
-    # It imports msgspec.
-    from slurm_elastic.observe.live import LiveAgent, LiveRun
 from slurm_elastic.observe.views import (
     GOES_ON,
     RUNS,
@@ -26,12 +17,21 @@ from slurm_elastic.observe.views import (
     WAITS,
     AgentView,
     JobInQueue,
+    LiveAgent,
+    LiveRun,
     NoticeView,
+    RankScore,
     Replacing,
     RootCause,
     RunState,
     RunStatus,
+    SlowRankView,
 )
+from slurm_elastic.rendezvous.membership.agents import AgentIdentity
+from slurm_elastic.slow_ranks import scores
+from slurm_elastic.slurm import QueuedJob
+from slurm_elastic.slurm.hostlist import compress, natural_key
+from slurm_elastic.text import parse_time
 
 STATUS_SCHEMA = 1
 _NEWEST_EVENTS = 10
@@ -71,7 +71,7 @@ def run_status(
         (event.whole("max_restarts") for event in reversed(records.progress) if event.kind == "agent_started"), None
     )
     restarts = newest.restarts if newest else 0
-    answered = [worker for agent in agents if agent.live is not None for worker in agent.live.workers]
+    answered = [worker for agent in agents for worker in agent.answers]
     newest_loss = next(
         ((answer.loss, answer.loss_step) for answer in answered if answer.rank == 0 and answer.loss is not None), None
     )
@@ -132,7 +132,7 @@ def jobs_of(records: RunRecords) -> frozenset[str]:
 
 def agents_of(records: RunRecords, job: str, restarts: int) -> tuple[AgentView, ...]:
     """Return the agents of one start of a job, in the order of nodes."""
-    return tuple(view for view in _agents(records) if view.job == job and _restarts(view.agent) == restarts)
+    return tuple(view for view in _agents(records) if view.job == job and _identity(view.agent).restarts == restarts)
 
 
 def status_json(status: RunStatus) -> dict[str, Any]:
@@ -154,20 +154,22 @@ def _agents(records: RunRecords) -> tuple[AgentView, ...]:
     for round_ in records.rounds:
         # An agent of an earlier release writes no progress.
         for node, agent, (rank, workers) in zip(round_.nodes, round_.agents, round_.ranks, strict=False):
-            by_agent[agent] = AgentView(node, _job(agent), agent, "training", 0.0, round_.number, rank, workers)
+            by_agent[agent] = AgentView(
+                node, _identity(agent).job, agent, "training", 0.0, round_.number, rank, workers
+            )
     for event in records.progress:
         if event.agent:
             by_agent[event.agent] = _next(by_agent.get(event.agent), event)
     by_place: dict[tuple[str, str], AgentView] = {}
-    for view in sorted(by_agent.values(), key=lambda view: (_restarts(view.agent), view.since)):
+    for view in sorted(by_agent.values(), key=lambda view: (_identity(view.agent).restarts, view.since)):
         by_place[view.node, view.job] = view
     newest = records.rounds[-1] if records.rounds else None
     views = [_seen_by_leader(view, records.events, newest) for view in by_place.values()]
     # Slurm starts a job again when it has ended all processes of its last start.
     starts: dict[str, int] = {}
     for view in views:
-        starts[view.job] = max(starts.get(view.job, 0), _restarts(view.agent))
-    views = [view if _restarts(view.agent) == starts[view.job] else _over(view) for view in views]
+        starts[view.job] = max(starts.get(view.job, 0), _identity(view.agent).restarts)
+    views = [view if _identity(view.agent).restarts == starts[view.job] else _over(view) for view in views]
     return tuple(sorted(views, key=_place))
 
 
@@ -181,7 +183,8 @@ def _with_answers(agents: Sequence[AgentView], live: LiveRun, now: float) -> tup
     answers = dict(live.agents)
     views = [_answering(view, answers.pop(view.agent, None), now) for view in agents]
     for name, answer in answers.items():
-        views.append(_answering(AgentView(name.partition("/")[0], _job(name), name, "joining", now), answer, now))
+        identity = _identity(name)
+        views.append(_answering(AgentView(identity.node, identity.job, name, "joining", now), answer, now))
     return tuple(sorted(views, key=_place))
 
 
@@ -204,7 +207,7 @@ def _answering(view: AgentView, answer: LiveAgent | None, now: float) -> AgentVi
 def _next(view: AgentView | None, event: Event) -> AgentView:
     """Return an agent after one of its own records."""
     if view is None:
-        view = AgentView(event.node, _job(event.agent), event.agent, "training", event.time, event.round)
+        view = AgentView(event.node, _identity(event.agent).job, event.agent, "training", event.time, event.round)
     match event.kind:
         case "agent_started":
             return replace(view, state="joining", since=event.time, domain=event.word("domain"))
@@ -336,7 +339,8 @@ def _loops(records: RunRecords, now: float) -> tuple[Loop, ...]:
 
 
 def _notices(records: RunRecords, agents: Sequence[AgentView], now: float) -> tuple[NoticeView, ...]:
-    leaving = {_incarnation(agent.agent): agent.job for agent in agents if agent.alive}
+    identities = [(_identity(agent.agent), agent.job) for agent in agents if agent.alive]
+    leaving = {f"{identity.job}.{identity.restarts}": job for identity, job in identities}
     notices = [
         NoticeView(agent.job, agent.live.leave.text or agent.live.leave.reason, agent.live.leave.seconds, agent.node)
         for agent in agents
@@ -401,16 +405,58 @@ def _leader(records: RunRecords) -> str:
     return str(record.get("agent", newest.leader if newest else "")).partition("/")[0]
 
 
-def _job(agent: str) -> str:
-    identity = AgentIdentity.parse(agent)
-    return identity.job if identity else ""
+def _identity(agent: str) -> AgentIdentity:
+    return AgentIdentity.parse(agent) or AgentIdentity("", "", 0, 0)
 
 
-def _restarts(agent: str) -> int:
-    identity = AgentIdentity.parse(agent)
-    return identity.restarts if identity else 0
+def slow_by_round(events: Sequence[Event]) -> dict[int, tuple[SlowRankView, ...]]:
+    """Return the ranks that were slow in each round, in the order in which they were named."""
+    by_round: dict[int, list[SlowRankView]] = {}
+    for event in events:
+        rank, round_ = event.whole("rank"), event.round
+        if event.kind not in ("rank_slow", "rank_fast") or rank is None or round_ is None:
+            continue
+        of_round = by_round.setdefault(round_, [])
+        if event.kind == "rank_slow":
+            node = next(iter(event.nodes), "")
+            of_round.append(SlowRankView(rank, node, event.time, None, event.number("relative_score"), event.text))
+        else:
+            for index, view in enumerate(of_round):
+                if view.rank == rank and view.until is None:
+                    of_round[index] = replace(view, until=event.time)
+    return {round_: tuple(views) for round_, views in by_round.items()}
 
 
-def _incarnation(agent: str) -> str:
-    identity = AgentIdentity.parse(agent)
-    return f"{identity.job}.{identity.restarts}" if identity else ""
+def slow_ranks(events: Sequence[Event], round_: int | None) -> tuple[SlowRankView, ...]:
+    """Return the ranks of a round that stay slow."""
+    views = slow_by_round(events).get(round_, ()) if round_ is not None else ()
+    return tuple(view for view in views if view.until is None)
+
+
+def rank_scores(agents: Mapping[str, LiveAgent], round_: int | None) -> tuple[RankScore, ...]:
+    """Return the scores of all ranks of a round whose pace is known, in the order of ranks.
+
+    Args:
+        agents: The reports of agents by their identities.
+        round_: The round.
+    """
+    paces = {
+        worker.rank: (name.partition("/")[0], pace)
+        for name, agent in agents.items()
+        if agent.round == round_ and agent.state == "training"
+        for worker in agent.workers
+        if (pace := worker.pace) is not None
+    }
+    by_rank = scores({rank: pace for rank, (_, pace) in paces.items()})
+    return tuple(
+        RankScore(
+            rank,
+            node,
+            None if by_rank[rank].relative is None else round(by_rank[rank].relative or 0.0, 3),
+            round(by_rank[rank].individual, 3),
+            pace.busy,
+            pace.loading,
+            pace.waiting,
+        )
+        for rank, (node, pace) in sorted(paces.items())
+    )

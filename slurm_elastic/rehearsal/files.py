@@ -1,4 +1,6 @@
-"""Files that a kill leaves half written: those changed in place, and checkpoints named before they are complete."""
+"""Files of a rehearsed run: those that a kill leaves half written, as they change in place or get their name too early,
+and those in which workers have written down what they did.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +16,10 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+from slurm_elastic import typed_json
+from slurm_elastic.rehearsal.facts import WorkerSeen, read_worker
 
 _HEAD = 65536
 _MOST = 256
@@ -245,3 +251,72 @@ class NewNames:
             for entry in os.scandir(directory):
                 if entry.is_dir(follow_symlinks=False):
                     self._watch(directory / entry.name)
+
+
+class Recordings:
+    """The lines that the workers of a run have written down so far."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._lines: dict[Path, list[bytes]] = {}
+        self._offsets: dict[Path, int] = {}
+        self.newest = 0
+        """Number of the newest round with a worker."""
+
+    def read(self) -> bool:
+        """Read what is new; return True if there was something."""
+        news = False
+        for path in self._directory.glob("*.jsonl"):
+            offset = self._offsets.get(path, 0)
+            if path.stat().st_size > offset:
+                with path.open("rb") as file:
+                    file.seek(offset)
+                    content = file.read()
+                whole = content[: content.rfind(b"\n") + 1]
+                self._offsets[path] = offset + len(whole)
+                self._lines.setdefault(path, []).extend(whole.splitlines())
+                self.newest = max(self.newest, int(path.name.partition(".")[0]))
+                news = news or bool(whole)
+        return news
+
+    def waiting(self) -> tuple[int, int, int]:
+        """Return the mishap that workers of the newest round wait for, how many do, and how many workers there are.
+
+        The mishap is -1 if none waits.
+        """
+        lasts = [typed_json.loads(lines[-1]) for lines in self._of(self.newest)]
+        waits = [record for record in lasts if record["event"] == "waits"]
+        size = max((typed_json.loads(lines[0]).get("world_size", 1) for lines in self._of(self.newest)), default=0)
+        return min((record["mishap"] for record in waits), default=-1), len(waits), size
+
+    def stopped(self, round_: int) -> bool:
+        """Return True if a worker of the round was told to stop, or a later round has workers."""
+        return self.newest > round_ or any(b'"event": "stop"' in line for lines in self._of(round_) for line in lines)
+
+    def saved(self, round_: int, step: int) -> bool:
+        """Return True if a worker of a later round has reported a checkpoint of a later step."""
+        return any(
+            record["event"] == "checkpoint" and record["step"] > step
+            for number in range(round_ + 1, self.newest + 1)
+            for lines in self._of(number)
+            for record in map(typed_json.loads, (line for line in lines if b'"checkpoint"' in line))
+        )
+
+    def ended(self, round_: int, node: str) -> bool:
+        """Return True if all workers of a node have ended without a signal."""
+        return all(
+            b'"event": "ends"' in lines[-1] for lines in self._of(round_) if typed_json.loads(lines[0])["node"] == node
+        )
+
+    def all_begin(self, round_: int) -> list[dict[str, Any]]:
+        """Return the first line of each worker of a round, in the order of ranks."""
+        records: list[dict[str, Any]] = [typed_json.loads(lines[0]) for lines in self._of(round_)]
+        return sorted(records, key=lambda record: int(record["rank"]))
+
+    def workers(self) -> tuple[WorkerSeen, ...]:
+        """Return all workers."""
+        workers = (read_worker(lines) for _, lines in sorted(self._lines.items()))
+        return tuple(worker for worker in workers if worker is not None)
+
+    def _of(self, round_: int) -> list[list[bytes]]:
+        return [lines for path, lines in self._lines.items() if int(path.name.partition(".")[0]) == round_ and lines]

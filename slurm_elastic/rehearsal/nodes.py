@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,30 +63,28 @@ class Nodes:
     """The nodes of one run.
 
     Args:
-        directory: Of the run: agents' output, and what workers write down.
-        base: Where the run directory is made.
+        directory: Of the run: agents' output, and what workers write down. Workers run in
+            its directory ``work``, and the run directory is made beside it.
         run_id: Id of the run.
         plan: The plan of the rehearsal.
         command: The script with its arguments.
         agent_options: Options of the agent that the user has given.
-        work: Current directory of the workers.
         hang_timeout: Seconds without a step after which a worker hangs, where the plan has a hang.
     """
 
     def __init__(
         self,
         directory: Path,
-        base: Path,
         run_id: str,
         plan: Plan,
         command: Sequence[str],
         agent_options: Sequence[str],
-        work: Path,
         hang_timeout: float,
     ) -> None:
         self._hang_timeout = hang_timeout
-        self.directory, self._base, self._run_id = directory, base, run_id
-        self._plan, self._command, self._agent_options, self._work = plan, tuple(command), agent_options, work
+        self.directory, self._run_id = directory, run_id
+        self._plan, self._command, self._agent_options = plan, command, agent_options
+        self._work = directory / "work"
         self.all: list[Node] = []
         self._jobs = 0
         self._bin = directory / "bin"
@@ -164,19 +163,17 @@ class Nodes:
     def _options(self, index: int) -> list[str]:
         grace, warning = self._plan.seconds(Kind.PREEMPT, index), self._plan.seconds(Kind.TIMELIMIT)
         # A node that is killed is known by its broken connections; silence is only a machine that is too busy.
-        hangs = any(mishap.kind is Kind.HANG for mishap in self._plan.mishaps)
-        paused = any(mishap.kind is Kind.PAUSE for mishap in self._plan.mishaps)
-        failures = sum(mishap.kind in (Kind.FAIL, Kind.HANG) for mishap in self._plan.mishaps)
+        number = Counter(mishap.kind for mishap in self._plan.mishaps)
         return [
             f"--run-id={self._run_id}",
-            f"--run-dir={self._base}",
+            f"--run-dir={self.directory.parent}",
             f"--nnodes=1:{self._plan.most}",
             f"--local-addr=127.0.0.{index + 1}",
             # A script that fails when it should stop does so again and again; more than a few times says no more.
-            f"--max-restarts={failures + 2}",
+            f"--max-restarts={number[Kind.FAIL] + number[Kind.HANG] + 2}",
             # No other nodes come for a script that fails with those that are left.
-            f"--rdzv-conf=heartbeat_limit={3 if paused else 20},min_round_time=0,join_timeout=10",
-            *([f"--hang-timeout={self._hang_timeout:g}"] if hangs else []),
+            f"--rdzv-conf=heartbeat_limit={3 if number[Kind.PAUSE] else 20},min_round_time=0,join_timeout=10",
+            *([f"--hang-timeout={self._hang_timeout:g}"] if number[Kind.HANG] else []),
             *([] if grace is None else [f"--grace={grace:g}"]),
             *([] if warning is None else [f"--warning={warning:g}"]),
         ]

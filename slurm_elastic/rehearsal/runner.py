@@ -3,19 +3,41 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
+import json
+import os
+import re
+import signal
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from slurm_elastic.errors import UsageError
 from slurm_elastic.finding import Finding, Level
-from slurm_elastic.observe.report import Report
-from slurm_elastic.rehearsal._run import RehearsedRun
+from slurm_elastic.observe.records import RunRecords, read_records
+from slurm_elastic.observe.report import Report, report
+from slurm_elastic.observe.status import run_status
 from slurm_elastic.rehearsal.checks import findings, require_comparable
-from slurm_elastic.rehearsal.facts import RunFacts, changes_of, losses
-from slurm_elastic.rehearsal.files import NewNames
-from slurm_elastic.rehearsal.scenario import Kind, Mishap, Plan, plan, spread
+from slurm_elastic.rehearsal.facts import Happened, RunFacts, changes_of, losses
+from slurm_elastic.rehearsal.files import NewNames, Recordings, WatchedFiles, entries, leave_half, newest_in_place
+from slurm_elastic.rehearsal.nodes import Node, Nodes
+from slurm_elastic.rehearsal.scenario import Kind, Mishap, Plan, node_name, plan, spread
+from slurm_elastic.rundir import RunContents, RunDir, RunDirError
+from slurm_elastic.text import printable
+
+_WARNING = re.compile(r"(?:\] |warning: )snapshots: (.+)$")
+"""A line of an agent or a worker; lines of workers begin with their node and rank in brackets."""
+_POLL = 0.01
+_STRAGGLERS = 5.0
+"""Seconds in which all ranks reach a step that one has reached."""
+_LATE = 5.0
+"""Seconds in which a worker that was paused saves and ends."""
+_HANG = 5.0
+"""Seconds without a step after which a worker hangs, at the least."""
+_LEFTOVER = 1.0
+"""Seconds in which the processes of workers are gone after the last agent's end."""
 
 
 @dataclass(frozen=True)
@@ -117,3 +139,289 @@ def _directory(keep: Path | None) -> Iterator[Path]:
         return
     with tempfile.TemporaryDirectory(prefix="slurm-elastic-rehearsal-", ignore_cleanup_errors=True) as made:
         yield Path(made)
+
+
+@dataclass
+class _Paused:
+    """A node that stands still; `woken` is when its workers went on."""
+
+    node: Node
+    happened: Happened
+    woken: float | None = None
+
+
+class RehearsedRun:
+    """One run of the script.
+
+    Args:
+        options: The wishes of the user.
+        directory: Of the rehearsal.
+        name: Of the run.
+        planned: Its mishaps.
+        names: The names that its files get.
+        undisturbed: What was seen of the run without mishaps; None if this is that one.
+    """
+
+    def __init__(
+        self,
+        options: Options,
+        directory: Path,
+        name: str,
+        planned: Plan,
+        names: NewNames,
+        undisturbed: RunFacts | None = None,
+    ) -> None:
+        self._options, self._plan, self._names = options, planned, names
+        before = undisturbed.workers if undisturbed is not None else ()
+        self._saved_before = {step for worker in before for step, _ in worker.checkpoints}
+        self._halves: dict[int, Path] = {}
+        self._directory = directory / name
+        self._work = self._directory / "work"
+        self._work.mkdir(parents=True)
+        for path in options.links:
+            _link(path, self._work)
+        (self._directory / "mishaps.json").write_text(json.dumps([mishap.step for mishap in planned.mishaps]))
+        self._run_dir = RunDir.for_run(directory, f"{name}-{os.getpid()}")
+        words = [word.replace("{run}", str(self._directory)) for word in options.command[1:]]
+        command = [str(Path(options.command[0]).absolute()), *words]
+        hang = max(_HANG, 5 * max((worker.pause for worker in before), default=0.0))
+        self._nodes = Nodes(self._directory, self._run_dir.run_id, planned, command, options.agent_options, hang)
+        self._recordings = Recordings(self._directory)
+        self._roots = (self._work, self._run_dir.path)
+        self._files = WatchedFiles(self._roots)
+        self._happened: list[Happened] = []
+        self._under_way: Happened | None = None
+        self._restart: list[int] = []
+        self._paused: _Paused | None = None
+
+    def facts(self) -> RunFacts:
+        """Run the script through its mishaps, to its end."""
+        try:
+            self._nodes.start(range(self._plan.nodes))
+            gave_up = self._follow()
+            self._files.look(complete=False)
+            left = () if gave_up else self._left()
+            self._recordings.read()
+            return self._seen(gave_up, left)
+        finally:
+            self._nodes.close()
+            self._files.close()
+
+    def report(self) -> Report:
+        """Return the report of the run, which is over."""
+        records = self._records()
+        return report(records, run_status(records, time.time()), time.time())
+
+    def _follow(self) -> str:
+        """Let the mishaps happen until no agent runs; return why the rehearsal ended the run, empty if it did not."""
+        since, reached = time.monotonic(), 0.0
+        while self._nodes.present or self._restart:
+            now = time.monotonic()
+            self._end_overdue(now)
+            self._names.read()
+            if self._restart and not self._nodes.present:
+                indices, self._restart = self._restart, []
+                self._nodes.start(indices)
+            if self._recordings.read():
+                since = now
+            elif now - since > self._options.timeout:
+                return f"no worker has taken a step for {self._options.timeout:g} s"
+            self._note_end_of_mishap()
+            self._wake_late(now)
+            index, waiting, workers = self._recordings.waiting()
+            # The last line of a worker that was killed says for ever that it waits.
+            if index != len(self._happened) or self._under_way is not None:
+                reached = 0.0
+                time.sleep(_POLL)
+                continue
+            reached = reached or now
+            if waiting == workers or now - reached > _STRAGGLERS:
+                self._files.look(complete=waiting == workers)
+                self._let_happen(index)
+                reached = 0.0
+        return ""
+
+    def _let_happen(self, index: int) -> None:
+        mishap, round_ = self._plan.mishaps[index], self._recordings.newest
+        node = self._victim(mishap)
+        self._options.say(str(mishap) + (f" ({node.name})" if mishap.kind is Kind.LEADER and node else ""))
+        name = node.name if node is not None else ""
+        if mishap.kind in (Kind.KILL, Kind.LEADER, Kind.FAIL):
+            self._leave_half(mishap, round_)
+        self._happened.append(Happened(mishap, name, time.monotonic(), round_))
+        match mishap.kind:
+            case Kind.KILL | Kind.LEADER:
+                assert node is not None
+                self._nodes.kill(node)
+            case Kind.FAIL | Kind.HANG:
+                assert node is not None
+                number = signal.SIGKILL if mishap.kind is Kind.FAIL else signal.SIGSTOP
+                self._signal_workers(node, round_, number, most=1)
+            case Kind.PAUSE:
+                assert node is not None
+                self._nodes.pause(node)
+                self._paused = _Paused(node, self._happened[-1])
+            case Kind.PREEMPT:
+                assert node is not None
+                self._tell(node, signal.SIGTERM, mishap)
+            case Kind.TIMELIMIT:
+                self._restart = [node.index for node in self._nodes.present]
+                for present in self._nodes.present:
+                    self._tell(present, signal.SIGUSR2, mishap)
+            case Kind.JOIN:
+                there = {node.index for node in self._nodes.present}
+                free = next(number for number in range(len(there) + 1) if number not in there)
+                self._happened[-1] = Happened(mishap, node_name(free), time.monotonic(), round_)
+                self._nodes.start([free])
+        if mishap.announced:
+            # The workers wait at their step until their agents want them to stop.
+            self._under_way = self._happened[-1]
+        else:
+            self._done(index)
+
+    def _leave_half(self, mishap: Mishap, round_: int) -> None:
+        """Leave what would be there if the workers were killed while they write the checkpoint of a later step."""
+        saved = {step for worker in self._recordings.workers() for step, _ in worker.checkpoints}
+        self._names.read()
+        left = set(self._halves.values())
+        paths = (path for path in entries(self._roots) if left.isdisjoint((path, *path.parents)))
+        source = newest_in_place(paths, saved, self._names.in_place)
+        if source is None or source.step > mishap.step:
+            return
+        # One that the script will not write itself.
+        taken = self._saved_before | {mishap_.step for mishap_ in self._plan.mishaps}
+        step = next(step for step in itertools.count(mishap.step + 1) if step not in taken)
+        self._halves[round_] = source.of_step(step)
+        leave_half(source.path, self._halves[round_])
+
+    def _note_end_of_mishap(self) -> None:
+        """Let workers pass the step of an announced mishap when its stop has begun."""
+        happened = self._under_way
+        if happened is None:
+            return
+        late = time.monotonic() - happened.at > self._options.timeout / 2
+        if self._recordings.stopped(happened.round) or late:
+            self._done(self._plan.mishaps.index(happened.mishap))
+            self._under_way = None
+
+    def _wake_late(self, now: float) -> None:
+        """Let the workers of a paused node go on when others have saved in its place; then end the node."""
+        paused = self._paused
+        if paused is None:
+            return
+        round_, step = paused.happened.round, paused.happened.mishap.step
+        if paused.woken is None:
+            alone = self._nodes.present == [paused.node]
+            if not alone and not self._recordings.saved(round_, step):
+                return
+            index = self._plan.mishaps.index(paused.happened.mishap)
+            (self._directory / f"save.{index}").write_text(paused.node.name)
+            paused.woken = now
+            self._signal_workers(paused.node, round_, signal.SIGCONT)
+        elif now - paused.woken > _LATE or self._recordings.ended(round_, paused.node.name):
+            self._nodes.kill(paused.node)
+            self._paused = None
+
+    def _victim(self, mishap: Mishap) -> Node | None:
+        paused = self._paused.node if self._paused is not None else None
+        present = [node for node in self._nodes.present if node is not paused]
+        if mishap.kind is Kind.PAUSE:
+            first = self._recordings.all_begin(self._recordings.newest)[0]
+            return next((node for node in present if node.name == first["node"]), present[0])
+        if mishap.kind is Kind.LEADER:
+            leader = self._leader()
+            return next((node for node in present if node.name == leader), present[0])
+        if mishap.node is None:
+            return None
+        victim = next((node for node in present if node.index == mishap.node), None)
+        if victim is None:
+            raise UsageError(f"'{mishap}': that node is not there; it led and has gone, so name another one")
+        return victim
+
+    def _leader(self) -> str:
+        with contextlib.suppress(RunDirError):
+            return run_status(self._records(), time.time()).leader
+        return ""
+
+    def _tell(self, node: Node, number: signal.Signals, mishap: Mishap) -> None:
+        assert mishap.seconds is not None
+        node.deadline = time.monotonic() + mishap.seconds
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(node.process.pid, number)
+
+    def _signal_workers(self, node: Node, round_: int, number: signal.Signals, most: int | None = None) -> None:
+        """Send a signal to the workers of a node, or to so many of them, from the lowest rank on."""
+        begun = [first for first in self._recordings.all_begin(round_) if first["node"] == node.name]
+        for first in begun[:most]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(first["pid"], number)
+
+    def _end_overdue(self, now: float) -> None:
+        for node in self._nodes.present:
+            if node.deadline is not None and now >= node.deadline:
+                self._options.say(f"{node.name} is killed: its notice is over")
+                self._nodes.kill(node)
+
+    def _done(self, index: int) -> None:
+        (self._directory / f"done.{index}").touch()
+
+    def _left(self) -> tuple[str, ...]:
+        end = time.monotonic() + _LEFTOVER
+        while (left := self._nodes.leftover()) and time.monotonic() < end:
+            time.sleep(_POLL)
+        return tuple(printable(command, 200) for command in left)
+
+    def _records(self) -> RunRecords:
+        return read_records(RunContents(self._run_dir), self._run_dir.run_id)
+
+    def _seen(self, gave_up: str, left: tuple[str, ...]) -> RunFacts:
+        agents = tuple(end for node in self._nodes.all if (end := node.end()) is not None)
+        output = (self._directory / "output.txt").read_text(errors="replace").splitlines()
+        if not self._run_dir.path.exists():
+            last = tuple(printable(line, 500) for line in output[-1:])
+            return RunFacts(gave_up=gave_up or "no agent has started", failures=last, agents=agents)
+        warned = [match[1] for line in output if (match := _WARNING.search(line)) is not None]
+        records = self._records()
+        failures = [
+            str(failure.get("message") or f"exit code {failure.get('exit_code')}")
+            for failure in records.failures.values()
+        ]
+        failures += [
+            event.word("detail") or event.text
+            for event in records.events
+            if event.kind == "round_ended" and event.word("reason") == "worker_failed"
+        ]
+        return RunFacts(
+            workers=self._recordings.workers(),
+            happened=tuple(self._happened),
+            agents=agents,
+            finished=records.done is not None,
+            restarts=records.rounds[-1].restarts if records.rounds else 0,
+            failures=tuple(dict.fromkeys(printable(text, 500) for text in failures)),
+            warnings=tuple(dict.fromkeys(printable(text, 500) for text in warned)),
+            cut_short=_cut_short(records),
+            overwritten=tuple(self._short(path) for path in self._files.overwritten()),
+            halves={round_: self._short(str(path)) for round_, path in self._halves.items()},
+            left=left,
+            gave_up=gave_up,
+        )
+
+    def _short(self, path: str) -> str:
+        for root in self._roots:
+            if Path(path).is_relative_to(root):
+                return str(Path(path).relative_to(root))
+        return path
+
+
+def _cut_short(records: RunRecords) -> dict[int, float]:
+    """Return the rounds that were to end at a step and ended without one, with the time by the monotonic clock."""
+    offset = time.time() - time.monotonic()
+    planned = {event.round for event in records.events if event.kind == "round_ending"}
+    ended = [event for event in records.events if event.kind == "round_ended" and not event.whole("step")]
+    return {event.round: event.time - offset for event in ended if event.round is not None and event.round in planned}
+
+
+def _link(path: Path, work: Path) -> None:
+    if not path.exists():
+        raise UsageError(f"--link {path}: there is no such file or directory")
+    (work / path.name).symlink_to(path.absolute())

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from slurm_elastic.agent.job.replacement import Result, Run, comment, grows
 from slurm_elastic.agent.option_values import GROWS_VARIABLE
 from slurm_elastic.errors import UsageError
-from slurm_elastic.observe.live import LiveRun, live_run
+from slurm_elastic.observe.views import LiveRun, live_run
 from slurm_elastic.rendezvous.leader_client import (
     LeaderEndpoint,
     NoAnswerError,

@@ -35,12 +35,12 @@ from slurm_elastic.control._shared_page import COLLECTIVES, COLLECTIVES_FIELDS, 
 from slurm_elastic.control._time_use import collectives, shortened
 from slurm_elastic.errors import UsageError
 from slurm_elastic.observe.failures import round_failures
-from slurm_elastic.observe.live import live_run
 from slurm_elastic.observe.log_lines import log_times
 from slurm_elastic.observe.page import html_page
 from slurm_elastic.observe.records import run_records
 from slurm_elastic.observe.report import chrome_trace, report, report_json
 from slurm_elastic.observe.status import run_status, status_json
+from slurm_elastic.observe.views import live_run
 from slurm_elastic.rendezvous.records.etcd.records import _CONTEXT, verified
 from slurm_elastic.rendezvous.transport.messages import (
     Heartbeat,

@@ -38,19 +38,15 @@ exit codes: 0 nothing to fix, 1 findings, 2 the script cannot be rehearsed, or w
         parser.usage = "slurm-elastic rehearse [options] train.py [arguments]"
         parser.add_argument("--nodes", metavar="N", default="3", help="nodes at the start (default: 3)")
         parser.add_argument("--scenario", metavar="FILE", help="file with mishaps, one a line; - for stdin")
-        parser.add_argument(
-            "--mishaps", metavar="KINDS", help="one of each, over the training (default: preempt,join,kill)"
-        )
+        text = "one of each, over the training (default: preempt,join,kill)"
+        parser.add_argument("--mishaps", metavar="KINDS", help=text)
         parser.add_argument("--nproc-per-node", metavar="N", help="workers of each node (default: 1)")
-        parser.add_argument(
-            "--tolerance", metavar="PART", default="0.02", help="part by which losses may differ (default: 0.02)"
-        )
-        parser.add_argument(
-            "--timeout", metavar="SECONDS", default="300", help="end a run that takes no step so long (default: 300)"
-        )
-        parser.add_argument(
-            "--link", metavar="PATH", action="append", default=[], help="the script finds this file in its directory"
-        )
+        text = "part by which losses may differ (default: 0.02)"
+        parser.add_argument("--tolerance", metavar="PART", default="0.02", help=text)
+        text = "end a run that takes no step so long (default: 300)"
+        parser.add_argument("--timeout", metavar="SECONDS", default="300", help=text)
+        text = "the script finds this file in its directory"
+        parser.add_argument("--link", metavar="PATH", action="append", default=[], help=text)
         parser.add_argument("--keep", metavar="DIR", help="keep everything in this new directory")
         parser.add_argument("--report", metavar="FILE", help="also write a page with the findings and the run")
         parser.add_argument("--json", action="store_true", help="JSON, with the schema in docs/rehearse.md")
@@ -155,10 +151,7 @@ def _json(rehearsal: Rehearsal) -> dict[str, object]:
         "mishaps": [str(mishap) for mishap in rehearsal.plan.mishaps],
         "steps": rehearsal.undisturbed.last_step,
         "steps_lost": rehearsal.steps_lost,
-        "checks": [
-            {**row, "place": finding.place}
-            for row, finding in zip(findings_json(rehearsal.findings), rehearsal.findings, strict=True)
-        ],
+        "checks": findings_json(rehearsal.findings),
         "losses": {str(step): json_number(loss) for step, loss in rehearsal.losses.items()},
     }
 

@@ -8,7 +8,6 @@ import shlex
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from slurm_elastic.cli._command import Parser
 from slurm_elastic.cli._run_view import (
@@ -29,15 +28,11 @@ from slurm_elastic.cli._run_view import (
 from slurm_elastic.errors import UsageError
 from slurm_elastic.failures.causes import explanation
 from slurm_elastic.observe.find import own_run_dirs
-from slurm_elastic.observe.pace import SlowRankView
 from slurm_elastic.observe.status import status_json
-from slurm_elastic.observe.views import GOES_ON, TRAINS, AgentView, RunStatus, StatusExit
+from slurm_elastic.observe.views import GOES_ON, TRAINS, AgentView, LiveWorker, RunStatus, SlowRankView, StatusExit
 from slurm_elastic.rundir import RunContents, RunDir
 from slurm_elastic.slurm import Controller, compress
 from slurm_elastic.text import printable, size_text
-
-if TYPE_CHECKING:
-    from slurm_elastic.observe.live import LiveWorker
 
 _PROCESS = {"D": "waits for a disk or a file system", "T": "is stopped by a signal", "Z": "has ended"}
 """States of processes that are worth a word (proc_pid_stat(5))."""

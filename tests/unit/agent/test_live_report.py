@@ -7,7 +7,7 @@ from dataclasses import replace
 from slurm_elastic.agent.health.pages import live_report
 from slurm_elastic.agent.health.state import AgentState, Leave, Readings, RoundInfo, Stage
 from slurm_elastic.control import WorkerProgress
-from slurm_elastic.observe.live import LiveAgent, LiveLeave, LiveWorker, live_run
+from slurm_elastic.observe.views import LiveAgent, LiveLeave, LiveWorker, live_run
 from slurm_elastic.rendezvous.membership.agents import Reason
 from slurm_elastic.rendezvous.membership.assignment import Place
 from slurm_elastic.rendezvous.transport.messages import Assignment, StatusAnswer, is_report

@@ -14,9 +14,9 @@ from slurm_elastic.agent.health.state import AgentState, Readings, RoundInfo, St
 from slurm_elastic.agent.step_timing import StepTimingFeature, paces_of, slow_event
 from slurm_elastic.control import TimeUse, WorkerProgress
 from slurm_elastic.errors import SlurmElasticError
-from slurm_elastic.observe.live import live_run
-from slurm_elastic.observe.pace import rank_scores, slow_by_round, slow_ranks
 from slurm_elastic.observe.records import Event
+from slurm_elastic.observe.status import rank_scores, slow_by_round, slow_ranks
+from slurm_elastic.observe.views import live_run
 from slurm_elastic.rendezvous.membership.agents import Reason
 from slurm_elastic.rendezvous.membership.assignment import Place
 from slurm_elastic.rendezvous.run_events import Entry

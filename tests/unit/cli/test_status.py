@@ -19,8 +19,7 @@ import pytest
 
 from slurm_elastic.cli import main
 from slurm_elastic.cli.commands.status import _facts, _nodes
-from slurm_elastic.observe.live import LiveAgent
-from slurm_elastic.observe.views import AgentView, LiveAnswer, RunState, RunStatus
+from slurm_elastic.observe.views import AgentView, LiveAgent, LiveAnswer, RunState, RunStatus
 from slurm_elastic.rundir import join_named
 from tests.unit.observe.runs import WrittenRun
 

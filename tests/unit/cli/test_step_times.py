@@ -5,8 +5,7 @@ import pytest
 pytest.importorskip("textual")
 
 from slurm_elastic.cli._top_view import StepTimes, advance, sparkline
-from slurm_elastic.observe.live import LiveAgent, LiveWorker
-from slurm_elastic.observe.views import AgentView, RunState, RunStatus
+from slurm_elastic.observe.views import AgentView, LiveAgent, LiveWorker, RunState, RunStatus
 
 A = "n1/7.0/1"
 

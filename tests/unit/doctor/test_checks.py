@@ -366,17 +366,9 @@ def test_results_travel_as_json() -> None:
 
 def test_json_has_every_field_of_a_finding() -> None:
     found = Check("node.gpus").broken("a", "b", "c", ("n1",), "train.py:3")
-    assert json.loads(json.dumps(findings_json([found]))) == [
-        {
-            "check": "node.gpus",
-            "level": "broken",
-            "found": "a",
-            "why": "b",
-            "fix": "c",
-            "nodes": ["n1"],
-            "place": "train.py:3",
-        }
-    ]
+    (row,) = json.loads(json.dumps(findings_json([found])))
+    assert list(row) == ["check", "level", "found", "why", "fix", "nodes", "place"]
+    assert list(row.values()) == ["node.gpus", "broken", "a", "b", "c", ["n1"], "train.py:3"]
 
 
 def test_every_check_is_in_the_documentation() -> None:

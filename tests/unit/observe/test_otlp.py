@@ -14,7 +14,7 @@ from typing import IO, Any
 import pytest
 
 from slurm_elastic.cli import main
-from slurm_elastic.observe.otlp import log_requests
+from slurm_elastic.cli.commands.report import log_requests
 from tests.unit.observe.runs import START, WrittenRun
 
 A = "n1/7.0/100"

@@ -5,9 +5,8 @@ import math
 
 import pytest
 
-from slurm_elastic.observe.live import LiveAgent, LiveLeave, LiveRun, LiveWorker
 from slurm_elastic.observe.status import run_status, status_json
-from slurm_elastic.observe.views import LiveAnswer, RunState, RunStatus
+from slurm_elastic.observe.views import LiveAgent, LiveAnswer, LiveLeave, LiveRun, LiveWorker, RunState, RunStatus
 from slurm_elastic.rundir import JobRecords
 from slurm_elastic.slurm import QueuedJob
 from tests.unit.observe.runs import START, WrittenRun, iso

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from slurm_elastic.observe.summary import summary
+from slurm_elastic.observe.report import summary
 from tests.unit.observe.runs import START, WrittenRun
 
 A, B, C = "n1/7.0/100", "n2/7.0/200", "n3/7.0/300"

@@ -8,8 +8,7 @@ import pytest
 
 from slurm_elastic.cli import main
 from slurm_elastic.errors import UsageError
-from slurm_elastic.observe.live import LiveAgent, LiveLeave, LiveRun
-from slurm_elastic.observe.views import LiveAnswer
+from slurm_elastic.observe.views import LiveAgent, LiveAnswer, LiveLeave, LiveRun
 from slurm_elastic.rendezvous.leader_client import LeaderEndpoint
 from slurm_elastic.rendezvous.transport.messages import LeaveAnswer, LeaveRequest
 from slurm_elastic.rundir import RunDir
