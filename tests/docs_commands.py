@@ -88,7 +88,7 @@ ELSEWHERE = {
     "test_a_node_that_fails_its_check_is_excluded_from_the_next_start",
     "sbatch --nodes=2-8 --gpus-per-node=4 elastic.sbatch --max-restarts=3 train.py --lr 1e-3": _DIGITS,
     "sbatch --partition=low --array=0-7 --gpus-per-node=4 array.sbatch --nnodes=2:8 --max-restarts=3 train.py": ""
-    f"{_ARRAY}test_the_elements_of_an_array_are_one_run",
+    f"{_ARRAY}test_the_elements_of_an_array_are_one_run_and_do_not_interleave",
     "sbatch --nodes=8 elastic.sbatch --leader-node=node7 train.py": "tests/local/agent/test_rounds.py::"
     "test_the_leader_can_be_on_another_node_than_the_first",
     "sbatch --partition=cpu store.sbatch --nnodes=2:8 --submit --array=0-7 array.sbatch train.py": f"{_ARRAY}"
