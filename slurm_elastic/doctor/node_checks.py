@@ -138,14 +138,16 @@ def _gpus(node: NodeFacts) -> Finding:
             "a product of two matrices failed or was wrong",
             "have this GPU looked at, and leave out the node by --exclude",
         )
-    built = f"torch is built for CUDA {torch.cuda}" if torch.cuda else "this torch is a CPU build"
-    driver = f"driver {node.nvidia_driver}" if node.nvidia_driver else "no NVIDIA driver is loaded"
-    fact = f"{shown}; {driver}, {built}"
     if torch.device_error or node.job_gpus > torch.devices:
+        built = f"torch is built for CUDA {torch.cuda}" if torch.cuda else "this torch is a CPU build"
+        driver = f"driver {node.nvidia_driver}" if node.nvidia_driver else "no NVIDIA driver is loaded"
         few = f"Slurm has given the job {node.job_gpus} GPUs here, and torch can use {torch.devices}"
         fix = "install a build of torch for this driver (pytorch.org, Get started)"
-        return check.broken(fact, torch.device_error or few, fix)
-    return check.ok(fact, "each made a product of two matrices") if node.gpus else check.ok(shown)
+        return check.broken(f"{shown}; {driver}, {built}", torch.device_error or few, fix)
+    if not node.gpus:
+        return check.ok(shown)
+    fact = f"{shown}; driver {node.nvidia_driver}, torch is built for CUDA {torch.cuda}"
+    return check.ok(fact, "each made a product of two matrices")
 
 
 def _shared_memory(node: NodeFacts) -> Finding:
