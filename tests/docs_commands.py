@@ -76,7 +76,7 @@ ELSEWHERE = {
     "test_a_job_without_batch_script_that_may_not_be_requeued_ends_with_its_last_agent",
     "slurm-elastic rehearse train.py --epochs 1": f"{_REHEARSE}test_the_examples_of_the_documentation_are_right",
     "slurm-elastic rehearse --nodes 4 --mishaps kill,leader,timelimit train.py": f"{_REHEARSE}"
-    "test_a_failed_worker_one_that_hangs_and_the_time_limit",
+    "test_a_right_script_loses_no_step_that_it_need_not_lose",
     "slurm-elastic rehearse --scenario mishaps.txt --report page.html train.py": f"{_REHEARSE}"
     "test_a_right_script_loses_no_step_that_it_need_not_lose",
     "slurm-elastic submit --nodes 2:4 --gpus-per-node=4 --time=4:00:00 train.py --lr 1e-3": _SHELL,

@@ -44,26 +44,19 @@ def _outside_of_slurm(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
 
 
-def test_results_by_rank(tmp_path: Path) -> None:
-    config = LaunchConfig(workers_per_node=2, start="cold", run_dir=tmp_path)
+def test_results_by_rank_after_a_worker_has_failed_and_one_that_fails_for_good(tmp_path: Path) -> None:
     factor = 3
 
-    def train(offset: int) -> int:
-        return offset + factor * int(os.environ["RANK"])
-
-    assert launch(train, 10, config=config) == {0: 10, 1: 13}
-    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-
-
-def test_a_worker_that_fails_once_and_one_that_fails_for_good(tmp_path: Path) -> None:
-    def train() -> str:
+    def train(offset: int) -> tuple[str, int]:
         if os.environ["SLURM_ELASTIC_ROUND"] == "0":
             raise ValueError("told to fail")
-        return os.environ["SLURM_ELASTIC_REASON"]
+        return os.environ["SLURM_ELASTIC_REASON"], offset + factor * int(os.environ["RANK"])
 
-    assert launch(train, config=LaunchConfig(max_restarts=1, run_dir=tmp_path)) == {0: "worker_failed"}
+    config = LaunchConfig(workers_per_node=2, max_restarts=1, run_dir=tmp_path)
+    assert launch(train, 10, config=config) == {0: ("worker_failed", 10), 1: ("worker_failed", 13)}
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     with pytest.raises(LaunchError, match="the workers failed for good") as caught:
-        launch(train, config=LaunchConfig(start="cold", run_dir=tmp_path))
+        launch(train, 10, config=LaunchConfig(start="cold", run_dir=tmp_path))
     assert caught.value.exit_code is ExitCode.FAILED
     # torch's users look for this.
     assert isinstance(caught.value, ChildFailedError)
@@ -79,7 +72,7 @@ def test_a_worker_that_is_killed_is_a_failure_of_torch_without_an_error_file(tmp
         signal.pause()
 
     with pytest.raises(LaunchError) as caught:
-        launch(train, config=LaunchConfig(workers_per_node=2, start="cold", run_dir=tmp_path))
+        launch(train, config=LaunchConfig(workers_per_node=2, run_dir=tmp_path))
     assert {rank: failure.exitcode for rank, failure in caught.value.failures.items()} == {1: -signal.SIGKILL}
 
 

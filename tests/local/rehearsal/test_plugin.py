@@ -13,11 +13,14 @@ TESTS = """
 import sys
 from slurm_elastic.rehearsal import preempt
 
-def test_survives(elastic_run):
-    result = elastic_run("trains.py", mishaps=[preempt(node=1, step=25)])
-    assert result.ok, result.findings
+def test_begins_anew(elastic_run):
+    result = elastic_run("trains.py", "no-resume", mishaps=[preempt(node=1, step=25)])
+    wrong = {each.check for each in result.findings if each.level.value != "ok"}
+    assert not result.ok
+    assert {"resume.step", "steps.announced"} <= wrong
+    assert {each.place.partition(":")[0] for each in result.findings if each.place} == {"trains.py"}
     assert result.plan.nodes == 2
-    assert result.steps_lost == 0
+    assert result.steps_lost == 25
     assert result.losses[90] < result.losses[1]
 
 def test_cannot_be_rehearsed(elastic_run):

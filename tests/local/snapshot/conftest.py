@@ -1,4 +1,4 @@
-"""Agents whose memory is given back."""
+"""Agents whose memory is given back, and a process that forks those which write for them."""
 
 from __future__ import annotations
 
@@ -7,11 +7,30 @@ from pathlib import Path
 
 import pytest
 
+from slurm_elastic.agent.forkserver import _linux as linux
+from slurm_elastic.agent.forkserver.client import ForkServer
+from slurm_elastic.agent.forkserver.worker_command import FUNCTION
+from slurm_elastic.snapshot._child_process import Fork
 from tests.local.snapshot.memories import Agents
+from tests.local.waiting import HANG
+
+
+@pytest.fixture(scope="module")
+def fork(request: pytest.FixtureRequest) -> Iterator[Fork | None]:
+    """In modules with WRITES: what agents with a fork server have. Processes that write import no torch then."""
+    if not getattr(request.module, "WRITES", False):
+        yield None
+        return
+    server = ForkServer(FUNCTION, preload=["torch.distributed.checkpoint"])
+    assert server.wait_ready(HANG)
+    server.refresh()
+    yield server.fork_child
+    server.close()
+    linux._prctl(linux._PR_SET_CHILD_SUBREAPER, 0)
 
 
 @pytest.fixture
-def agents(tmp_path: Path) -> Iterator[Agents]:
-    made = Agents(tmp_path)
+def agents(tmp_path: Path, fork: Fork | None) -> Iterator[Agents]:
+    made = Agents(tmp_path, fork=fork)
     yield made
     made.close()

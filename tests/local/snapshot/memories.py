@@ -12,32 +12,29 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from slurm_elastic import snapshot
 from slurm_elastic.snapshot.agent_side import AgentMemory, Group
-from slurm_elastic.snapshot.lineage import SLOTS, choose
+from slurm_elastic.snapshot.lineage import choose
 from slurm_elastic.snapshot.transfer import Settings
 
 _fork = multiprocessing.get_context("fork")
 
 
 class Agents:
-    """Agents of one run, whose rounds the test publishes."""
+    """Agents of one run, whose rounds the test publishes; `options` are for each `AgentMemory`."""
 
-    def __init__(self, directory: Path, *, replicates: bool = False, slots: int = SLOTS, silence: float = 1.0) -> None:
-        self._directory, self._replicates, self._slots, self._silence = directory, replicates, slots, silence
+    def __init__(self, directory: Path, *, silence: float = 1.0, **options: Any) -> None:
+        self._directory, self._silence, self._options = directory, silence, options
         self._by_name: dict[str, AgentMemory] = {}
         self.round: int | None = None
         self.origin = ""
 
     def add(self, name: str, secret: bytes = b"s" * 32) -> AgentMemory:
         (self._directory / name).mkdir()
-        made = AgentMemory(
-            self._directory / name,
-            Settings(secret, "7.0", name, name, "127.0.0.1", self._silence),
-            replicates=self._replicates,
-            slots=self._slots,
-        )
+        settings = Settings(secret, "7.0", name, name, "127.0.0.1", self._silence)
+        made = AgentMemory(self._directory / name, settings, **self._options)
         self._by_name[name] = made
         return made
 
@@ -121,6 +118,21 @@ def meet(directory: Path, step: int, is_over: Callable[[], bool] = lambda: False
 def in_worker(variables: dict[str, str], work: Any) -> Any:
     """Return what a worker with this environment returns."""
     return start_worker(variables, work)()
+
+
+def with_store(variables: list[dict[str, str]]) -> tuple[dist.TCPStore, list[dict[str, str]]]:
+    """The store of a round, and the variables of its workers."""
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    return store, [{**each, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port)} for each in variables]
+
+
+def together(variables: list[dict[str, str]], work: Any) -> list[Any]:
+    """What the ranks of a group return."""
+    store, variables = with_store(variables)
+    workers = [start_worker(each, work) for each in variables]
+    found = [result() for result in workers]
+    del store
+    return found
 
 
 def saves(*steps: int, size: int = 1000) -> Any:

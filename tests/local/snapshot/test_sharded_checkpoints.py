@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import random
 import signal
-import subprocess
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -18,12 +17,14 @@ from torch.distributed.checkpoint import load as load_checkpoint
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from slurm_elastic import snapshot
+from slurm_elastic.agent.forkserver._processes import ForkedProcess
+from slurm_elastic.snapshot._child_process import Fork
 from slurm_elastic.snapshot.agent_side import AgentMemory
 from slurm_elastic.snapshot.disk.stored import CheckpointError, Stored
 from slurm_elastic.snapshot.disk.writer import Order, Outcome
 from slurm_elastic.snapshot.memory import Slot
 from slurm_elastic.snapshot.sharding import Planner, Region
-from tests.local.snapshot.memories import Agents, meet, start_worker
+from tests.local.snapshot.memories import Agents, meet, start_worker, together, with_store
 from tests.local.snapshot.test_checkpoints import flip, names
 from tests.local.snapshot.test_parts import SHAPES, join_group, model, ranks, warm
 from tests.local.waiting import eventually
@@ -31,21 +32,7 @@ from tests.local.waiting import eventually
 __all__ = ["warm"]
 
 pytestmark = pytest.mark.usefixtures("warm")
-
-
-def with_store(variables: list[dict[str, str]]) -> tuple[dist.TCPStore, list[dict[str, str]]]:
-    """The store of a round, and the variables of its workers."""
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    return store, [{**each, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port)} for each in variables]
-
-
-def together(variables: list[dict[str, str]], work: Any) -> list[Any]:
-    """What the ranks of a group return."""
-    store, variables = with_store(variables)
-    workers = [start_worker(each, work) for each in variables]
-    found = [result() for result in workers]
-    del store
-    return found
+WRITES = True
 
 
 def start(directory: Path, every: float = 600.0) -> tuple[int, list[int]]:
@@ -174,8 +161,8 @@ def test_the_others_join_when_the_node_of_rank_0_has_completed_the_checkpoint_be
 
     monkeypatch.setattr(two._disk._process, "carry_out", record)
     writer = one._disk._process._process
-    assert isinstance(writer, subprocess.Popen)
-    writer.send_signal(signal.SIGSTOP)
+    assert isinstance(writer, ForkedProcess)
+    os.kill(writer.pid, signal.SIGSTOP)
     with ThreadPoolExecutor() as pool:
         left = pool.submit(agents.leave, "one", 60.0)
         inventory = pool.submit(two.inventory, members_leave=True)
@@ -183,7 +170,7 @@ def test_the_others_join_when_the_node_of_rank_0_has_completed_the_checkpoint_be
             eventually(lambda: "look" in tasks, lambda: str(tasks))
             assert not inventory.done()
         finally:
-            writer.send_signal(signal.SIGCONT)
+            os.kill(writer.pid, signal.SIGCONT)
         left.result()
         assert inventory.result()
     assert tasks[0] == "part"
@@ -229,10 +216,14 @@ def by_torch_alone(checkpoint: Path) -> None:
 
 @pytest.mark.parametrize("replicates", [pytest.param(False, marks=pytest.mark.nightly), True])
 def test_nodes_write_the_same_step_while_they_train(
-    replicates: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    replicates: bool,
+    fork: Fork,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     directory, stop = tmp_path / "checkpoints", tmp_path / "stop"
-    agents = Agents(tmp_path, replicates=replicates)
+    agents = Agents(tmp_path, replicates=replicates, fork=fork)
     nodes = [agents.add(name) for name in ("one", "two", "three")]
     carry_out = nodes[1]._disk._process.carry_out
 

@@ -36,13 +36,11 @@ class Counter:
 
 def _work(folder: Path, source: str, rank: int = 0, **environ: str) -> subprocess.CompletedProcess[str]:
     """Submit what `source` calls `function`, and run one worker of it."""
-    program = (
-        f"{source}\nfrom submitit.helpers import DelayedSubmission as D\nD(function).dump({str(folder / 'uid.pkl')!r})"
-    )
-    base = {**os.environ, "PYTHONPATH": f"{ROOT}:{folder / 'modules'}"}
-    subprocess.run([sys.executable, "-c", program], env=base, check=True)
-    del base["PYTHONPATH"]
-    base |= {"PYTHONPATH": str(ROOT), "RANK": str(rank), "WORLD_SIZE": "2", "SLURM_ELASTIC_NODE": "n2"}
+    # Functions of the main module reach the workers by value.
+    names = {"__name__": "__main__"}
+    exec(source, names)
+    utils.DelayedSubmission(names["function"]).dump(folder / "uid.pkl")
+    base = {**os.environ, "PYTHONPATH": str(ROOT), "RANK": str(rank), "WORLD_SIZE": "2", "SLURM_ELASTIC_NODE": "n2"}
     command = [sys.executable, "-m", "slurm_elastic.submission.worker", str(folder), "uid"]
     return subprocess.run(
         command, env={**base, "SLURM_ELASTIC_RUN_ID": "7", **environ}, capture_output=True, text=True, check=False
@@ -61,8 +59,9 @@ def test_result_lies_where_submitit_looks(tmp_path: Path) -> None:
     assert read_ranks(utils.JobPaths(tmp_path, job_id="7")) == 2
 
 
-def test_module_that_the_nodes_lack(tmp_path: Path) -> None:
+def test_module_that_the_nodes_lack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "modules").mkdir()
+    monkeypatch.syspath_prepend(tmp_path / "modules")
     (tmp_path / "modules/own.py").write_text("def function(): pass\n")
     done = _work(tmp_path, "from own import function")
     assert done.returncode == 1
