@@ -26,7 +26,7 @@ def start(jobs: Jobs) -> Job:
 
 def grow(jobs: Jobs, job: Job, *options: str, nodes: int = 1) -> Job:
     said = ask(jobs, "grow", str(job.id), f"--nodes={nodes}", *options)
-    match = re.fullmatch(rf"submitted job (\d+) for {nodes} more nodes; they join run {job.id}\n", said)
+    match = re.fullmatch(rf"submitted job (\d+) for {nodes} more nodes?; (?:it joins|they join) run {job.id}\n", said)
     assert match, said
     return Job(jobs.cluster, jobs.directory, int(match[1]))
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from slurm_elastic.cli._command import Command, Parser
 from slurm_elastic.cli._run_view import add_run, open_running
 from slurm_elastic.errors import UsageError
+from slurm_elastic.text import counted
 
 Options = dict[str, "str | None"]
 
@@ -68,7 +69,8 @@ def resize_run(run: argparse.Namespace, options: Options, *, change: int | None 
     for job, nodes in done.leave:
         print(f"asked to leave: {', '.join(nodes)} (job {job.partition('.')[0]})")
     if done.job:
-        print(f"submitted job {done.job} for {done.submit} more nodes; they join run {run_dir.run_id}")
+        join = "it joins" if done.submit == 1 else "they join"
+        print(f"submitted job {done.job} for {counted(done.submit, 'more node')}; {join} run {run_dir.run_id}")
     if not (done.job or done.cancel or done.leave):
         print(f"run {run_dir.run_id} has this size")
     return 0

@@ -127,6 +127,8 @@ def test_grow_shrink_and_resize(tmp_path: Path, cluster: list[str], capsys: pyte
     assert main(["grow", "--partition=low", "7", "--nodes", "2"]) == 0
     assert capsys.readouterr().out == "submitted job 31 for 2 more nodes; they join run 7\n"
     assert "\n#SBATCH --partition=low\n" in (tmp_path / "script").read_text()
+    assert main(["grow", "7", "--nodes", "1"]) == 0
+    assert capsys.readouterr().out == "submitted job 31 for 1 more node; it joins run 7\n"
     assert main(["resize", "7", "6"]) == 0
     assert capsys.readouterr().out == "run 7 has this size\n"
     assert main(["shrink", "7", "--nodes=3"]) == 0
