@@ -89,7 +89,7 @@ class FactLines:
             case "round_ended":
                 self._round_ended(entry, reason, nodes)
                 if self._at is not None and len(self._named("left")) == self._size(self._at) > 0:
-                    # Nobody is left to go on.
+                    # No node is left to go on.
                     return self.rest()
             case "round_formed":
                 line = self._formed(fields, reason, nodes, origin)

@@ -218,7 +218,7 @@ class Agreement:
     def await_dumps(self, timeout: float) -> bool:
         """Wait until all workers that take samples have written the dumps they were asked for; False if one has not.
 
-        At most so many seconds: a worker may keep Python's lock, or have ended.
+        Waits at most `timeout` seconds: a worker may keep Python's lock, or have ended.
         """
         end = time.monotonic() + timeout
         while not all(fields[page.DUMPED] >= fields[page.DUMP] for fields in self._pages if fields[page.SAMPLED]):

@@ -213,7 +213,7 @@ class _Memory:
         self._refused = self._tried = False
 
     def keep(self, every: int = 0) -> None:
-        """Copy the state if so many steps were taken since the last copy; on all ranks."""
+        """Copy the state if `every` steps were taken since the last copy, 0 for the user's number; on all ranks."""
         step = self._trainer.global_step
         if not self._every or step - self._kept < (every or self._every):
             return

@@ -350,7 +350,7 @@ class RehearsedRun:
             os.kill(node.process.pid, number)
 
     def _signal_workers(self, node: Node, round_: int, number: signal.Signals, most: int | None = None) -> None:
-        """Send a signal to the workers of a node, or to so many of them, from the lowest rank on."""
+        """Send a signal to the workers of a node, or to `most` of them, from the lowest rank on."""
         begun = [first for first in self._recordings.all_begin(round_) if first["node"] == node.name]
         for first in begun[:most]:
             with contextlib.suppress(ProcessLookupError):

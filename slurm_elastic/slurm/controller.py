@@ -208,7 +208,7 @@ class Controller:
                 and does nothing (scontrol(1), ``requeue Incomplete``, seen with 22.05, 24.11 and 26.05). Otherwise it
                 requeues a cancelled job, too, as long as its processes end.
         """
-        return self._parsed(bool, "scontrol", "requeue", *(("incomplete",) if if_running else ()), job_id) is not None
+        return self._accepts("scontrol", "requeue", *(("incomplete",) if if_running else ()), job_id)
 
     def exclude(self, job_id: str, nodes: Sequence[str]) -> bool:
         """Set the nodes on which a pending job does not start. Returns True if Slurm accepted it.
@@ -216,12 +216,11 @@ class Controller:
         Slurm refuses it for a job that runs (job_mgr.c, _update_job: ESLURM_JOB_NOT_PENDING), and takes it from the
         moment of the requeue on.
         """
-        command = ("scontrol", "update", f"JobId={job_id}", f"ExcNodeList={compress(nodes)}")
-        return self._parsed(bool, *command) is not None
+        return self._accepts("scontrol", "update", f"JobId={job_id}", f"ExcNodeList={compress(nodes)}")
 
     def cancel(self, job_id: str, *, if_pending: bool = False) -> bool:
         """Cancel a job or array element, with `if_pending` unless it has started. Returns True if Slurm accepted it."""
-        return self._parsed(bool, "scancel", *(("--state=PENDING",) if if_pending else ()), job_id) is not None
+        return self._accepts("scancel", *(("--state=PENDING",) if if_pending else ()), job_id)
 
     def _nodes(self, names: tuple[str, ...]) -> dict[str, NodeView]:
         # scontrol exits with 1 if one of several nodes is not known to it, and still prints the others.
@@ -244,8 +243,10 @@ class Controller:
 
     def _parsed(self, parse: Callable[[str], _T | None], *command: str) -> _T | None:
         """Return what a function makes of the output of a command; None if that fails, or there is no answer."""
-        answer = self._ask(*command)
-        return parse(answer.stdout) if answer is not None and answer.returncode == 0 else None
+        return parse(answer.stdout) if (answer := self._ask(*command)) and answer.returncode == 0 else None
+
+    def _accepts(self, *command: str) -> bool:
+        return (answer := self._ask(*command)) is not None and answer.returncode == 0
 
     def _ask(self, *command: str) -> subprocess.CompletedProcess[str] | None:
         self.is_silent = False

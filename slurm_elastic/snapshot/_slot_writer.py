@@ -33,7 +33,7 @@ class SlotWriter:
     def write(self, copy: Copy, description: bytes, table: Table, tensors: list[torch.Tensor], shards: int = 0) -> None:
         """Write a snapshot, or a part of one, with tensors at the places of a table; raises OutOfMemoryError.
 
-        They begin with so many bytes of shards.
+        The tensors begin with `shards` bytes of shards.
         """
         # Plain values change their length.
         needed = HEADER + table.size + 2 * len(description)

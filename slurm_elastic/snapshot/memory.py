@@ -92,7 +92,7 @@ def fill_slot(fields: Fields, written: Contents, copy: Callable[[], object]) -> 
 
 
 def contents_of(fields: Fields, size: int) -> Contents | None:
-    """Return what a slot of so many bytes holds; None if no committed snapshot of this version.
+    """Return what a slot of `size` bytes holds; None if no committed snapshot of this version.
 
     A worker can write anything, so the header is not believed beyond the bytes.
     """
@@ -234,7 +234,7 @@ class Slot:
     def fill(
         self, copy: Copy, tensors: int, description: bytes, write: Callable[[memoryview], object], shards: int = 0
     ) -> None:
-        """Write a snapshot into a file that is large enough: tensors of so many bytes by `write`, and a description.
+        """Write a snapshot into a file that is large enough: `tensors` bytes by `write`, and a description.
 
         `shards` are the bytes of the shards with which the tensors of a part begin.
         """
@@ -328,7 +328,7 @@ def _lacking(needs: str, missing: int, free: int, error: OSError | None = None, 
 
 
 def check_memory(missing: int) -> None:
-    """Raise OutOfMemoryError unless so many bytes can still be had."""
+    """Raise OutOfMemoryError unless the `missing` bytes can still be had."""
     if missing > (free := free_memory()):
         raise OutOfMemoryError(_lacking(size_text(missing), missing, free))
 

@@ -72,7 +72,7 @@ class Report:
 
 
 def next_goal(goal: Goal, reports: Mapping[int, Report], nodes: int, *, replicates: bool = True) -> Goal:
-    """Return the goal that follows the present one, by the reports of the agents of a round of so many nodes.
+    """Return the goal that follows the present one, by the reports of the agents of a round of `nodes` nodes.
 
     With `replicates` False nothing is copied to other nodes: a step is only named if one has to be written to disk.
     """
@@ -130,7 +130,7 @@ def partners(reports: Mapping[int, Report]) -> dict[int, int]:
 def link_problem(node: str, seconds: float, size: int, error: str = "") -> str:
     """Return in one line that copies take long or do not arrive; empty if all is well.
 
-    One of `size` bytes to a node has taken so many seconds; with an error, none has arrived for so long.
+    A copy of `size` bytes to a node has taken `seconds`; with an error, no copy has arrived for as long.
     """
     if seconds < _SLOW:
         return ""

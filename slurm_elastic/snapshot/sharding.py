@@ -133,7 +133,7 @@ class Parts(Protocol):
 def needed_ranges(
     layout: Layout, pieces: Iterable[tuple[int, Piece]], most: int
 ) -> dict[int, tuple[tuple[int, int], ...]]:
-    """Return which bytes of the parts have these pieces of tensors, given by index: at most so many ranges of each.
+    """Return which bytes of the parts have these pieces of tensors, given by index: at most `most` ranges of each.
 
     A part is not among them if many other bytes lie between the pieces, as in a tensor that is divided by columns: it
     is needed as a whole then, which the workers of a node share.
@@ -187,7 +187,7 @@ def byte_range(piece: Piece, item: int) -> tuple[int, int]:
 
 
 def merged(ranges: Iterable[tuple[int, int]], most: int) -> tuple[tuple[int, int], ...]:
-    """Return ranges that contain these, in order, without overlaps, and at most so many, 1 or more.
+    """Return ranges that contain these, in order, without overlaps, and at most `most`, 1 or more.
 
     Those with the smallest gaps between them become one.
     """

@@ -120,7 +120,7 @@ class ChildReaper:
         return []
 
     def sweep(self, seconds: float, between: Callable[[], None]) -> list[int]:
-        """Kill every descendant, in at most so many seconds, and call `between` after each look at the children.
+        """Kill every descendant, in at most `seconds` seconds, and call `between` after each look at the children.
 
         Returns the pids of those that have not ended in time (uninterruptible sleep).
         """

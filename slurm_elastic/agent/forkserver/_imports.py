@@ -441,7 +441,7 @@ _listeners: list[Listener | None] = []
 
 
 def listen(listener: Listener | None) -> None:
-    """Pass audit events to this listener from now on, in place of the one before; None for nobody.
+    """Pass audit events to this listener from now on, in place of the one before; None for no listener.
 
     There is one audit hook, since none can be removed, and processes that are forked inherit it.
     """

@@ -262,7 +262,7 @@ class ForkServer:
     def sweep(self, timeout: float) -> list[int]:
         """Kill all workers and all their descendants.
 
-        Returns the pids of those that have not ended within so many seconds (uninterruptible sleep).
+        Returns the pids of those that have not ended within `timeout` seconds (uninterruptible sleep).
         """
         self._unended: list[int] | None = None
         self._send({"order": "sweep", "seconds": timeout})

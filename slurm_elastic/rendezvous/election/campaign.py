@@ -91,7 +91,7 @@ def first_question_delay(agents: int, agent: str) -> float:
 
 
 def seconds_of_questions(agents: int) -> float:
-    """Return the seconds over which so many agents spread questions to one agent, or it those to them."""
+    """Return the seconds over which the agents spread their questions to one agent, or it its questions to them."""
     return max(0, agents - _FULL_RATE) / _QUESTIONS
 
 

@@ -77,7 +77,7 @@ class Leader:
         settings: Settings of the membership.
         fenced_records: The records to which the leader writes a round before it publishes it.
         journal: Called with each decision after the leader has carried it out.
-        controller: Asked, in threads, about nodes and members that are missing; None to ask nobody.
+        controller: Asked, in threads, about nodes and members that are missing; None to ask none.
         endpoints: Where members of the last round listen.
 
     Attributes:

@@ -112,7 +112,7 @@ def line_from_memory(starts: Iterable[Start], run: str, round_: int, step: int) 
 
 
 def deletable(newest: Start, present: Collection[CheckpointId], keep: int) -> list[CheckpointId]:
-    """Return the checkpoints that are not needed any more: all but so many, the newest ones on the line of a start.
+    """Return the checkpoints that are not needed any more: all but the `keep` newest ones on the line of a start.
 
     What is older than the beginning of the line belongs to other trainings and stays.
     """

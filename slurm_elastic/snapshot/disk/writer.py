@@ -423,7 +423,7 @@ def _add_parts(
 
 
 def _paths(tree: Any, content_kind: str, count: int) -> list[tuple[str, ...] | None]:
-    """Return the path of each of so many tensors of a kind in the state.
+    """Return the path of each of the `count` tensors of a kind in the state.
 
     It is None for one in a tuple, or under a key that is no plain value.
     """

@@ -20,8 +20,8 @@ from .settings import CONTROLLER, NEIGHBOUR, USER, Settings
 
 _POLL = 0.1
 _REST, _LONGEST = 5, 1.0
-"""After a look that takes long, as one by a command does, there is a rest of so many times its seconds, up to a second:
-what is waited for needs the processors itself."""
+"""A look that takes long, as one by a command, is followed by a rest of `_REST` times its seconds, `_LONGEST` at most:
+the job that the test waits for needs the processors itself."""
 
 
 class Login:
