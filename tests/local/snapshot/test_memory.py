@@ -343,10 +343,14 @@ def test_ranges_of_the_shards_of_a_part_come_alone(agents: Agents) -> None:
 
 
 def test_ranges_that_a_part_does_not_have_are_refused(agents: Agents) -> None:
-    one, _ = holds_a_part(agents)
+    holder = read_inventories([holds_a_part(agents)[0].inventory()])[0].holder
+    settings = transfer.Settings(b"s" * 32, "7.0", "two", "two", "127.0.0.1")
     for ranges in (((0, SHARDS + 1),), ((-1, 5),), ((5, 9), (8, 12)), ((9, 5),)):
-        with pytest.raises(transfer.TransferError):
-            gets(one, ranges)
+        channel = transfer.connect(holder, settings)
+        with channel.socket:
+            channel.say({**transfer._named(PART), "own": False, "ranges": ranges})
+            with pytest.raises(transfer.TransferError, match="the connection ends"):
+                channel.next()
 
 
 def test_a_snapshot_that_changes_on_its_way_is_not_committed(agents: Agents) -> None:
