@@ -55,7 +55,6 @@ class Agent:
     """One node's agent.
 
     Args:
-        features: The agent's features, called in this order.
         shutdown_timeout: Seconds between SIGTERM and SIGKILL for workers whose round ends as planned.
         worker_signal: The signal to workers when a planned end of their round is announced; None for none.
     """
@@ -438,11 +437,7 @@ class Agent:
             self._processes = None
 
     def _worker_positions(self, dumps: bool) -> tuple[WorkerPosition, ...]:
-        """Return how far the workers of this node are; from any thread.
-
-        Args:
-            dumps: True if they have to write their dumps, too.
-        """
+        """Return how far the workers of this node are; from any thread."""
         if dumps:
             self._agreement.ask_for_dumps()
         assignment = self._assignment

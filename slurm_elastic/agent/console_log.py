@@ -36,9 +36,6 @@ def configure_logging(node: str, stream: TextIO | None = None, *, brief: bool = 
 
     Args:
         brief: True to leave out details, unless LOGLEVEL is set.
-
-    Raises:
-        UsageError: LOGLEVEL is no level; torch would end with a traceback.
     """
     stream = stream or sys.stderr
     logger = logging.getLogger("slurm_elastic")

@@ -43,9 +43,6 @@ class CoordinatorSettings:
     """The settings of a coordinator.
 
     Attributes:
-        agent, node: The coordinator's identity, as of an agent, and the node that it runs on.
-        address: The address at which agents reach it.
-        min_nodes, max_nodes, max_restarts, options: The settings of the run while the coordinator leads it.
         etcd: The etcd that keeps the records of the run; None for the run directory.
         job: The id, as squeue takes it, of the job whose agents belong to the run; None if there is no single job.
         grace: Seconds from SIGTERM to the coordinator's end.
@@ -70,10 +67,6 @@ def coordinate(settings: CoordinatorSettings, notices: Notices, submit: Callable
     Args:
         submit: Submits the job of the run, after the coordinator has connected, and returns the job's id; None to
             submit none.
-
-    Raises:
-        UsageError: The user has to change something.
-        RecordsError: The records of the run cannot be read.
     """
     run_id = settings.run_dir.run_id
     records = open_records(
@@ -217,11 +210,7 @@ def _end(event: LeaderEvent | RecordsLost, records: Records) -> ExitCode | None:
 
 @contextlib.contextmanager
 def queue_watch(job: str | None, controller: Controller, interval: float) -> Iterator[int]:
-    """Watch one job in a with block, and yield a descriptor that is readable when the job neither waits nor runs.
-
-    Args:
-        job: The id of the job, or of the array; None to watch no job.
-    """
+    """Watch one job in a with block, and yield a descriptor that is readable when the job neither waits nor runs."""
     stopping, fd = threading.Event(), os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
 
     def watch() -> None:

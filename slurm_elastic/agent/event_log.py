@@ -49,11 +49,7 @@ class Reached:
 
 
 class FactLines:
-    """Gathers events, and returns lines.
-
-    Args:
-        reached: Returns how far the workers of this agent are.
-    """
+    """Gathers events, and returns lines."""
 
     def __init__(self, run: str, max_restarts: int, reached: Callable[[], Reached] = Reached) -> None:
         self._run, self._max_restarts, self.reached = run, max_restarts, reached
@@ -220,7 +216,6 @@ class EventLog:
     Args:
         run_dir: The run directory; its ``events/<node>.jsonl`` gets one JSON object per event: time (of this node's
             clock, for people), event, node (the writer), schema (see docs/events.md), text, and the event's own fields.
-        destination: The name of torch's event handler (torchrun's ``--event-log-handler``).
         facts: Makes lines for people of the events; None where each event is a line.
     """
 

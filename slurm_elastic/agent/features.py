@@ -107,11 +107,7 @@ class Feature:
         """The workers of the round stop at a step; the reason is that which training scripts get."""
 
     def exits_expected(self, *, unplanned: bool) -> None:
-        """The agent is about to stop the workers: from now on their end is no failure.
-
-        Args:
-            unplanned: True if their round ends because a node was lost or a worker has failed.
-        """
+        """The agent is about to stop the workers: from now on their end is no failure."""
 
     def round_ended(self, progress: Sequence[WorkerProgress]) -> None:
         """No worker of the round runs any more; `progress` is what they have last reported."""
@@ -189,11 +185,7 @@ def _stage(state: State) -> Stage | None:
 
 
 class WatchdogFeature(Feature):
-    """Lets the watchdog watch the workers of each round.
-
-    Args:
-        watchdog: The watchdog, which is started before the first round; the feature stops it when the agent ends.
-    """
+    """Lets the watchdog watch the workers of each round."""
 
     def __init__(self, watchdog: Watchdog) -> None:
         self._watchdog = watchdog
@@ -235,16 +227,7 @@ class WatchdogFeature(Feature):
 
 
 class SnapshotFeature(Feature):
-    """Keeps the snapshots of workers in memory for the workers of later rounds.
-
-    Args:
-        is_leaving: Returns True if a signal has asked this agent to leave.
-        replicas: Number of copies on another node of what one rank alone has.
-        fork_server: Forks the process that writes checkpoints; None if that has to import torch itself.
-
-    Raises:
-        OSError: The memory cannot be made.
-    """
+    """Keeps the snapshots of workers in memory for the workers of later rounds."""
 
     def __init__(
         self,
@@ -379,12 +362,7 @@ def hang_event(node: str, hang: Hang) -> Entry:
 
 
 class AttributionFeature(Feature):
-    """Attributes the failures of workers; it has to know which of them hung.
-
-    Args:
-        compare: True if the run ends when it fails in the same way twice in a row.
-        kills: Returns the number of processes that the kernel has killed for lack of memory; None if unknown.
-    """
+    """Attributes the failures of workers; it has to know which of them hung."""
 
     def __init__(self, *, compare: bool = True, kills: Callable[[], int | None] = memory_kills) -> None:
         self._compare, self._kills = compare, kills

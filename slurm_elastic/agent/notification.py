@@ -41,9 +41,7 @@ class Notification:
     """One event of a run.
 
     Attributes:
-        event: ``finished``, ``failed``, ``waiting``, ``no_progress`` or ``loop``.
         key: Names the event among those of the run, also for agents that lead later.
-        fields: The same facts for programs; times in seconds.
     """
 
     event: str
@@ -58,10 +56,7 @@ class Watch:
 
     Attributes:
         idle_since: When no round ran any more, or the agent began; None while a round runs.
-        round: The number of the last round; None before the first.
         steps: Calls of should_stop of the workers here in that round; None if none reports.
-        steps_since: When that number was seen first.
-        told: Keys of the waits that were told of.
     """
 
     idle_since: float | None
@@ -73,11 +68,7 @@ class Watch:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """A look at the run, now.
-
-    Attributes:
-        steps: Calls of should_stop of the workers here; None if none reports.
-    """
+    """A look at the run, now."""
 
     leads: bool
     steps: int | None
@@ -89,7 +80,6 @@ def step(
     """Return the next knowledge, and what the user is told now.
 
     Args:
-        event: An event of the run, or a look.
         incarnation: Of the run; a failure or a wait in another one is another event.
         after: Seconds after which a wait is worth a notification.
     """
@@ -139,12 +129,7 @@ def _happened(watch: Watch, entry: Entry, incarnation: str, now: float) -> tuple
 def deliver(
     target: str, run_dir: RunDir, node: str, notification: Notification, limit: float = _DELIVERY_LIMIT
 ) -> None:
-    """Deliver a notification, unless that was tried before, by this agent or another one.
-
-    Args:
-        target: A command for /bin/sh, or a URL.
-        run_dir: Where it is written down that it was delivered.
-    """
+    """Deliver a notification, unless that was tried before, by this agent or another one."""
     record = {
         **stamp(notification.event, node),
         "run": run_dir.run_id,
@@ -165,12 +150,7 @@ def deliver(
 
 
 class NotifyFeature(Feature):
-    """Watches the run, and has its events delivered.
-
-    Args:
-        leads: Returns True if this agent leads the run; from any thread.
-        loops: Returns the loops of the run; None for those of which its run directory tells.
-    """
+    """Watches the run, and has its events delivered."""
 
     def __init__(
         self,

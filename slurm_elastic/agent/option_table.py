@@ -271,7 +271,6 @@ def scan(arguments: Sequence[str], environ: Mapping[str, str]) -> Scan:
 
     Args:
         arguments: Options, then the script and its arguments. An option that the table lacks is taken to have a value.
-        environ: The environment with PET_* variables.
     """
     values: dict[str, str] = {}
     rest = list(arguments)

@@ -69,12 +69,7 @@ def named_error(text: str) -> str:
 
 
 def words(error_file: str, log: str) -> str:
-    """Return the last output of a worker: its traceback, else the end of its stderr.
-
-    Args:
-        error_file: The file of torch's ``@record`` (elastic/multiprocessing/errors, 2.13); it need not exist.
-        log: The file of its stderr; it need not exist.
-    """
+    """Return the last output of a worker: its traceback, else the end of its stderr."""
     return without_prefixes(recorded_traceback(error_file)) or ending(_tail(log))
 
 
@@ -103,11 +98,7 @@ def elsewhere(round_end: Interrupted | Ended | None, rank: int, text: str) -> st
 
 
 def aborted_at_exit(text: str, exit_code: int, error_file: str) -> bool:
-    """Return True if a worker has ended by an exception, and only its exit by SIGABRT.
-
-    Args:
-        exit_code: Of the worker, negative for a signal.
-    """
+    """Return True if a worker has ended by an exception, and only its exit by SIGABRT."""
     has_message = text.startswith(TRACEBACK) and _ABORTED in text
     return exit_code == -signal.SIGABRT and (has_message or bool(recorded_traceback(error_file)))
 

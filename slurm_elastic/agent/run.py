@@ -75,9 +75,6 @@ def join(settings: AgentSettings, command: Sequence[str]) -> RunDir:
 
     Args:
         settings: The settings. The run is another one than there where a step has other runs before it.
-
-    Raises:
-        UsageError: The run has another script or other arguments.
     """
     run_dir = settings.run_dir
     if settings.job is not None and settings.job.node_rank == 0:
@@ -97,14 +94,9 @@ def launch(
     """Take part in the run until it ends or this agent has to leave.
 
     Args:
-        settings: The settings; the run directory is open.
         fork_server: The process that starts the workers; None where torch itself has to start them.
         summarize: Returns the line with which the leader of a run that has succeeded ends.
         submission: Makes what submits jobs for nodes that were lost.
-
-    Raises:
-        UsageError: The user has to change something; no worker was started.
-        RecordsError: The records of the run cannot be read; no worker was started.
     """
     prepare_stores()
     if fork_server is not None:
@@ -152,11 +144,7 @@ def _end_before_the_start(settings: AgentSettings, records: Records) -> ExitCode
 
 
 class _Run:
-    """One agent's part in its run.
-
-    Args:
-        health: The pages of the health port.
-    """
+    """One agent's part in its run."""
 
     def __init__(
         self, settings: AgentSettings, rendezvous: RendezvousConfig, fork_server: ForkServer | None, health: NodePages

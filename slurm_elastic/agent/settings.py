@@ -144,9 +144,6 @@ def resolve(options: argparse.Namespace, environ: Mapping[str, str], own_run: st
     Args:
         environ: Slurm's variables and those of etcd. torch reads its own from `os.environ`.
         own_run: Id of the run of this step, if it is known already and not that of its number.
-
-    Raises:
-        UsageError: A value is malformed or contradicts another, or the script does not exist.
     """
     job = SlurmJob.from_environment(environ)
     named = named_run(options.rdzv_id, job, environ)
@@ -323,11 +320,7 @@ def _hang_timeout(options: argparse.Namespace) -> HangTimeout | None:
 
 
 def _choices(options: argparse.Namespace) -> dict[str, str]:
-    """Return the values of the options that have two, by destination; values from PET_* do not pass through argparse.
-
-    Raises:
-        UsageError: A value is none of the two.
-    """
+    """Return the values of the options with choices, by destination; argparse does not check those of PET_*."""
     chosen = {}
     for option in OPTIONS:
         if option.choices is not None and option.default is not None:

@@ -28,11 +28,7 @@ _MOST = 64
 
 
 class Received(NamedTuple):
-    """One signal.
-
-    Attributes:
-        at: The monotonic time of this process in seconds.
-    """
+    """One signal."""
 
     signal: signal.Signals
     at: float

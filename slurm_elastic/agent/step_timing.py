@@ -49,12 +49,7 @@ def leader_reports(run_dir: RunDir) -> Callable[[], Mapping[str, str]]:
 
 
 class StepTimingFeature(Feature):
-    """Measures paces in a thread of its own, and on the agent of rank 0 compares those of all ranks.
-
-    Args:
-        reports: Returns the reports of all agents, see `leader_reports`.
-        record: Records an event with a level of the log; from any thread.
-    """
+    """Measures paces in a thread of its own, and on the agent of rank 0 compares those of all ranks."""
 
     def __init__(
         self, reports: Callable[[], Mapping[str, str]], record: Callable[[Entry, int], None], look: float

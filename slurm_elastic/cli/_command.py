@@ -13,11 +13,7 @@ from slurm_elastic.errors import SlurmElasticError, UsageError, did_you_mean
 
 
 def with_one_line_errors(run: Callable[[], int]) -> int:
-    """Run a command; print an error of this project as one line on stderr and return its exit code.
-
-    Args:
-        run: Runs the command and returns its exit code.
-    """
+    """Run a command; print an error of this project as one line on stderr and return its exit code."""
     try:
         return run()
     except SlurmElasticError as error:
@@ -34,11 +30,7 @@ class Parser(argparse.ArgumentParser):
     _words: Sequence[str] = ()
 
     def parse_args(self, words: Sequence[str]) -> argparse.Namespace:  # type: ignore[override]
-        """Parse the arguments of the command.
-
-        Raises:
-            UsageError: The command line is wrong.
-        """
+        """Parse the arguments of the command."""
         self._words = words
         rest = next((action for action in self._actions if action.nargs == argparse.REMAINDER), None)
         if rest is None:
@@ -106,17 +98,7 @@ class Command(ABC):
 
     @abstractmethod
     def run(self, arguments: Sequence[str]) -> int:
-        """Run the command.
-
-        Args:
-            arguments: The words that follow the command on the command line.
-
-        Returns:
-            The exit code of the process.
-
-        Raises:
-            SlurmElasticError: The command failed. The caller prints the message as one line.
-        """
+        """Run the command."""
 
     def execute(self, arguments: Sequence[str]) -> None:  # noqa: B027
         """Replace this process by another program that runs the command, if there is one; otherwise return.

@@ -94,12 +94,7 @@ class Queue:
 
 
 def add_run(parser: Parser, *, or_newest: bool = False) -> None:
-    """Add the arguments that name the run.
-
-    Args:
-        parser: The parser of the command.
-        or_newest: True if the newest run counts where none is named.
-    """
+    """Add the arguments that name the run."""
     newest = " (default: the newest run)" if or_newest else ""
     parser.add_argument(
         "run_id",
@@ -115,11 +110,7 @@ def open_run(options: argparse.Namespace, queue: Queue, *, exact: bool = False) 
 
     Args:
         options: The parsed command line, with the arguments of `add_run`; gets the id of the newest run if it has none.
-        queue: Knows where jobs were submitted.
         exact: True if the beginning of an id is not enough.
-
-    Raises:
-        UsageError: There is no such run, there are several, or the run belongs to another user.
     """
     base, name = Path(options.run_dir or Path.cwd()), options.run_id
     if name is None:
@@ -143,8 +134,6 @@ def present_status(
     """Read a run, ask Slurm and the leader about it unless it is finished, and return its state.
 
     Args:
-        run_dir: Directory of the run.
-        queue: Jobs of this user.
         live: True to have the leader ask all agents; False to see only whether it can be reached.
         records: Of the run, if they were read before; they are read again if agents answer of a later round.
     """
@@ -195,9 +184,6 @@ def _leader_answers(records: RunRecords) -> bool | None:
 def open_running(options: argparse.Namespace) -> RunDir:
     """Return the directory of the run that the command line names.
 
-    Args:
-        options: The parsed command line, with the arguments of `add_run`.
-
     Raises:
         UsageError: There is no such run, it has not started, or it is finished.
     """
@@ -213,9 +199,7 @@ def request_leave(run_dir: RunDir, nodes: tuple[str, ...], reason: str) -> Leave
     """Ask the leader to make the agents on these nodes leave.
 
     Args:
-        run_dir: Directory of a run that is not finished.
         nodes: Slurm's names of the nodes; empty for all nodes of the run.
-        reason: Value of a LeaveReason.
 
     Raises:
         UsageError: No leader answers, so that the run does not train.
@@ -234,11 +218,7 @@ def request_leave(run_dir: RunDir, nodes: tuple[str, ...], reason: str) -> Leave
 
 
 class Terminal:
-    """Writes to stdout, with colours if that is a terminal that shows them.
-
-    Args:
-        stream: Where the output goes.
-    """
+    """Writes to stdout, with colours if that is a terminal that shows them."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self._stream = stream or sys.stdout

@@ -30,12 +30,7 @@ _CALM = ("training", "done", "spare", "ended")
 
 
 class TopView(App[None]):
-    """The state of a run, read again every few seconds.
-
-    Args:
-        source: The run.
-        interval: Seconds between two looks.
-    """
+    """The state of a run, read again every few seconds."""
 
     CSS = """
     #facts { height: auto; padding: 0 1; }
@@ -302,7 +297,6 @@ class StepTimes:
     """The times of one agent's steps.
 
     Attributes:
-        round: Of the last sample.
         steps: Calls of should_stop of its slowest worker in that round.
         at: Seconds since 1970 of the last of them.
         seconds: Per step, averaged over the steps between two samples that differ; the newest last.
@@ -315,13 +309,7 @@ class StepTimes:
 
 
 def advance(times: Mapping[str, StepTimes], status: RunStatus, now: float) -> dict[str, StepTimes]:
-    """Return the step times of all agents whose workers have answered of steps, by identity, with one more answer.
-
-    Args:
-        times: Before.
-        status: With the answers of agents.
-        now: Seconds since 1970 of the answer.
-    """
+    """Return the step times of all agents whose workers have answered of steps, by identity, with one more answer."""
     next_times = {}
     for agent in status.agents:
         stepping = [worker for worker in agent.answers if worker.steps]

@@ -22,8 +22,6 @@ class WorkerError:
     """The last words of a worker that ended with an error.
 
     Attributes:
-        round, node, rank: The worker.
-        text: Its traceback or last lines.
         log: The file with the rest.
     """
 
@@ -53,13 +51,6 @@ class RoundFailure:
 
     Attributes:
         rounds: Their numbers; more than one if the same failure came again.
-        cause: One line: why the round ended.
-        node: The node of the root cause; empty if the failure is not one of a worker.
-        rank: The rank of the root cause; None if the failure is not one of a worker.
-        text: The last words of that worker.
-        log: The file with the rest.
-        followed: What other workers said because of it.
-        final: True if it ended the run.
         attribution: The name of its cause in the registry of failures; empty if it is not one of a worker.
     """
 

@@ -27,7 +27,6 @@ def find_run(
     """Return the directory of a run.
 
     Args:
-        base: The directory in which sbatch was called.
         name: Path of the run directory; or id of the run, the beginning of its id, or the id of a job of the run.
         elsewhere: Returns other directories in which jobs were submitted. Called only if there is no such run below
             `base`.
@@ -118,11 +117,7 @@ def newest_runs(base: Path) -> list[RunDir]:
 
 
 def newest_run(base: Path) -> RunDir:
-    """Return the directory of that run of this user below a directory which has begun or ended last.
-
-    Raises:
-        UsageError: There is none.
-    """
+    """Return the directory of that run of this user below a directory which has begun or ended last."""
     run_dirs = newest_runs(base)
     if not run_dirs:
         raise UsageError(

@@ -1,7 +1,8 @@
 """The time of every node of a run, by what it was spent on. Pure.
 
 The time of an agent, from the start of its process to its end, is cut into segments without gaps, so the buckets add up
-to the node time. Times are of each node's own clock; only the end of an agent that was lost is the leader's.
+to the node time. Times are seconds since 1970 of each node's own clock; only the end of an agent that was lost is the
+leader's.
 """
 
 from __future__ import annotations
@@ -68,16 +69,11 @@ class RoundProgress:
     """The steps of a round.
 
     Attributes:
-        number: The round.
-        reports: True if its script uses the trainer API.
         first_step, last_step: Its first and last step in the script's own count; None if the script gives none.
-        calls: Calls of should_stop.
         complete: False if all of its agents were lost: it may have taken more steps than the last report says.
         redone: How many of its steps later rounds have taken again; None if that is unknown.
         unsaved: How many of its steps the newest checkpoint lacked when the workers were told to stop; None if they
             were not told to, or if that is unknown.
-        first: Seconds from the start of the workers to the first step.
-        seconds: Seconds from the first step to the last.
         before_first: Mean use of the time of its workers before the first step; None if it is not measured.
         shares: The same as shares of the time from the first step to the last.
     """
@@ -121,12 +117,10 @@ class Goodput:
     """Node time in seconds by bucket.
 
     Attributes:
-        seconds: By bucket; every bucket is there.
         redone_steps: Number of steps that were taken again, without those that followed the last report of a round
             that is not complete; None if that is unknown.
         without_planned_stops: What would have been without planned stops, with the newest checkpoint at each change:
             steps taken again, and node time in seconds that would have gone to them. None if that is unknown.
-        missing: One line for each number that is unknown, with the reason.
     """
 
     seconds: Mapping[Bucket, float] = field(default_factory=dict)
@@ -197,7 +191,6 @@ def segments(records: RunRecords, now: float) -> tuple[Segment, ...]:
     """Return the time of all agents and of the queue, without gaps.
 
     Args:
-        records: The records of the run.
         now: Where the time of agents ends that still run, in seconds since 1970.
     """
     steps = round_progress(records)
@@ -208,12 +201,7 @@ def segments(records: RunRecords, now: float) -> tuple[Segment, ...]:
 
 
 def goodput(spans: Iterable[Segment], steps: Mapping[int, RoundProgress]) -> Goodput:
-    """Add up segments.
-
-    Args:
-        spans: The segments, of the whole run or of a part of it.
-        steps: The steps of all rounds.
-    """
+    """Add up segments."""
     seconds = dict.fromkeys(Bucket, 0.0)
     counted: dict[int, float] = {}
     for segment in spans:

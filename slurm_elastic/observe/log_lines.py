@@ -32,8 +32,6 @@ class LogLine:
 
     Attributes:
         time: Seconds since 1970 by the clock of its node; None if no times were written down.
-        log: The log that it is from.
-        text: The line without its end.
     """
 
     time: float | None
@@ -43,13 +41,7 @@ class LogLine:
 
 @dataclass(frozen=True, slots=True)
 class LogFilter:
-    """The lines that are wanted; None for all.
-
-    Attributes:
-        ranks, nodes, rounds: Wanted workers.
-        since: The earliest time.
-        pattern: What a line has to contain.
-    """
+    """The lines that are wanted; None for all."""
 
     ranks: Collection[range] | None = None
     nodes: Collection[str] | None = None
@@ -129,12 +121,7 @@ def parse_ranges(text: str) -> list[range] | None:
 
 
 class LogReader:
-    """Reads the logs of a run, once or again and again while they grow.
-
-    Args:
-        contents: The files of the run.
-        wanted: The lines to return.
-    """
+    """Reads the logs of a run, once or again and again while they grow."""
 
     def __init__(self, contents: RunContents, log_filter: LogFilter) -> None:
         self._contents, self._wanted = contents, log_filter

@@ -1,4 +1,4 @@
-"""The records of a run as frozen values: docs/events.md has their schema.
+"""The records of a run as frozen values, with times in seconds since 1970: docs/events.md has their schema.
 
 Records can be missing, cut short, damaged, or of a newer release. Each of these is one line in `RunRecords.problems`,
 and the rest is read.
@@ -30,11 +30,8 @@ class Event:
 
     Attributes:
         time: Seconds since 1970, by the clock of the node.
-        kind: The kind of event.
-        node: The node that wrote it.
         agent: Identity of the agent that wrote it; empty in a file of events.
         text: The line for people; empty in a file of progress.
-        fields: All fields of the record.
     """
 
     time: float
@@ -100,15 +97,7 @@ class Round:
     """A round on record.
 
     Attributes:
-        number: Its number.
-        reason: Why it was formed.
-        nodes: Its nodes in the order of ranks.
-        agents: The agents on these nodes.
         ranks: The first rank and the number of workers of each of these nodes.
-        world_size: Number of workers.
-        restarts: Worker failures charged so far.
-        leader: The agent that published it.
-        incarnation: The incarnation to which it belongs.
     """
 
     number: int
@@ -127,20 +116,12 @@ class RunRecords:
     """All records of a run.
 
     Attributes:
-        run_id: Id of the run.
-        directory: The run directory.
-        rounds: Rounds in the order of their numbers.
-        events: Events in the order of their times.
-        progress: Progress in the order of times.
-        done: The record of a finished run.
         failures: Root causes by incarnation.
         notices: Notices by ``<job>.<restart count>``.
         requeues: Requeues by ``<job>.<restart count>``.
         endpoints: Endpoints of leaders by incarnation.
         starts: Starts by their numbers.
         replacements: Jobs for lost nodes by their numbers; number 0 has the user's options.
-        replaced: What has become of them, by their numbers.
-        problems: One line for each thing that could not be read.
     """
 
     run_id: str
@@ -171,12 +152,7 @@ class RunRecords:
 
 
 def read_records(contents: RunContents, run_id: str) -> RunRecords:
-    """Read a run directory.
-
-    Args:
-        contents: The files of the run directory.
-        run_id: Id of the run.
-    """
+    """Read a run directory."""
     return run_records(
         run_id,
         str(contents.path),

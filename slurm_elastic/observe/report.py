@@ -1,4 +1,7 @@
-"""The report of a run: rounds with their causes, node time by bucket; as a Chrome trace, and in one line. Pure."""
+"""The report of a run: rounds with their causes, node time by bucket; as a Chrome trace, and in one line. Pure.
+
+Times are seconds since 1970.
+"""
 
 from __future__ import annotations
 
@@ -25,14 +28,8 @@ class RoundReport:
     """A round.
 
     Attributes:
-        number: Its number.
         start, end: Seconds since 1970; the end is that of its last worker.
-        reason: Why it was formed.
         cause: The line of the event that ended the round before it; empty for the first.
-        nodes: Its nodes.
-        world_size: Number of workers.
-        progress: Its steps.
-        slow: The ranks that were slow.
     """
 
     number: int
@@ -51,10 +48,6 @@ class RankSpan:
     """The time in which a rank did one thing.
 
     Attributes:
-        node, agent: Its node, and the agent there.
-        rank, round: The rank, in this round.
-        start, end: Seconds since 1970.
-        name: What it did.
         worker: What it has reported; None if its agent was lost.
     """
 
@@ -73,14 +66,8 @@ class Report:
     """All that a report shows.
 
     Attributes:
-        status: The state of the run.
-        start, end: Its first and last moment, in seconds since 1970.
-        rounds: Its rounds.
         segments: The time of its agents and of the queue.
-        ranks: The time of its ranks.
-        total: Node time by bucket.
         starts: The same for each restart count.
-        events: Its events.
         samples: Steps per second by time, as the agent of rank 0 has recorded them: time, steps per second.
         losses: Losses by time, as they are in the same records.
     """
@@ -99,13 +86,7 @@ class Report:
 
 
 def report(records: RunRecords, status: RunStatus, now: float) -> Report:
-    """Return the report of a run.
-
-    Args:
-        records: The records of the run.
-        status: Its state.
-        now: Seconds since 1970, where the time of agents ends that still run.
-    """
+    """Return the report of a run."""
     live = status.state in GOES_ON
     newest = max((events[-1].time for events in (records.events, records.progress) if events), default=now)
     until = now if live else newest
@@ -340,12 +321,7 @@ def _samples(progress: Sequence[Event]) -> tuple[tuple[float, float], ...]:
 
 
 def summary(records: RunRecords, now: float) -> str:
-    """Return steps, time, rounds, nodes that came and went, steps taken again, goodput, and the command for more.
-
-    Args:
-        records: The records of the run.
-        now: Seconds since 1970.
-    """
+    """Return steps, time, rounds, nodes that came and went, steps taken again, goodput, and the command for more."""
     return f"{', '.join(_summary_parts(records, now))}: slurm-elastic report {records.run_id}"
 
 

@@ -51,8 +51,6 @@ def run_status(
     """Return the state of a run.
 
     Args:
-        records: The run's records.
-        now: Seconds since 1970.
         jobs: All jobs of this user in the queue; None if Slurm was not asked, or did not answer.
         leader_answers: True if the leader on record answers; None if it was not asked.
         live: What the leader has answered; None if it was not asked, or has not answered.
@@ -434,12 +432,7 @@ def slow_ranks(events: Sequence[Event], round_: int | None) -> tuple[SlowRankVie
 
 
 def rank_scores(agents: Mapping[str, LiveAgent], round_: int | None) -> tuple[RankScore, ...]:
-    """Return the scores of all ranks of a round whose pace is known, in the order of ranks.
-
-    Args:
-        agents: The reports of agents by their identities.
-        round_: The round.
-    """
+    """Return the scores of all ranks of a round whose pace is known, in the order of ranks."""
     paces = {
         worker.rank: (name.partition("/")[0], pace)
         for name, agent in agents.items()

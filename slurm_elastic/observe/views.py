@@ -1,6 +1,6 @@
 """The status of a run as data, and the reports of agents on what they do now, as the leader has passed them on. Pure.
 
-docs/events.md has the schema of both.
+docs/events.md has the schema of both. Times are seconds since 1970.
 """
 
 from __future__ import annotations
@@ -61,11 +61,7 @@ class SlowRankView:
     """A rank that stays slow, or was slow in a round, by the events of the run.
 
     Attributes:
-        rank, node: Its rank and its node.
-        since: When it was named, in seconds since 1970.
         until: When it was slow no more; None if it was slow until the round ended, or is now.
-        relative_score: As it was named, see :class:`slurm_elastic.slow_ranks.Score`.
-        text: The line of the event.
     """
 
     rank: int
@@ -91,20 +87,7 @@ class RankScore:
 
 @dataclass(frozen=True, slots=True)
 class LiveWorker:
-    """A worker; None stands for what is unknown.
-
-    Attributes:
-        rank, pid: Its rank, and its process on its node.
-        state: ``starting``, ``stepping``, ``stopped``, or ``unknown`` if its script does not use the trainer API.
-        process: State of its process, a letter as in proc_pid_stat(5).
-        steps: Calls of should_stop in this round.
-        step, checkpoint: The newest step and checkpoint that the script has reported in this round.
-        step_seconds: Seconds since the last call of should_stop.
-        steps_per_second: In this round so far.
-        loss, loss_step: The loss that the script has reported last, and its step; one that is not finite is text.
-        pace_seconds, busy_seconds, loading_seconds, waiting_seconds, best_busy_seconds, paces: Its pace, see
-            :class:`slurm_elastic.slow_ranks.Pace`.
-    """
+    """A worker; None stands for what is unknown."""
 
     rank: int
     pid: int | None = None
@@ -144,21 +127,7 @@ class LiveLeave:
 
 @dataclass(frozen=True, slots=True)
 class LiveAgent:
-    """The report of an agent.
-
-    Attributes:
-        schema: Of the report.
-        version: Release of the agent.
-        state: Stage of the agent, as on its health port.
-        seconds: Since it is in this state.
-        round: Its round, or its last one; None before the first.
-        leave: The departure that it has announced; None for none.
-        hangs: Workers that its watchdog has found hanging.
-        snapshot_bytes: Memory that it holds for snapshots.
-        safe_step: The newest step of which other nodes have copies; None if there is none.
-        workers: Its workers.
-        workers_left_out: Workers for which its report had no room.
-    """
+    """The report of an agent."""
 
     state: str
     schema: int = 1
@@ -178,18 +147,9 @@ class AgentView:
     """An agent that has taken part in the run, the newest of its node and job.
 
     Attributes:
-        node: Its node.
-        job: Its job.
-        agent: Its identity.
         state: ``joining``, ``spare``, ``training``, ``lost`` or ``ended``; of an agent that has answered, the stage as
             on its health port.
-        since: Seconds since 1970 at which the state began.
         round: The last round in which its workers ran; None if it had none.
-        rank: Its first rank in that round.
-        workers: Number of its workers in that round.
-        exit_code: How it ended; None before, or if it was killed.
-        domain: Its failure domain; empty if none is known.
-        live: What it has answered just now; None if it was not asked, or did not answer.
     """
 
     node: str
@@ -248,10 +208,6 @@ class RootCause:
     """The failure that ended the run, or the last one that a restart has followed.
 
     Attributes:
-        node: Its node.
-        rank: Its rank; None if it is not known.
-        text: The last words of the worker.
-        log: The file with the rest.
         cause, domain, outlook: As in the event `round_ended`; empty if they are not known.
     """
 
@@ -275,17 +231,7 @@ class Replacing:
 
 @dataclass(frozen=True, slots=True)
 class LiveAnswer:
-    """The leader's own part of a live answer.
-
-    Attributes:
-        leader: The leader's agent.
-        phase: ``forming``, ``running`` or ``closed``.
-        phase_seconds: Since this phase began.
-        min_nodes, max_nodes: Of the run.
-        asked, answered: How many agents were asked, and how many have reported in time.
-        silent: Nodes of the other agents, as a host list.
-        seconds: That the answer took.
-    """
+    """The leader's own part of a live answer."""
 
     leader: str
     phase: str
@@ -300,13 +246,7 @@ class LiveAnswer:
 
 @dataclass(frozen=True, slots=True)
 class LiveRun:
-    """The answer of a leader with the reports of its agents.
-
-    Attributes:
-        leader: The leader's own part.
-        agents: The reports by the identities of agents.
-        problems: A line for each kind of report that cannot be read.
-    """
+    """The answer of a leader with the reports of its agents."""
 
     leader: LiveAnswer
     agents: Mapping[str, LiveAgent] = field(default_factory=dict)
@@ -319,13 +259,7 @@ class LiveRun:
 
 
 def live_run(answer: StatusAnswer, reports: Mapping[str, str], seconds: float) -> LiveRun:
-    """Read what the leader and the agents have said.
-
-    Args:
-        answer: Of the leader.
-        reports: JSON by the identities of agents.
-        seconds: That the answer took.
-    """
+    """Read what the leader and the agents have said."""
     agents: dict[str, LiveAgent] = {}
     problems = []
     for name, text in reports.items():

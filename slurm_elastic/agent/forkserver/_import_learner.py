@@ -57,7 +57,6 @@ class ImportLearner:
     Args:
         directory: The directory of the lists of imports; None to learn nothing.
         options: The words of a worker's command between the interpreter and the script's own arguments.
-        preload: The modules of --preload, which are imported whether or not workers import them.
         script_directory: The entries that Python puts in front of sys.path for the script.
     """
 

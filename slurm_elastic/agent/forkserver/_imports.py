@@ -167,10 +167,7 @@ class ImportTrial:
     """Imports modules.
 
     Args:
-        directories: The entries that Python puts in front of sys.path for the script.
-        preload: The modules of --preload, which may be beside the script.
         seeded: The modules that must draw no random numbers.
-        progress: Called before each import, of whatever module.
     """
 
     def __init__(

@@ -212,10 +212,7 @@ class ServerProcess:
         """Fork the process that starts the workers of later rounds; this one remains the parent of those that run.
 
         The replacement imports what workers have imported, which takes longer than a round change may: until it is
-        done, this process starts the workers.
-
-        Returns:
-            True in the replacement.
+        done, this process starts the workers. Returns True in the replacement.
         """
         attempt, self._next_attempt = self._next_attempt, None
         assert attempt is not None
@@ -353,7 +350,6 @@ class ServerProcess:
         """Fork a process that works for the agent. It is no worker: rounds and this process end without it.
 
         Args:
-            module: Its ``main(descriptor)`` is called.
             descriptor: A socket to the agent. It is closed if the fork fails, which tells the agent.
         """
         flush_c_streams()

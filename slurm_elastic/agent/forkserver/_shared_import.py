@@ -32,7 +32,6 @@ def import_and_fork(settings: dict[str, Any], modules_before: set[str]) -> dict[
     """Import torch, fork the fork server, and run the agent in this process, which ends with it.
 
     Args:
-        settings: The settings that `execute_jointly` has written.
         modules_before: The modules that were imported before anything was for torch or the agent.
 
     Returns:

@@ -47,8 +47,6 @@ class ForkServer:
 
     Args:
         program: What the workers will run; None if that is not a Python script.
-        warm: False to start all workers cold.
-        preload: Modules to import besides torch.
         environment: The workers' environment, as far as known now (see `worker_environment`); default: this process's.
         imports: The directory of the lists of learned imports; None to learn none.
         child: A fork server that was forked from this process, before this process became the agent (see

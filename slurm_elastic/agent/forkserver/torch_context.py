@@ -47,11 +47,6 @@ def start_workers(*of_torch: Any, **options: Any) -> ForkServerContext:
     """Start one worker per local rank, warm if possible; otherwise cold, with one line in the log that says why.
 
     See `ForkServerContext` for the arguments. Functions start as multiprocessing's spawn starts them.
-
-    Raises:
-        UsageError: A preload cannot be imported.
-        StartInterruptedError: `should_stop` has returned True.
-        OSError: A worker could not be started.
     """
     context = ForkServerContext(*of_torch, **options)
     try:
@@ -66,12 +61,8 @@ class ForkServerContext(PContext):
     """The workers of one round, warm or cold.
 
     Args:
-        *of_torch: The arguments of torch's PContext, by position or by name.
-        fork_server: The process that starts them.
-        numa_options: As for torch's start_processes.
         should_stop: Called every 0.1 s while the fork server still imports; the start ends when it returns True.
         brief: True to hold back the last words of workers from the console until they have ended.
-        **options: As `of_torch`.
     """
 
     def __init__(
@@ -330,11 +321,7 @@ def _opened(path: str) -> int:
 # Both are in memory files that only the agent, the fork server and this one worker can open. The function has to be
 # importable, as with multiprocessing's spawn, which is torch elastic's default for functions.
 def packed_call(name: str, function: Callable[..., Any], arguments: Sequence[Any]) -> bytes:
-    """Return the content of the call file: the state of `__main__`, the function and its arguments, pickled.
-
-    Raises:
-        pickle.PicklingError, AttributeError, TypeError: The function or an argument cannot be pickled.
-    """
+    """Return the content of the call file: the state of `__main__`, the function and its arguments, pickled."""
     preparation = multiprocessing.spawn.get_preparation_data(name)
     # The key cannot be pickled outside of multiprocessing; the worker draws its own.
     preparation.pop("authkey", None)

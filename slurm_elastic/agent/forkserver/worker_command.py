@@ -154,15 +154,10 @@ def execute_jointly(
     """Execute the process that imports torch in place of this one; return only if that fails.
 
     Args:
-        program: The program of the workers, for which `obstacle_to_sharing` has returned None.
-        preload: Modules that the fork server imports besides torch.
-        environment: The workers' environment, as far as known now.
-        imports: The directory of the lists of learned imports; None to learn none.
         agent_main: ``module:function`` that becomes the agent and returns its exit code. It is called with `arguments`,
             the ForkServer (None if the agent has to start one), the signal mask of this process, and the reason why
             there is no ForkServer, as from `obstacle_to_sharing`. Environment, sys.argv and sys.path are those of this
             call.
-        arguments: The command line of the agent.
         signals: The signals to block from now on; `agent_main` unblocks them when it has handlers for them.
     """
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, signals)

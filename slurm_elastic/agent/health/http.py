@@ -34,8 +34,6 @@ class Request:
     """A request.
 
     Attributes:
-        authorization: The header of that name; empty for none.
-        keep_open: True if the client may send more requests on this connection.
         host: Name or address by which the client has found this server, without the port; empty if it sends none.
     """
 
@@ -118,7 +116,6 @@ def find(
     """Return the answer to a request, or the function that makes it if that takes seconds.
 
     Args:
-        token: Token that clients have to send; None if none is valid.
         protected: True if all pages but `OPEN_PAGES` require the token; the stacks always require it.
     """
     if not protected and not _is_local(request.host):

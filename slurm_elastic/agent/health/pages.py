@@ -194,11 +194,7 @@ _TEXT_LIMIT = 200
 
 
 def live_report(state: AgentState, readings: Readings, letters: Mapping[int, str]) -> str:
-    """Return the report as JSON of at most `REPORT_LIMIT` characters; docs/events.md has the schema.
-
-    Args:
-        letters: State of each worker's process by process id, as proc_pid_stat(5) names it.
-    """
+    """Return the report as JSON of at most `REPORT_LIMIT` characters; docs/events.md has the schema."""
     report: dict[str, Any] = {
         "schema": _SCHEMA,
         "version": __version__,

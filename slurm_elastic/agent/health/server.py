@@ -53,7 +53,6 @@ class HealthSettings:
     """The user's settings of the health port.
 
     Attributes:
-        port: The port; 0 for any free one.
         token: The token that clients have to send; None for that of the run directory.
     """
 
@@ -74,9 +73,6 @@ def health_settings(
 
     Without ``--health-port`` the port is torch's TORCHELASTIC_HEALTH_CHECK_PORT. The token may also be in
     SLURM_ELASTIC_HEALTH_TOKEN.
-
-    Raises:
-        UsageError: A value is malformed, or the token's file cannot be used.
     """
     address = bind or _LOOPBACK
     try:
@@ -98,11 +94,7 @@ def health_settings(
 
 
 def listen(settings: HealthSettings) -> socket.socket:
-    """Open the port; if it is in use, for instance by another job of the user on this node, open any free one.
-
-    Raises:
-        UsageError: The address belongs to another host, or only root may open the port.
-    """
+    """Open the port; if it is in use, for instance by another job of the user on this node, open any free one."""
     try:
         return _open(settings.bind, settings.port)
     except OSError as error:
@@ -183,7 +175,6 @@ class HealthServer(HealthCheckServer):
     Args:
         alive_callback: Returns the time of the agent's last activity, in whole seconds since 1970 by this machine's
             clock.
-        listener: Listening socket; the server closes it at the end.
         pages: The pages; None for liveness alone, at any path.
     """
 

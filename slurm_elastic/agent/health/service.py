@@ -29,9 +29,6 @@ def health_port(settings: HealthSettings | None, run_dir: RunDir, state: AgentSt
 
     A thread publishes the address in the run directory, in the format of Prometheus' file_sd_configs, reads the token's
     file, and removes the address at the end, because a shared file system may be slow.
-
-    Raises:
-        UsageError: See `listen`.
     """
     pages = NodePages(Reporter(state))
     try:
@@ -57,9 +54,6 @@ def withdraw_lost(run_dir: RunDir, agent: str) -> None:
     """Remove the published address of a lost agent's health port, in a thread.
 
     Another user may have the port by now, to whom Prometheus would send the token of the run.
-
-    Args:
-        agent: The identity of the agent, ``node/job.restarts/pid``.
     """
 
     def withdraw() -> None:

@@ -65,7 +65,6 @@ class Leave:
     """An announced departure of this agent.
 
     Attributes:
-        detail: The same for people.
         by: Monotonic time at which the agent has to be gone; None if that is unknown.
     """
 
@@ -79,19 +78,12 @@ class AgentState:
     """The state of an agent, without the facts that are read for each request.
 
     Attributes:
-        run, node, job, agent: Names; see the agent's settings.
         since: Monotonic time at which the stage began.
         round_info: This node's part in the present round, or in its last one; None before the first.
-        notices: Reasons for which this agent had to leave, the first one first.
-        leave: The departure that it has announced last; None before.
-        rounds: Number of rounds that contained this node, by reason.
         changes: Number of round changes within each of `CHANGE_BUCKETS`, and last the number of longer ones.
-        change_seconds: Seconds of all round changes together.
         changing_since: Monotonic time at which the present change began; None while workers train.
         training, lost: Seconds up to `since` in which workers ran, and in which workers should have run and did not.
-        steps: Steps of its workers in rounds that are over.
         counted: True if `steps` contains the last round of this node.
-        hangs, kills: Workers that the watchdog found hanging, and workers that it killed.
     """
 
     run: str
@@ -126,15 +118,8 @@ class Readings:
     """Facts that are read for each request.
 
     Attributes:
-        cpu_seconds, resident_bytes: CPU time and resident memory of the agent's own process.
-        leader: The leader's node, as far as this agent knows.
-        watchdog_age: Seconds since the last activity of the watchdog; None without a watchdog.
-        ignored: Requests that the watchdog ignored.
         rejected: Records without the run's secret that the leader dropped; 0 on other agents.
-        snapshot_bytes: Memory that the agent holds for snapshots.
         safe_step: Step of the newest snapshot of which other nodes have copies; None if there is none.
-        progress: Progress of the workers here; empty between rounds.
-        paces: Their paces by local rank.
         slow: Ranks of the run that stay slow; only the agent of rank 0 knows them.
     """
 

@@ -32,7 +32,6 @@ class AgentEnd:
     Attributes:
         gave_up: True if it ended alone, see AgentOutcome.
         diagnoses: True if this is the agent of its job that has asked Slurm why the job has to end.
-        shares_run: True if agents of other jobs may belong to the run.
     """
 
     exit_code: ExitCode
@@ -82,9 +81,6 @@ def represents_job(job: SlurmJob, agent: str, assignment: Assignment | None) -> 
 
     In the leader's own job the leader does that, as it ends last. In other jobs it is the first agent in the last
     round.
-
-    Args:
-        assignment: Its last assignment; None if it never had one.
     """
     if assignment is None or job_of(assignment.leader) == job_of(agent):
         return False
@@ -142,7 +138,6 @@ class RequeueDecision:
     """The decision about a job.
 
     Attributes:
-        why: Line for the log; empty for none.
         counted: True if the requeue counts for the maximum of requeues after time limits.
     """
 
@@ -163,8 +158,6 @@ def requeue_decision(
 
     Args:
         cause: Cause of the signals, by the newest view; UNKNOWN also without signals.
-        view: Slurm's view of the job; None if Slurm does not answer.
-        warned: True if the agents got a warning, SIGUSR1 or SIGUSR2.
         counted: Number of requeues after time limits so far.
         idle: Number of starts in a row, up to this one, without progress.
         most: Maximum of requeues after time limits; requeues after preemptions do not count.

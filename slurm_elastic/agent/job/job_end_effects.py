@@ -57,7 +57,6 @@ class JobAtEnd:
     """One agent's job, when the agent has ended.
 
     Attributes:
-        incarnation: The incarnation whose rounds count.
         told: The members that the leader has named to this agent.
         signal_fd: A descriptor that is readable after a signal, which tells that Slurm is ending the job already.
     """
@@ -213,7 +212,6 @@ class JobAtEnd:
 
         Args:
             polls: The number of polls, one every five seconds, while nothing is known; then the result is False.
-            signal_fd: A descriptor that ends the wait when it is readable; None for none.
         """
         job, first = self.job, self.job.job_nodes[0]
         if job.context is not Context.STEP or job.node == first or "SLURM_SRUN_COMM_HOST" not in self.environ:

@@ -65,8 +65,6 @@ class Claim:
 
     Attributes:
         nodes: Its nodes; of number 0 those for which the run has waited at its start.
-        time: When, by the clock of the leader's node.
-        after, limit: The user's options.
     """
 
     nodes: int
@@ -80,8 +78,6 @@ class Result:
     """The result of a claim.
 
     Attributes:
-        job: The job; empty if there is none.
-        refused: Why sbatch has refused it; empty if it has not.
         end: ``joined``: an agent of it has joined the run; ``gone``, ``failed``: it has left the queue before that,
             cancelled by a person or not; ``cancelling``, ``cancelled``: the run did not need it. Empty while it waits.
     """
@@ -100,12 +96,7 @@ Claims = Mapping[int, tuple[Claim, "Result | None"]]
 
 
 def read_claims(run_dir: RunDir) -> Claims:
-    """Return the claims by their numbers, in the order of these, each with its result; None if it is not known.
-
-    Raises:
-        RunDirError: They cannot be read.
-        RecordError: A record is damaged.
-    """
+    """Return the claims by their numbers, in the order of these, each with its result; None if it is not known."""
     return {
         number: (
             typed_json.decode(claim, Claim),
@@ -120,7 +111,6 @@ class IntendedSize:
     """The nodes that a run is to have.
 
     Attributes:
-        nodes: As many as it has had.
         given_back: Those of them that are not to be replaced, by the user's wish.
     """
 
@@ -133,9 +123,6 @@ def intended_size(events: Iterable[tuple[float, Mapping[str, Any]]], claims: Cla
 
     A round with more nodes sets the number. Nodes that leave by drain, shrink or scancel are given back, and so are
     those of a replacement that a person has cancelled.
-
-    Args:
-        events: The events of the run, each with its time in seconds since 1970.
     """
     first = claims[0][0].nodes if 0 in claims else 0
     gone = [claim for claim, result in claims.values() if result is not None and result.end == "gone"]
@@ -160,15 +147,10 @@ class Shortage:
     """The knowledge by which the leader decides.
 
     Attributes:
-        nodes: Nodes that the run has had.
         given_back: Those of them that left by the user's wish.
-        present: Agents that stay.
         coming: Nodes of other jobs of the run that wait or start.
         pending: Replacements that wait, each with its nodes, the newest last.
-        short_for: Seconds since nodes are missing.
-        submitted: Jobs that were submitted so far, and may have been.
         unresolved: True if it is not known yet whether the last one was.
-        most: The nodes that the run may have.
     """
 
     nodes: int
@@ -218,7 +200,6 @@ class Run:
 
     Attributes:
         first: The nodes for which it waits at its start.
-        max_excluded: How many nodes with strikes a job excludes at most.
     """
 
     run_dir: RunDir
@@ -317,11 +298,7 @@ class Replacer(Feature):
                 self._say(f"lost nodes are not replaced now: {error}")
 
     def look(self, now: float) -> None:
-        """Look at the agents, and act if nodes are missing or replacements wait.
-
-        Raises:
-            SlurmElasticError: Records of the run cannot be read or written.
-        """
+        """Look at the agents, and act if nodes are missing or replacements wait."""
         led = self._led(False)
         if led is None or led.ending or not self._begin(now):
             self._memory = _Memory()

@@ -40,23 +40,15 @@ def requeue_job(
     others_go_on: bool = False,
     wait: float = _WAIT,
 ) -> bool:
-    """Requeue the job if it has to go on.
+    """Requeue the job if it has to go on; return True if it will start again.
 
     Called at the end of the batch script (``slurm-elastic verdict``), or by one agent of the job where the batch script
     does not.
 
     Args:
-        run_dir: The directory of the run, which is not finished.
         status: The highest exit code of its agents.
-        failed: True if the run has failed for good.
         others_go_on: True if other agents of the job may still train, so that it is requeued only if Slurm ends it
             anyway, or a person has requested it.
-
-    Returns:
-        True if the job will start again.
-
-    Raises:
-        RunDirError: The run directory cannot be read or written.
     """
     restart_count, records = job.restart_count, JobRecords(run_dir, job.job_id)
     notice = records.notice(restart_count) or {}

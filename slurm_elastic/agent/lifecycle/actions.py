@@ -47,13 +47,7 @@ class Hold(Action):
 
 @dataclass(frozen=True, slots=True)
 class StopAtStep(Action):
-    """Tell the workers at which step to stop. Results: StepAccepted, StepRefused.
-
-    Attributes:
-        step: The stop step, counted in this round.
-        reason: The reason that the training script gets.
-        seconds: Seconds until the workers are killed; None for no limit.
-    """
+    """Tell the workers at which step to stop. Results: StepAccepted, StepRefused."""
 
     round: int
     step: int
@@ -68,11 +62,7 @@ class Fence(Action):
 
 @dataclass(frozen=True, slots=True)
 class ExpectExits(Action):
-    """The workers are about to be stopped: their end is no failure from now on.
-
-    Attributes:
-        unplanned: True if their round ends because a node was lost or a worker has failed.
-    """
+    """The workers are about to be stopped: their end is no failure from now on."""
 
     unplanned: bool = False
 

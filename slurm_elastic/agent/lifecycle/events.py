@@ -26,10 +26,7 @@ class Signalled(OwnEvent):
     """A signal asks the agent to leave.
 
     Attributes:
-        detail: The name of the signal.
         seconds: Seconds until the agent has to end, at the least; None if unknown.
-        asked: True if Slurm is being asked for the cause.
-        interrupts: True if it is SIGINT.
     """
 
     reason: LeaveReason
@@ -44,7 +41,6 @@ class Diagnosed(OwnEvent):
     """The agent has found out why it was signalled, or that its job's time limit is near.
 
     Attributes:
-        seconds: Seconds until the agent has to end; None if unknown.
         for_job: True if all agents of the job have to leave, and this one tells them.
     """
 

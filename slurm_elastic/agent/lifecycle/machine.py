@@ -39,14 +39,7 @@ Notice = events.Signalled | events.Diagnosed | LeaveRequested
 
 
 def step(config: states.LifecycleConfig, state: states.State, event: events.Event, now: float) -> Step:
-    """Decide what an event means to an agent in this state.
-
-    Args:
-        now: The agent's own monotonic time in seconds.
-
-    Returns:
-        The next state, and the actions to execute, in this order.
-    """
+    """Decide what an event means to an agent in this state."""
     match state:
         case states.Done():
             return state, ()
@@ -428,11 +421,7 @@ def _stop(
     """Stop the workers within `timeout` seconds.
 
     Args:
-        then: What follows when the workers have ended.
-        now: The agent's own monotonic time in seconds.
-        timeout: Seconds between SIGTERM and SIGKILL.
         signalled_first: True if workers that were sent ``--worker-signal`` get `timeout` before SIGTERM.
-        unplanned: True if a node was lost or a worker has failed.
     """
     by = now + timeout
     if isinstance(state, states.Stopping):

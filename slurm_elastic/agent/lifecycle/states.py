@@ -1,4 +1,7 @@
-"""The states of the life cycle, and what it depends on: the settings, and how a departure ends."""
+"""The states of the life cycle, and what it depends on: the settings, and how a departure ends.
+
+Moments are own monotonic time in seconds.
+"""
 
 from __future__ import annotations
 
@@ -19,16 +22,7 @@ _OVERDUE_TIMEOUT = 2.0
 
 @dataclass(frozen=True, slots=True)
 class LifecycleConfig:
-    """The settings of an agent that its life cycle depends on.
-
-    Attributes:
-        node: Slurm's name of this node, for log lines.
-        run_id: The run's id, for log lines.
-        leader_host: The host on which the first leader is expected, for log lines.
-        shutdown_timeout: Seconds between SIGTERM and SIGKILL for workers whose round ends as planned.
-        leave_margin: See :func:`~slurm_elastic.rendezvous.membership.planned_stop.seconds_to_stop`.
-        signals_workers: True if workers are sent ``--worker-signal`` when a planned end of their round is announced.
-    """
+    """The settings of an agent that its life cycle depends on."""
 
     node: str
     run_id: str
@@ -43,9 +37,6 @@ class AgentOutcome:
     """The end of this agent.
 
     Attributes:
-        exit_code: The exit code of the agent's process, for Slurm.
-        failure: The run's root cause; None if the run did not fail.
-        detail: One line for the log; empty for no line.
         gave_up: True if this agent ends alone and others may go on: it found no leader, lost the records, or could not
             end its workers.
         no_leader: True if it has reached no leader from its start until `join_timeout` was over.
@@ -92,11 +83,7 @@ class Departure:
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """After the stop the agent ends, because the run has ended or because the agent gives up.
-
-    Attributes:
-        result: How its workers ended; None if their end is no result.
-    """
+    """After the stop the agent ends, because the run has ended or because the agent gives up."""
 
     outcome: AgentOutcome
     result: WorkersResult | None = None
@@ -112,9 +99,6 @@ def depart(
 
     Args:
         seconds: Seconds until the agent has to end; None if unknown, then workers get `shutdown_timeout` in all.
-        shutdown_timeout: Seconds for workers whose round ends as planned.
-        margin: See :func:`~slurm_elastic.rendezvous.membership.planned_stop.seconds_to_stop`.
-        now: The agent's own monotonic time in seconds.
     """
     if seconds is None:
         return Departure(reason, detail, now + seconds_to_stop(shutdown_timeout, margin), now + shutdown_timeout)
@@ -130,7 +114,6 @@ class Joining:
 
     Attributes:
         agreed: True if its workers of the last round stopped at the agreed step.
-        spare: True once the leader has said that the round is full.
     """
 
     agreed: bool = False
@@ -146,12 +129,7 @@ class Starting:
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """The workers run.
-
-    Attributes:
-        stop_step: The step at which the workers were told to stop; None before.
-        signalled: True after they were sent ``--worker-signal``.
-    """
+    """The workers run."""
 
     round: Assignment
     stop_step: int | None = None
@@ -201,10 +179,8 @@ class Stopping:
     """The workers are being stopped.
 
     Attributes:
-        then: What follows when the workers have ended.
         stop_by: The own monotonic time at which workers that still run are killed.
         terminate_at: The own monotonic time at which they get SIGTERM; None if they have got it, or get none.
-        agreed: True if they have stopped at the agreed step.
     """
 
     round: Assignment
@@ -228,11 +204,7 @@ class Lingering:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """The agent has ended.
-
-    Attributes:
-        round: Its last assignment; None if it was waiting for one.
-    """
+    """The agent has ended."""
 
     outcome: AgentOutcome
     round: Assignment | None

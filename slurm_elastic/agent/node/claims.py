@@ -29,9 +29,6 @@ def claim(secret: bytes, node: str, job: SlurmJob | None) -> Iterator[None]:
     nodes may share, so it contains the node's name. Other users cannot guess it without the secret.
 
     Outside Slurm a second agent cannot be distinguished from another run, so there is no claim.
-
-    Raises:
-        UsageError: Another agent has claimed the node.
     """
     if job is None:
         yield
@@ -66,14 +63,7 @@ class NodeDirectory:
     """
 
     def __init__(self, purpose: str, memory: Path = SHARED_MEMORY) -> None:
-        """Make the directory.
-
-        Args:
-            memory: The directory of a file system in memory.
-
-        Raises:
-            OSError: The directory can be made neither there nor in TMPDIR or /tmp.
-        """
+        """Make the directory."""
         self._prefix = f"slurm-elastic-{purpose}-"
         self._fd = -1
         self.path = Path()

@@ -52,11 +52,7 @@ def failure_domain(choice: str, job: SlurmJob | None, interrupt: int) -> str:
 
 
 def nvlink_domain(output: str) -> str:
-    """Return the label of the NVLink domain that all GPUs of a node share; empty if they share none. Pure.
-
-    Args:
-        output: What ``nvidia-smi -q`` has printed.
-    """
+    """Return the label of the NVLink domain that all GPUs of a node share; empty if they share none. Pure."""
     values = {
         name: {value for other, value in _FABRIC.findall(output) if other == name}
         for name in ("ClusterUUID", "CliqueId")

@@ -55,11 +55,7 @@ class NodeCheck:
         threading.Thread(target=self._run, name="slurm-elastic-node-check", daemon=True).start()
 
     def problem(self, notices: Notices) -> str:
-        """Wait for the result, and return what is wrong with this node in one line; empty for nothing.
-
-        Args:
-            notices: The signals of this process; one that asks it to leave ends the wait, and the result is empty then.
-        """
+        """Wait for the result, and return what is wrong with this node in one line; empty for nothing."""
         while self._problem is None and notices.first() is None:
             select.select([self.fd, notices.fd], [], [])
             notices.drain()
@@ -85,12 +81,7 @@ class NodeCheck:
 
 
 def shortcomings(available: int | None, others: Iterable[str]) -> str:
-    """Return what a node lacks in one line; empty for nothing. Pure.
-
-    Args:
-        available: Bytes of memory that processes can still get; None if that is unknown.
-        others: A line for each directory for temporary files that takes none, and for each GPU that is broken.
-    """
+    """Return what a node lacks in one line; empty for nothing. Pure."""
     problems = list(others)
     if available is not None and available < _LEAST_MEMORY:
         problems.insert(0, f"{size_text(available)} of memory are left")
@@ -198,11 +189,7 @@ def gpu_shortcomings(output: str) -> list[str]:
 
 
 def xid_shortcomings(log: str, now: float) -> list[str]:
-    """Return a line for each kind of hardware error of a GPU that the kernel has logged within the last hour. Pure.
-
-    Args:
-        now: Seconds since boot.
-    """
+    """Return a line for each kind of hardware error of a GPU that the kernel has logged within the last hour. Pure."""
     recent = Counter(
         (device, int(number))
         for microseconds, device, number in _XID.findall(log)

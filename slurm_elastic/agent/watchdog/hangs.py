@@ -24,9 +24,6 @@ class Hang:
 
     Attributes:
         pid: The process that started the timer: the worker, or one that it started.
-        seconds: How long the timer ran.
-        state: The worker's state, see :class:`ProcessState`; D is uninterruptible sleep, which no signal ends.
-        stacks: The file with the stacks of its threads; empty if it could not be written.
         steps: The number of steps that it has taken in its round, if it takes no further one; None for a timer.
         in_collective: True if its main thread was in a collective; None if that is unknown.
     """
@@ -126,7 +123,6 @@ class HangHandler:
 
         Args:
             expired: Their expired timers, in order of expiry, by process id.
-            workers: All workers of the round, by process id.
         """
         self._hung.update(expired)
         thread = threading.Thread(

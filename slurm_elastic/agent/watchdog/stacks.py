@@ -24,11 +24,7 @@ _POLL_INTERVAL = 0.05
 
 
 def collect_stacks(pids: Iterable[int], timeout: float, should_stop: Callable[[], bool]) -> dict[int, str]:
-    """Return a description of all threads of each process, by process id; py-spy looks at all of them at once.
-
-    Args:
-        should_stop: Called every 0.05 s; returns True if the stacks are not needed any more.
-    """
+    """Return a description of all threads of each process, by process id; py-spy looks at all of them at once."""
     pids = tuple(pids)
     end = time.monotonic() + timeout
     started = [(pid, _start_py_spy(pid)) for pid in pids]
@@ -140,7 +136,6 @@ class ProcessState:
     """A process, from proc_pid_stat(5).
 
     Attributes:
-        parent: The process id of its parent.
         state: One letter, such as D for uninterruptible sleep, T for stopped, Z for ended.
         started: Its start in clock ticks since boot, which differs from that of a later process with the same id.
     """

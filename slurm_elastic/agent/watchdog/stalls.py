@@ -32,11 +32,7 @@ class HangTimeout:
 
 
 def hang_timeout(text: str | None, first: str | None = None) -> HangTimeout | None:
-    """Parse ``--hang-timeout``: seconds, ``auto``, or ``off``, the default; and ``--first-step-timeout``: seconds.
-
-    Raises:
-        UsageError: A text is none of these.
-    """
+    """Parse ``--hang-timeout``: seconds, ``auto``, or ``off``, the default; and ``--first-step-timeout``: seconds."""
     if text is None or text == "off":
         if first:
             raise UsageError("--first-step-timeout needs --hang-timeout")
@@ -76,9 +72,6 @@ class StepWatch:
 
     def check(self, progress: Sequence[WorkerProgress], now: float) -> tuple[list[tuple[WorkerProgress, float]], float]:
         """Find workers that take no step any more.
-
-        Args:
-            now: The agent's own monotonic time in seconds.
 
         Returns:
             Those that hang and were not returned before, each with the seconds since its last step, and after how many
@@ -155,12 +148,7 @@ class Said(enum.Enum):
 
 
 class EndWatch:
-    """The ends of the workers of one node; each thing is told once in a round.
-
-    Args:
-        stacks_after: Seconds from the first end to the stacks of workers that still run.
-        watches_steps: True if ``--hang-timeout`` is given.
-    """
+    """The ends of the workers of one node; each thing is told once in a round."""
 
     def __init__(self, stacks_after: float, *, watches_steps: bool) -> None:
         self._stacks_after, self._watches_steps = stacks_after, watches_steps
@@ -173,13 +161,7 @@ class EndWatch:
         self._said: set[Said] = set()
 
     def check(self, workers: int, living: int, *, watched: bool, now: float) -> list[Said]:
-        """Return what is to be told now.
-
-        Args:
-            living: Those of them that have not ended.
-            watched: True if one of them has used `slurm_elastic.trainer`.
-            now: The agent's own monotonic time in seconds.
-        """
+        """Return what is to be told now."""
         self._began = now if self._began is None else self._began
         if living < workers and self._ended is None:
             self._ended = now

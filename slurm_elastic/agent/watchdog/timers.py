@@ -33,8 +33,6 @@ class Request(msgspec.Struct, frozen=True, rename={"scope": "scope_id", "expires
     """The request of a client: the fields of a line that count.
 
     Attributes:
-        pid: The process that hangs when the timer expires.
-        scope: The name of the timer.
         expires_at: Seconds since 1970 by the wall clock of this machine; negative to release the timer.
         signal: The signal to kill the process with; 0 or less to report only.
     """
@@ -50,11 +48,7 @@ class Request(msgspec.Struct, frozen=True, rename={"scope": "scope_id", "expires
 
 
 class LineReader:
-    """Splits the content of the pipe into requests; drops and counts everything else.
-
-    Attributes:
-        dropped: The number of lines, or parts of lines, that were no requests.
-    """
+    """Splits the content of the pipe into requests; drops and counts everything else."""
 
     def __init__(self) -> None:
         self.dropped = 0

@@ -43,7 +43,6 @@ class Watchdog:
 
     Args:
         stacks_after: Seconds after which the stacks of a worker are written that lives while another one has ended.
-        dump_timeout: Seconds for Python's faulthandler to write the stacks of a worker.
     """
 
     def __init__(
@@ -81,11 +80,7 @@ class Watchdog:
         return self._lines.dropped + self._unknown_senders
 
     def start(self, log_event: LogEvent) -> None:
-        """Start the thread.
-
-        Args:
-            log_event: Called to record torch's own watchdog events, on a thread of the watchdog.
-        """
+        """Start the thread."""
         self._log_event = log_event
         self._thread.start()
 

@@ -21,9 +21,6 @@ def streams(option: str, text: str) -> Std | dict[int, Std]:
     """Parse ``--tee`` or ``--redirects``: ``3``, or ``0:3,1:1`` by local rank.
 
     torch's own ``Std.from_str`` takes local ranks of one digit only (elastic/multiprocessing/api.py, 2.13).
-
-    Raises:
-        UsageError: The text is malformed.
     """
     if not _STREAMS.fullmatch(text):
         raise UsageError(
@@ -36,11 +33,7 @@ def streams(option: str, text: str) -> Std | dict[int, Std]:
 
 
 def local_ranks(text: str) -> set[int] | None:
-    """Parse ``--local-ranks-filter``; return None if it names no rank.
-
-    Raises:
-        UsageError: The text is malformed.
-    """
+    """Parse ``--local-ranks-filter``; return None if it names no rank."""
     if not text:
         return None
     if not re.fullmatch(r"[0-9]{1,4}(,[0-9]{1,4})*", text):
@@ -56,9 +49,6 @@ class RoundLogsSpecs(LogsSpecs):
 
     Args:
         logs: The run directory whose layout is used; None for no files, as with ``--log-dir /dev/null``.
-        redirects: The streams that go to the files only.
-        tee: The streams that go to the files and to the console.
-        local_ranks_filter: The local ranks whose output goes to the console; None for all.
     """
 
     def __init__(
@@ -84,9 +74,6 @@ class RoundLogsSpecs(LogsSpecs):
         Args:
             envs: The environment of every local rank, with RANK, WORLD_SIZE, SLURM_ELASTIC_ROUND and
                 SLURM_ELASTIC_NODE; this function adds TORCHELASTIC_ERROR_FILE.
-
-        Raises:
-            RunDirError: A directory cannot be made.
         """
         if self._logs is None:
             return _without_files(envs)

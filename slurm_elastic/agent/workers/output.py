@@ -41,7 +41,6 @@ class NonblockingStream(io.TextIOBase):
     """A stream to a descriptor; a thread writes to it, and writers do not wait for that thread.
 
     Args:
-        descriptor: The descriptor, which stays open as long as the stream is used.
         stalled_after: Seconds without progress after which the reader counts as stalled.
     """
 
@@ -231,7 +230,6 @@ class FollowedFile:
     """One file to show.
 
     Attributes:
-        path: The path of the file, which need not exist yet.
         last_words: What holds back the last words of the worker; None if they are shown as they come.
     """
 
@@ -312,11 +310,7 @@ _writing = threading.RLock()
 
 
 def finish_line(stream: TextIO, of: FollowedFile | None = None) -> None:
-    """End the unfinished line of a worker, if the stream has one, before another line is written there.
-
-    Args:
-        of: End it only if it is a line of this file.
-    """
+    """End the unfinished line of a worker, if the stream has one, before another line is written there."""
     with _writing, contextlib.suppress(OSError):
         place = _place(stream)
         if place in _unfinished and (of is None or _unfinished[place][0] is of):
@@ -341,9 +335,7 @@ class LogTimes:
     before: ``{"time": 1764000000.123, "sizes": {"rank_03/stdout.log": 4711}}``. docs/events.md describes it.
 
     Args:
-        path: The path of the file, in the directory of the first rank of this node.
         logs: The logs of all ranks of this node; they need not exist yet.
-        pause: The shortest time in seconds between two lines.
     """
 
     def __init__(self, path: str, logs: Sequence[str], pause: float = _TIMES_PAUSE) -> None:

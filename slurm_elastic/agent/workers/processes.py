@@ -105,11 +105,7 @@ rank, and a function that is called every 0.1 s and returns True to interrupt th
 
 
 def require_numa_binding(workers: int, options: NumaOptions | None) -> None:
-    """Have torch choose the CPUs of each worker now, if ``--numa-binding`` asks for it; later starts use its choice.
-
-    Raises:
-        UsageError: torch cannot bind workers on this node.
-    """
+    """Have torch choose the CPUs of each worker now, if ``--numa-binding`` asks for it; later starts use its choice."""
     if options is None:
         return
     from slurm_elastic.agent.forkserver.torch_context import numa_prefixes
@@ -131,8 +127,6 @@ def worker_starter(
 
     Args:
         fork_server: The fork server; None if it lacks something of this torch, see `workers.torch_hooks`.
-        prefix_template: torch's template for the prefix of each line on the console.
-        brief: True to leave out the last words of workers that others have made fail; only the fork server's can.
     """
 
     started_by: Callable[..., WorkerProcesses]

@@ -22,11 +22,7 @@ _log = logging.getLogger(__name__)
 
 
 def local_world_size(text: str | None, default: int) -> int:
-    """Return the number of workers of this node.
-
-    Raises:
-        UsageError: ``--nproc-per-node`` is neither a positive number nor a kind of device of this node.
-    """
+    """Return the number of workers of this node."""
     if text is None:
         return default
     try:
@@ -40,11 +36,7 @@ def local_world_size(text: str | None, default: int) -> int:
 
 
 def endpoint(text: str | None) -> tuple[str | None, int | None]:
-    """Return host and port of ``--rdzv-endpoint``, each None if not given; both None if it names an etcd.
-
-    Raises:
-        UsageError: The text is not ``HOST`` or ``HOST:PORT``.
-    """
+    """Return host and port of ``--rdzv-endpoint``, each None if not given; both None if it names an etcd."""
     if not text or is_etcd(text):
         return None, None
     try:
@@ -57,11 +49,7 @@ def endpoint(text: str | None) -> tuple[str | None, int | None]:
 
 
 def limit_threads(workers: int) -> bool:
-    """Set OMP_NUM_THREADS where torchrun does, so that torch does not set it with a warning of eight lines.
-
-    Returns:
-        True if this call set it.
-    """
+    """Set OMP_NUM_THREADS where torchrun does, so that torch does not warn in eight lines; True if it was not set."""
     if workers == 1 or "OMP_NUM_THREADS" in os.environ:
         return False
     os.environ["OMP_NUM_THREADS"] = "1"
@@ -85,12 +73,6 @@ def torchrun_config(
 
     torch reads TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE and PYTHON_EXEC from the environment. The logs specs are a
     placeholder unless ``--logs-specs`` names some.
-
-    Args:
-        resolved: Values that replace those of options.
-
-    Raises:
-        UsageError: torch rejects a value.
     """
     changes = {
         **vars(options),

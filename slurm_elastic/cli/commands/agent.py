@@ -96,9 +96,6 @@ def agent_parser() -> argparse.ArgumentParser:
 
     In its result, options that Slurm fills in are None where they are not given. Its defaults come from the PET_*
     variables of this moment. A wrong command line raises UsageError.
-
-    Raises:
-        UsageError: A PET_ variable of a switch is neither 0 nor 1.
     """
     from torch.distributed.argparse_util import check_env, env
     from torch.distributed.run import get_args_parser
@@ -144,13 +141,9 @@ def run_after_import(
     """Run the agent in a process that `Agent.execute` has made, after the import of torch.
 
     Args:
-        arguments: The words that follow ``agent`` on the command line.
         fork_server: The fork server of the workers; None to start one.
         mask: The signals that were blocked when this process started.
         obstacle: Why `fork_server` is None, as from `obstacle_to_sharing`.
-
-    Returns:
-        The exit code of the process.
     """
     from slurm_elastic.agent.signals import record_signals
 
@@ -246,11 +239,7 @@ def _node_check(arguments: Sequence[str]) -> tuple[NodeCheck, str]:
 
 
 def _require_checked_node(check: NodeCheck, settings: AgentSettings, on_bad_node: str) -> None:
-    """Wait for the check of this node.
-
-    Raises:
-        NodeCheckError: The node failed it.
-    """
+    """Wait for the check of this node."""
     from slurm_elastic.agent.event_log import EventLog
     from slurm_elastic.agent.node.node_check import NodeCheckError, tell_site
     from slurm_elastic.agent.signals import record_signals
@@ -272,14 +261,7 @@ BATCH_VERSION = "SLURM_ELASTIC_BATCH_VERSION"
 
 
 def require_version(environ: MutableMapping[str, str]) -> None:
-    """Refuse to run in an image with another version than that of the batch script, whose job-end reads the run.
-
-    Args:
-        environ: The environment of the agent; the variable is for the agent alone and is taken out of it.
-
-    Raises:
-        UsageError: The versions differ.
-    """
+    """Refuse to run in an image with another version than that of the batch script, whose job-end reads the run."""
     outside = environ.pop(BATCH_VERSION, "").removeprefix("slurm-elastic ")
     if outside not in ("", __version__):
         raise UsageError(

@@ -100,15 +100,7 @@ def wait_until_left(
 ) -> int:
     """Wait until the agents on nodes have ended, and print what that has cost, or why they have not.
 
-    Args:
-        run_dir: Directory of the run.
-        nodes: Nodes that have been asked to leave.
-        before: The records of the run from before that.
-        timeout: Seconds to wait at most; None for no limit.
-        pause: Seconds between two looks at the records.
-
-    Returns:
-        The exit code: 0 if the nodes have left, 1 if the time is over, 130 after Ctrl-C.
+    Returns the exit code: 0 if the nodes have left, 1 if `timeout` seconds are over, 130 after Ctrl-C.
     """
     begin = time.monotonic()
     agents = {view.agent for view in _alive(before) if view.node in nodes}

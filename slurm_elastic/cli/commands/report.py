@@ -154,10 +154,6 @@ def log_requests(records: RunRecords, most: int = 1000) -> Iterator[dict[str, An
 
     Source: opentelemetry-proto 1.9, opentelemetry/proto/logs/v1/logs.proto, and the OTLP specification, "JSON Protobuf
     Encoding": 64-bit numbers are text, names are in lower camel case.
-
-    Args:
-        records: The run.
-        most: Events in a request.
     """
     events = sorted((*records.events, *records.progress), key=lambda event: event.time)
     resource = {"service.name": "slurm_elastic", "slurm_elastic.run": records.run_id}

@@ -25,7 +25,6 @@ def split(arguments: Sequence[str], own: Sequence[str]) -> tuple[list[str], Opti
 
     Args:
         arguments: The command line, with RUN and numbers anywhere among the options.
-        own: Options of the command, which have a value.
     """
     from slurm_elastic.submission.submit_options import read_command_line
 
@@ -46,11 +45,7 @@ def split(arguments: Sequence[str], own: Sequence[str]) -> tuple[list[str], Opti
 
 
 def number(name: str, text: str) -> int:
-    """Return a number of nodes.
-
-    Raises:
-        UsageError: The text is none.
-    """
+    """Return a number of nodes."""
     if not (text.isascii() and text.isdecimal() and len(text) < 7 and int(text)):
         raise UsageError(f"{name} {text!r} is no number of nodes; give one from 1 on")
     return int(text)

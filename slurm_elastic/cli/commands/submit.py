@@ -191,11 +191,7 @@ def _plan(line: CommandLine) -> Plan:
 
 
 def _follow(script: BatchScript) -> int:
-    """Submit a job and print its output until it ends.
-
-    Raises:
-        UsageError: Its path cannot be told, or sbatch refuses the job; nothing was submitted.
-    """
+    """Submit a job and print its output until it ends."""
     from slurm_elastic.cli._run_view import until_seen_enough
     from slurm_elastic.slurm import Controller
     from slurm_elastic.submission.sbatch import submit

@@ -64,11 +64,7 @@ class Top(ViewCommand):
 
 
 class RunSource:
-    """The facts and actions of the view; every method blocks.
-
-    Args:
-        run_dir: Directory of the run.
-    """
+    """The facts and actions of the view; every method blocks."""
 
     def __init__(self, run_dir: RunDir) -> None:
         self._run_dir = run_dir
@@ -109,11 +105,7 @@ class RunSource:
         return [printable(line.replace("\t", "        "), 4096) for line in lines]
 
     def stacks(self, node: str) -> list[str]:
-        """Return the stacks of a node's workers, from its health port.
-
-        Raises:
-            UsageError: This machine does not reach the port.
-        """
+        """Return the stacks of a node's workers, from its health port."""
         targets = [
             target
             for file in RunContents(self._run_dir).health()
