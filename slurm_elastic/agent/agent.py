@@ -152,11 +152,11 @@ class Agent:
         return self._torch_result(self._end)
 
     def _wait(self) -> None:
-        watch, due = states.worker_watch(self._state), states.deadline(self._state)
+        due = states.deadline(self._state)
         timeout = None if due is None else max(0.0, due - time.monotonic())
         fds = [self._coordination.fd, self._notices.fd, self._diagnosis.fd]
         fds += [feature.fd for feature in self._features if feature.fd is not None]
-        if watch is states.WorkerWatch.END:
+        if isinstance(self._state, states.Stopping):
             timeout = 0.0 if self._all_ended() else timeout
             fds += self._processes.running_fds() if self._processes is not None else []
         elif self._processes is not None:
@@ -197,16 +197,17 @@ class Agent:
             self._handle(events.Diagnosed(LEAVE_REASONS[finding.cause], finding.seconds, str(finding), for_job))
 
     def _check_workers(self) -> None:
-        match states.worker_watch(self._state):
-            case states.WorkerWatch.RESULT:
+        match self._state:
+            case states.Training() | states.Leaving():
                 self._result = self.torch.poll_workers(self._processes)
                 if self._result.state is WorkerState.SUCCEEDED:
                     self._handle(events.WorkersSucceeded(agreed=any(worker.stopped for worker in self.progress())))
                 elif self._result.state in (WorkerState.FAILED, WorkerState.UNHEALTHY):
                     self._handle(events.WorkersFailed())
-            case states.WorkerWatch.EXITS:
+            case states.Reported():
+                # Unread, the exits of further workers would wake the agent for ever.
                 self._all_ended()
-            case states.WorkerWatch.END if self._all_ended():
+            case states.Stopping() if self._all_ended():
                 self._handle(events.WorkersEnded())
 
     def _all_ended(self) -> bool:
@@ -254,13 +255,14 @@ class Agent:
                 if self._processes is not None and self._worker_signal is not None:
                     self._processes.signal(self._worker_signal)
             case actions.Hold(round_):
-                return events.Held(round_, self._agreement.hold())
+                self._coordination.held(round_, self._agreement.hold())
             case actions.StopAtStep(round_, at, reason, seconds):
                 try:
                     self._agreement.stop_at(at, reason, seconds)
                 except ValueError as error:
                     logger.warning("the workers do not stop at step %d of round %d: %s", at, round_, error)
-                    return events.StepRefused(round_)
+                    self._coordination.held(round_, None)
+                    return None
                 for feature in self._features:
                     feature.stop_agreed(reason)
                 return events.StepAccepted(at)
@@ -283,21 +285,20 @@ class Agent:
                 for feature in self._features:
                     feature.leave_announced(action)
                 self._coordination.leaving(reason, seconds)
-            case actions.AnswerHold(round_, at):
-                self._coordination.held(round_, at)
+            case actions.RefuseHold(round_):
+                self._coordination.held(round_, None)
             case actions.ReportLeft(reason, stopped):
                 self._coordination.left(reason, stopped=stopped)
             case actions.ReportFinished():
                 self.torch.set_state(self._result.state)
                 logger.debug("the workers of %s have ended well; it waits for the others", self._rendezvous_config.node)
                 self._coordination.finished()
-            case actions.DescribeFailure():
-                self.torch.set_state(self._result.state)
-                self._note_ran()
-                failure = self._first_failure(self._result)
-                self._worked = self._worked and (failure.consequence or self._ran == STEPPED)
-                return events.FailureDescribed(failure)
             case actions.ReportFailure(failure):
+                if failure is None:
+                    self.torch.set_state(self._result.state)
+                    self._note_ran()
+                    failure = self._first_failure(self._result)
+                    self._worked = self._worked and (failure.consequence or self._ran == STEPPED)
                 self._coordination.worker_failed(failure)
             case actions.RequestLeave(reason, seconds, detail):
                 self._coordination.request_leave(job_of(self._rendezvous_config.agent), reason, seconds, detail)
@@ -353,7 +354,6 @@ class Agent:
         return root_of([self._describe(rank, failure) for rank, failure in failures])
 
     def _failure(self, assignment: Assignment, exit_code: int, message: str) -> WorkerFailure:
-        """Return the failure of the first worker here."""
         rendezvous = self._rendezvous_config
         return WorkerFailure(rendezvous.agent, rendezvous.node, assignment.place.base_rank, exit_code, message)
 

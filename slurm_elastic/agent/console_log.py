@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TextIO
 
-from slurm_elastic.agent.process_end import at_process_end
+from slurm_elastic.agent.signals import at_process_end
 from slurm_elastic.agent.workers.output import finish_line
 from slurm_elastic.errors import SlurmElasticError, UsageError
 

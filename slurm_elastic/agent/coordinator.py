@@ -188,7 +188,6 @@ def _wait_for_end(
 
 
 def _end(event: LeaderEvent | RecordsLost, records: Records) -> ExitCode | None:
-    """Return the exit code for an event of the leader; None if the coordinator goes on."""
     match event:
         case Ended(outcome=Outcome.SUCCEEDED | Outcome.CLOSED):
             return ExitCode.FINISHED

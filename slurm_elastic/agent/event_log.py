@@ -8,6 +8,7 @@ fifty nodes that are lost or preempted at once are one line for people. `FactLin
 from __future__ import annotations
 
 import datetime
+import functools
 import json
 import logging
 import math
@@ -122,7 +123,6 @@ class FactLines:
             self._gone.setdefault(how, {}).update(new)
 
     def _size(self, at: Reached) -> int:
-        """Return the number of nodes of the round; 0 if it is unknown."""
         return self._nodes or at.nodes or 0
 
     def _named(self, kind: str) -> set[str]:
@@ -224,7 +224,7 @@ class EventLog:
     ) -> None:
         self._run_dir, self._node, self._destination = run_dir, node, destination
         self._facts, self._fact_lock = facts, threading.Lock()
-        self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        self._lines: queue.SimpleQueue[str | threading.Event | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._write, name="slurm-elastic-events", daemon=True)
         self._thread.start()
 
@@ -249,21 +249,44 @@ class EventLog:
                     notice(line)
 
     def _write(self) -> None:
-        has_warned = False
-        while True:
-            try:
-                line = self._lines.get(timeout=None if self._facts is None else _SETTLE)
-            except queue.Empty:
-                self._tell(lambda facts: facts.rest("waits for other nodes"))
+        append = functools.partial(self._run_dir.append_event, self._node)
+        write_lines(self._lines, append, "events are", lambda: None if self._facts is None else _SETTLE, self._settle)
+
+    def _settle(self) -> None:
+        self._tell(lambda facts: facts.rest("waits for other nodes"))
+
+
+def write_lines(
+    lines: queue.SimpleQueue[str | threading.Event | None],
+    append: Callable[[str], None],
+    what: str,
+    timeout: Callable[[], float | None],
+    idle: Callable[[], str | None],
+) -> None:
+    """Append lines of a queue to a file until None comes; warn once if that fails.
+
+    When none has come for `timeout` seconds, `idle` is called, which may return one.
+    """
+    has_warned = False
+    while True:
+        line: str | threading.Event | None
+        try:
+            line = lines.get(timeout=timeout())
+        except queue.Empty:
+            if (line := idle()) is None:
                 continue
-            if line is None:
-                return
-            try:
-                self._run_dir.append_event(self._node, line)
-            except RunDirError as error:
-                if not has_warned:
-                    logger.warning("events are not written: %s", error)
-                has_warned = True
+        if line is None:
+            return
+        if isinstance(line, threading.Event):
+            # All lines before it are written.
+            line.set()
+            continue
+        try:
+            append(line)
+        except RunDirError as error:
+            if not has_warned:
+                logger.warning("%s not written: %s", what, error)
+            has_warned = True
 
 
 def stamp(event: str, node: str) -> dict[str, object]:

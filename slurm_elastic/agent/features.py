@@ -168,7 +168,6 @@ class HealthFeature(Feature):
 
 
 def _stage(state: State) -> Stage | None:
-    """Return the stage that a state begins; None if the stage does not change."""
     match state:
         case Joining(spare=spare):
             return Stage.SPARE if spare else Stage.JOINING
@@ -426,7 +425,6 @@ class AttributionFeature(Feature):
         return self._before is not None and now is not None and now > self._before
 
     def _who_has_memory(self) -> str:
-        """Return how much memory the other workers of this node have at this moment."""
         running = self._running
         if running is None:
             return ""

@@ -13,9 +13,10 @@ import os
 import queue
 import time
 from collections.abc import Sequence
+from functools import partial
 from threading import Event, Thread
 
-from slurm_elastic.agent.event_log import json_number, stamp
+from slurm_elastic.agent.event_log import json_number, stamp, write_lines
 from slurm_elastic.agent.features import Feature, RunningRound
 from slurm_elastic.agent.lifecycle.states import Leaving, State, Training
 from slurm_elastic.agent.watchdog.stacks import process_state
@@ -23,7 +24,7 @@ from slurm_elastic.control import TimeUse, WorkerProgress
 from slurm_elastic.errors import ExitCode
 from slurm_elastic.rendezvous.membership.agents import job_of
 from slurm_elastic.rendezvous.transport.messages import Assignment
-from slurm_elastic.rundir import RunDir, RunDirError
+from slurm_elastic.rundir import RunDir
 
 logger = logging.getLogger("slurm_elastic")
 
@@ -53,7 +54,7 @@ class ProgressLog(Feature):
         self._run_dir, self._node, self._agent = run_dir, node, agent
         self._first_pause, self._longest_pause = pauses
         self._job = job_of(agent).rpartition(".")[0]
-        self._records: queue.SimpleQueue[dict[str, object] | Event | None] = queue.SimpleQueue()
+        self._lines: queue.SimpleQueue[str | Event | None] = queue.SimpleQueue()
         self._running: RunningRound | None = None
         self._since = 0.0
         self._pause, self._due = self._first_pause, 0.0
@@ -91,7 +92,7 @@ class ProgressLog(Feature):
         self._stopping = True
         record = self._steps(running)
         if record is not None:
-            self._records.put(record)
+            self._lines.put(record)
 
     def round_ended(self, progress: Sequence[WorkerProgress]) -> None:
         """See base class."""
@@ -124,48 +125,31 @@ class ProgressLog(Feature):
         self._running, self._exit_code = None, exit_code
         self._add("agent_ended", exit_code=int(exit_code))
         written = Event()
-        self._records.put(written)
+        self._lines.put(written)
         written.wait(timeout)
 
     def close(self, timeout: float = 1.0) -> None:
         """Record the same again when the process ends, for at most `timeout` seconds: that is the time that counts."""
         if self._exit_code is not None:
             self._add("agent_ended", exit_code=int(self._exit_code))
-        self._records.put(None)
+        self._lines.put(None)
         self._thread.join(timeout)
 
     def _add(self, event: str, **fields: object) -> None:
-        self._records.put({**stamp(event, self._node), "agent": self._agent, **fields})
+        self._lines.put(json.dumps({**stamp(event, self._node), "agent": self._agent, **fields}))
 
     def _write(self) -> None:
-        has_warned = False
-        while True:
-            record: dict[str, object] | Event | None
-            try:
-                until_due = max(0.0, self._due - time.monotonic())
-                record = self._records.get(timeout=self._longest_pause if self._idle() else until_due)
-            except queue.Empty:
-                record = self._sample()
-                if record is None:
-                    continue
-            if record is None:
-                return
-            if isinstance(record, Event):
-                record.set()
-                continue
-            try:
-                self._run_dir.append_progress(self._node, self._job, json.dumps(record))
-            except RunDirError as error:
-                if not has_warned:
-                    logger.warning("progress is not written: %s", error)
-                has_warned = True
+        append = partial(self._run_dir.append_progress, self._node, self._job)
+        write_lines(self._lines, append, "progress is", self._until_due, self._sample)
+
+    def _until_due(self) -> float:
+        return self._longest_pause if self._idle() else max(0.0, self._due - time.monotonic())
 
     def _idle(self) -> bool:
         running = self._running
         return running is None or self._stopping or running.assignment.place.base_rank != 0
 
-    def _sample(self) -> dict[str, object] | None:
-        """Return a record of the steps, None if there are no new ones."""
+    def _sample(self) -> str | None:
         running = self._running
         if running is None or self._idle() or time.monotonic() < self._due:
             return None
@@ -187,7 +171,7 @@ class ProgressLog(Feature):
                 *(running.assignment.place.base_rank + rank, self._node, waits[rank]),
             )
 
-    def _steps(self, running: RunningRound) -> dict[str, object] | None:
+    def _steps(self, running: RunningRound) -> str | None:
         workers = [worker for worker in running.progress() if worker.attached]
         if not workers:
             return None
@@ -200,7 +184,7 @@ class ProgressLog(Feature):
         fields: dict[str, object] = {"agent": self._agent, "round": running.assignment.round}
         fields |= _steps(slowest, time.monotonic() - self._since)
         fields |= {"checkpoint": sampled[1], "loss": json_number(first.loss), "loss_step": first.loss_step}
-        return {**stamp("progress", self._node), **fields}
+        return json.dumps({**stamp("progress", self._node), **fields})
 
 
 def _worker(base: int, elapsed: float, worker: WorkerProgress) -> dict[str, object]:
@@ -231,7 +215,6 @@ def _use(use: TimeUse | None) -> dict[str, float | None] | None:
 
 
 def _ago(elapsed: float, seconds: float | None) -> float | None:
-    """Return the time `seconds` ago, in seconds since the workers started."""
     return None if seconds is None else round(max(0.0, elapsed - seconds), 3)
 
 

@@ -8,6 +8,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -28,7 +29,7 @@ from slurm_elastic.agent.features import (
 from slurm_elastic.agent.forkserver.client import ForkServer
 from slurm_elastic.agent.forkserver.protocol import StartInterruptedError
 from slurm_elastic.agent.health.pages import NodePages
-from slurm_elastic.agent.health.service import health_port, withdraw_lost
+from slurm_elastic.agent.health.server import health_port, withdraw_lost
 from slurm_elastic.agent.health.state import AgentState, Readings
 from slurm_elastic.agent.job.job_end import AgentEnd, represents_job
 from slurm_elastic.agent.job.job_end_effects import JobAtEnd, is_known_done
@@ -37,11 +38,10 @@ from slurm_elastic.agent.lifecycle.states import AgentOutcome
 from slurm_elastic.agent.node.failure_domain import failure_domain
 from slurm_elastic.agent.notification import NotifyFeature
 from slurm_elastic.agent.option_values import GROWS_VARIABLE, require_known
-from slurm_elastic.agent.process_end import at_process_end
 from slurm_elastic.agent.progress_log import ProgressLog
 from slurm_elastic.agent.root_cause import end_on_record, root_cause
 from slurm_elastic.agent.settings import AgentSettings
-from slurm_elastic.agent.signals import record_signals
+from slurm_elastic.agent.signals import at_process_end, record_signals
 from slurm_elastic.agent.step_timing import StepTimingFeature, leader_reports
 from slurm_elastic.agent.watchdog.hangs import Hang
 from slurm_elastic.agent.watchdog.timers import make_pipe
@@ -144,8 +144,6 @@ def _end_before_the_start(settings: AgentSettings, records: Records) -> ExitCode
 
 
 class _Run:
-    """One agent's part in its run."""
-
     def __init__(
         self, settings: AgentSettings, rendezvous: RendezvousConfig, fork_server: ForkServer | None, health: NodePages
     ) -> None:
@@ -177,7 +175,7 @@ class _Run:
             self._notify,
             LearnedImportsFeature(self._fork_server) if self._fork_server is not None else None,
             snapshots,
-            StepTimingFeature(leader_reports(settings.run_dir), self._events.add, LOOK),
+            StepTimingFeature(partial(leader_reports, settings.run_dir), self._events.add, LOOK),
             replacing,
         ]
         there = [feature for feature in features if feature is not None]
@@ -294,7 +292,6 @@ class _Run:
             return None
 
     def _record(self, decision: Decision) -> None:
-        """Record what the leader in this agent has decided."""
         entry = describe(decision)
         if entry is not None:
             self._events.add(entry, origin=_origin(decision))
@@ -343,7 +340,6 @@ def _origin(decision: Decision) -> int | None:
 
 
 def _rendezvous_config(settings: AgentSettings, records: Records, own: str) -> RendezvousConfig:
-    """Return the identity of the agent, its run and its options, for the rendezvous."""
     config = settings.launch_config
     options = RendezvousOptions.from_config(config.rdzv_configs)
     may_lead = settings.job is None or settings.node == settings.leader_node
@@ -384,7 +380,6 @@ def _rendezvous_config(settings: AgentSettings, records: Records, own: str) -> R
 
 
 def _worker_spec(settings: AgentSettings, handler: SlurmRendezvousHandler) -> WorkerSpec:
-    """Return what torch has to know of the workers."""
     config = settings.launch_config
     return WorkerSpec(
         role=config.role,
@@ -404,7 +399,6 @@ def _worker_spec(settings: AgentSettings, handler: SlurmRendezvousHandler) -> Wo
 
 
 def _first_state(settings: AgentSettings) -> AgentState:
-    """Return the state of an agent that begins."""
     now = time.monotonic()
     return AgentState(
         run=settings.run_id,
@@ -418,7 +412,6 @@ def _first_state(settings: AgentSettings) -> AgentState:
 
 
 def _progress_log(settings: AgentSettings, domain: str = "") -> ProgressLog:
-    """Return the log of the progress of the workers here."""
     config = settings.launch_config
     whose = (settings.run_dir, settings.node, settings.agent)
     return ProgressLog(*whose, config.nproc_per_node, config.max_restarts, domain)
@@ -430,7 +423,6 @@ def _replacer(
     coordination: Coordination,
     submission: Callable[[], Submission],
 ) -> Replacer | None:
-    """Return what has lost nodes replaced, started; None where nothing does."""
     if settings.replace is None or settings.job is None:
         return None
     from slurm_elastic.agent.job.replacement import Replacer, Run

@@ -289,7 +289,6 @@ def _restrict_nodes(config: LaunchConfig, options: argparse.Namespace, job: Slur
 
 
 def _logs_specs(options: argparse.Namespace, run_dir: RunDir) -> RoundLogsSpecs:
-    """Return the specs of the user's options; by default both streams go to files and to the console."""
     tee = options.tee or ("3" if options.redirects is None else "0")
     logs: RunDir | None = run_dir
     if options.log_dir == os.devnull:

@@ -17,7 +17,7 @@ from slurm_elastic.agent.features import Feature, RunningRound
 from slurm_elastic.agent.health.state import Readings
 from slurm_elastic.control import WorkerProgress
 from slurm_elastic.errors import SlurmElasticError
-from slurm_elastic.rendezvous.leader_client import LeaderEndpoint, ask_status, find_leader
+from slurm_elastic.rendezvous.leader_client import ask_status, find_leader
 from slurm_elastic.rendezvous.run_events import Entry
 from slurm_elastic.rundir import RunDir
 from slurm_elastic.slow_ranks import Meter, Pace, Reading, SlowRank, SlowRanks, read, step
@@ -31,21 +31,12 @@ _END = 1.0
 _NUMBERS = ("pace_seconds", "busy_seconds", "loading_seconds", "waiting_seconds", "best_busy_seconds")
 
 
-def leader_reports(run_dir: RunDir) -> Callable[[], Mapping[str, str]]:
-    """Return the function that asks the leader of the run for the reports of all agents, JSON by their identities.
+def leader_reports(run_dir: RunDir) -> Mapping[str, str]:
+    """Return the reports of all agents, JSON by their identities, as the leader of the run has them.
 
     It may take seconds, and raises SlurmElasticError if there are none now.
     """
-    leader: LeaderEndpoint | None = None
-
-    def reports() -> Mapping[str, str]:
-        nonlocal leader
-        asked, leader = leader or find_leader(run_dir), None
-        _, answers = ask_status(asked)
-        leader = asked
-        return answers
-
-    return reports
+    return ask_status(find_leader(run_dir))[1]
 
 
 class StepTimingFeature(Feature):

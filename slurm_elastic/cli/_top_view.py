@@ -218,7 +218,6 @@ class _Question(ModalScreen[bool]):
         self._question = question
 
     def compose(self) -> ComposeResult:
-        """Arrange the widgets."""
         yield Vertical(Static(escape(self._question)), Static("\n[b]y[/b] yes   [b]n[/b] no"))
 
 

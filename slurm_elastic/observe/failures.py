@@ -140,7 +140,6 @@ def round_failures(records: RunRecords, errors: Sequence[WorkerError]) -> list[R
 
 
 def _known_cause(final: Mapping[str, Any] | None, end: Event | None) -> str:
-    """Return the cause that agents have written down; empty if they have not."""
     name = (final or {}).get("cause") or (end.fields.get("cause") if end is not None else None)
     return name if isinstance(name, str) else ""
 

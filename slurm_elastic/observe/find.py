@@ -83,7 +83,6 @@ def _matching(name: str, names: list[str]) -> list[str]:
 
 
 def _with_job(base: Path, name: str, names: list[str]) -> list[str]:
-    """Return the runs in which agents of this job have taken part."""
     job = name.partition("_")[0]
     return [
         candidate for candidate in names if job.isdigit() and RunContents(RunDir.for_run(base, candidate)).has_job(job)

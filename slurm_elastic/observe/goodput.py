@@ -288,7 +288,6 @@ def _shares(worker: Worker) -> TimeUse | None:
 
 
 def _redone(round_: RoundProgress, rounds: Iterable[RoundProgress]) -> int | None:
-    """Return how many steps of a round later rounds have taken again."""
     if round_.first_step is None or round_.last_step is None:
         return None
     later = [other.first_step for other in rounds if other.number > round_.number and other.first_step is not None]
@@ -425,7 +424,6 @@ def _agent_segments(
 
 
 def _start_parts(rest: Bucket, seconds: float, use: TimeUse) -> Iterator[tuple[Bucket, float]]:
-    """Cut the seconds from the start of workers to their first step."""
     parts = ((Bucket.CHECKPOINT_RESTORE, use.restoring), (Bucket.DATA_LOADING, use.loading))
     total = sum(part for _, part in parts)
     scale = min(1.0, seconds / total) if total else 0.0

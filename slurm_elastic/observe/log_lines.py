@@ -78,7 +78,6 @@ class _Times:
     """When the log was written to last: the time of what its agent was killed before it could note."""
 
     def of(self, end: int) -> float | None:
-        """Return the time at which the byte before `end` had come."""
         index = bisect.bisect_left(self.sizes, end)
         if index < len(self.times):
             return self.times[index]
@@ -87,8 +86,6 @@ class _Times:
 
 @dataclass(slots=True)
 class _Position:
-    """The position up to which a log has been read, and the beginning of a line that has no end yet."""
-
     offset: int = 0
     rest: bytes = b""
     newest: float | None = None

@@ -117,7 +117,6 @@ def _timeline_of(report: Report) -> Iterator[str]:
 
 
 def _facts(report: Report) -> Iterator[tuple[str, str]]:
-    """Yield the name and the value of each fact that is compared."""
     status, redone, progress = report.status, report.total.redone_steps, [round_.progress for round_ in report.rounds]
     speeds = sorted(value for _, value in report.samples)
     speeds = speeds or sorted(round_.steps_per_second for round_ in progress if round_.steps_per_second is not None)

@@ -286,7 +286,6 @@ def _rank_spans(progress: Sequence[Event], spans: Sequence[Segment]) -> Iterator
 
 
 def _rank_parts(worker: Worker | None, begun: float, over: float) -> Iterator[tuple[float, str]]:
-    """Yield what a rank did, each with its end."""
     if worker is None or worker.first is None or worker.last is None:
         yield over, "workers run"
         return

@@ -203,7 +203,6 @@ def _answering(view: AgentView, answer: LiveAgent | None, now: float) -> AgentVi
 
 
 def _next(view: AgentView | None, event: Event) -> AgentView:
-    """Return an agent after one of its own records."""
     if view is None:
         view = AgentView(event.node, _identity(event.agent).job, event.agent, "training", event.time, event.round)
     match event.kind:
@@ -358,7 +357,6 @@ def _notices(records: RunRecords, agents: Sequence[AgentView], now: float) -> tu
 
 
 def _checkpoint(progress: Sequence[Event]) -> int | None:
-    """Return the step of the checkpoint that was reported last."""
     for event in reversed(progress):
         steps = [worker.checkpoint for worker in event.workers if worker.checkpoint is not None]
         if steps:
@@ -367,7 +365,6 @@ def _checkpoint(progress: Sequence[Event]) -> int | None:
 
 
 def _loss(progress: Sequence[Event]) -> tuple[float | None, int | None]:
-    """Return the loss that rank 0 reported last, and its step."""
     for event in reversed(progress):
         for worker in event.workers:
             if worker.rank == 0 and worker.loss_step is not None:

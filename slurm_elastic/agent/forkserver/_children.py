@@ -87,7 +87,6 @@ class ChildReaper:
         return max(0.0, self._next_scan - time.monotonic()) if self._scan_pending else None
 
     def _kill(self) -> None:
-        """Kill the process groups of all workers."""
         for pid in self.workers:
             try:
                 os.killpg(pid, signal.SIGKILL)

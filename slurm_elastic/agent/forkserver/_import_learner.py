@@ -109,7 +109,6 @@ class ImportLearner:
         return stored if stored is not None and stored.is_valid() else ImportList()
 
     def _note(self, text: str) -> None:
-        """Have the agent log a line, once."""
         if text not in self._reported:
             self._reported.add(text)
             self._notes.append(text)

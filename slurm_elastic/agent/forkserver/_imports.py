@@ -20,7 +20,7 @@ import time
 import traceback
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 from slurm_elastic.agent.forkserver._fast_exit import namespace_of
 from slurm_elastic.agent.forkserver._linux import children, set_parent_death_signal
@@ -58,10 +58,10 @@ def import_module(name: str) -> None:
             gc.enable()
 
 
-def import_required(about_to: Callable[[str], None]) -> tuple[str | None, int | None]:
+def import_required(about_to: Callable[[str], None]) -> tuple[str, int | None]:
     """Import the modules of `REQUIRED`, and call `about_to` with the name of each before; raises BrokenPreloadError.
 
-    Returns why this process cannot be forked after them, for people (None if it can); and torch's first seed.
+    Returns why this process cannot be forked after them, for people (empty if it can); and torch's first seed.
     """
     seed = None
     for name in REQUIRED:
@@ -70,8 +70,7 @@ def import_required(about_to: Callable[[str], None]) -> tuple[str | None, int | 
         if name == "torch":
             # A torch that is none, or broken, may lack it: the agent says so, in one line.
             seed = getattr(sys.modules[name], "initial_seed", lambda: None)()
-    obstacle = obstacle_to_forking()
-    return None if obstacle is None else f"after importing {REQUIRED[-1]} {obstacle.state}", seed
+    return _told(f"importing {REQUIRED[-1]}", obstacle_to_forking()), seed
 
 
 def script_directory(options: list[str]) -> list[str]:
@@ -88,38 +87,34 @@ def script_directory(options: list[str]) -> list[str]:
     return [str(target.resolve() if target.is_dir() else target.resolve().parent)]
 
 
-class Obstacle(NamedTuple):
-    """A reason why a fork of a process would not work like a fresh interpreter, for people."""
-
-    state: str
-    """As a sentence about the process."""
-    deed: str
-    """The same after "importing it": as a sentence about the import that has led there."""
-
-
 _BAD_FORK = "CUDA was used, and cannot be used after a fork"
-BAD_FORK = Obstacle(_BAD_FORK, _BAD_FORK)
 
 
-def obstacle_to_forking() -> Obstacle | None:
-    """Return why a fork of this process would not work like a fresh interpreter; None if it would. Forks once."""
+def obstacle_to_forking() -> str:
+    """Return why a fork of this process would not work like a fresh interpreter, as what an import has done.
+
+    Empty if it would work. Forks once.
+    """
     pid = os.fork()
     if pid == 0:
         # torch marks a child in which CUDA cannot be used any more, also where CUDA was only asked for its devices
         # (torch/csrc/cuda/Module.cpp, poison_fork, 2.13).
         os._exit(1 if torch_says("_is_in_bad_fork") else 0)
     if os.waitpid(pid, 0)[1] != 0 or torch_says("_is_in_bad_fork"):
-        return BAD_FORK
+        return _BAD_FORK
     if names := threads_after_fork():
-        named = ", ".join(names)
-        return Obstacle(f"threads are running: {len(names)} named {named}", f"starts a thread ({named})")
+        return f"starts a thread ({', '.join(names)})"
     with contextlib.suppress(ChildProcessError):
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-        return Obstacle("child processes are running", "starts a process")
+        return "starts a process"
     # It has used a device, or asked more than their number.
     if cuda_is_open() or torch_says("is_initialized"):
-        return Obstacle("CUDA is initialized", "initializes CUDA")
-    return None
+        return "initializes CUDA"
+    return ""
+
+
+def _told(deed: str, harm: str) -> str:
+    return harm if harm in ("", _BAD_FORK) else f"{deed} {harm}"
 
 
 def threads_after_fork() -> list[str]:
@@ -245,7 +240,7 @@ class ImportTrial:
             for module in modules:
                 self._import(module)
             harm = self._harm(before)
-            self._end(harm if harm in ("", BAD_FORK.deed) else f"importing it {harm}")
+            self._end(_told("importing it", harm))
         code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         os.close(writer)
         # What a module has started may keep the other end open.
@@ -333,7 +328,7 @@ class ImportTrial:
         if self._event:
             return self._event
         if obstacle := obstacle_to_forking():
-            return obstacle.deed
+            return obstacle
         if opened := sorted(_descriptors() - before["descriptors"]):
             return f"leaves open {', '.join(opened)}"
         for module in sys.modules.keys() - before["modules"] - self._preloaded:
@@ -358,7 +353,6 @@ def renew_ranks() -> None:
 
 
 def _importing() -> str:
-    """Return the name of the module whose code runs."""
     frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_code.co_name != "<module>":
         frame = frame.f_back

@@ -156,7 +156,6 @@ class ServerProcess:
         return self._next_attempt is not None
 
     def _timeout(self, idle_since: float) -> float | None:
-        """Return the seconds until there is something to do without an event; None if there is nothing."""
         if self._started:
             return 0
         seconds = [self._children.seconds_to_scan()]
@@ -184,7 +183,7 @@ class ServerProcess:
             # Cold workers import torch themselves, and fail with its error if the script needs it.
             state = {"state": "cold", "module": error.module, "reason": str(error)[:8000]}
         else:
-            if obstacle is not None:
+            if obstacle:
                 state = {"state": "cold", "reason": obstacle}
         del sys.path[: len(directory)]
         if state["state"] == "warm":
@@ -413,7 +412,6 @@ class ServerProcess:
         return left
 
     def _forward_signals(self) -> None:
-        """Forward to the agent the signals that workers send to their parent."""
         for number, sender in sent_signals(self._signals):
             # slurmstepd, the agent's parent, signals every process of a step, the agent among them.
             if sender not in ancestors():

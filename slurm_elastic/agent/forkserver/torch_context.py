@@ -301,7 +301,6 @@ def bound_cpus(bound: tuple[str, ...], command: tuple[str, ...]) -> tuple[int, .
 
 
 def _files_of(tail: Any) -> list[FollowedFile]:
-    """Return the files that one of torch's TailLogs would follow."""
     prefixes = tail._log_line_prefixes or {}
     return [
         FollowedFile(path, prefixes.get(rank, f"[{tail._name}{rank}]:"), tail._dst, tail._log_line_filter)

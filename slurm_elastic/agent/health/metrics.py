@@ -42,7 +42,6 @@ class _Collected(Collector):
         return ()
 
     def collect(self) -> Iterator[Metric]:
-        """All metrics."""
         yield from self._about_agent()
         yield from self._about_rounds()
         yield from self._about_workers()

@@ -182,7 +182,6 @@ class JobAtEnd:
             self.end_job_if_last(answer, self.told)
 
     def _members(self) -> Sequence[Successor] | None:
-        """Return the members of the newest round on record; None if that cannot be read."""
         try:
             last = last_round(self.records.situation(), self.incarnation)
         except (RecordsError, LookupError, ValueError, TypeError):
@@ -191,17 +190,15 @@ class JobAtEnd:
 
     def _all_ended(self, others: Sequence[tuple[str, Successor | None]]) -> bool:
         """Return True if all these agents have ended; False if one lives, or if that is unknown after ten minutes."""
-        for _ in range(_POLLS):
+
+        def look() -> bool | None:
             states = self.controller.node_states([node for node, _ in others]) if others else {}
             up = [successor for node, successor in others if states[node] is not NodeState.DOWN]
             # One agent that has not ended is enough.
             answers = (_answers(agent.address, agent.port) if agent is not None else None for agent in up)
-            answer = next((state for state in answers if state is not False), False)
-            if answer is not None:
-                return not answer
-            if select.select([self.signal_fd], [], [], _POLL_INTERVAL)[0]:
-                return False
-        return False
+            return next((state for state in answers if state is not False), False)
+
+        return _poll(look, _POLLS, self.signal_fd) is False
 
     def _batch_script_lost(self, polls: int, signal_fd: int | None = None) -> bool:
         """Return True if the job goes on without its batch script, so that its agents requeue or end it.
@@ -217,20 +214,26 @@ class JobAtEnd:
         if job.context is not Context.STEP or job.node == first or "SLURM_SRUN_COMM_HOST" not in self.environ:
             # This agent ends with the script's node, or was not started by srun.
             return False
-        for _ in range(polls):
+
+        def look() -> bool | None:
             host, port = self.environ["SLURM_SRUN_COMM_HOST"], self.environ.get("SLURM_SRUN_COMM_PORT", "")
             alive = _answers(host, int(port)) if host and port.isdigit() else None
-            if alive is None:
-                alive = False if self.controller.node_states((first,))[first] is NodeState.DOWN else None
-                if alive is None and self.controller.is_silent:
-                    # scontrol is not available, as in a container.
-                    return False
-            if alive is not None:
-                return not alive
-            with contextlib.suppress(OSError):
-                if select.select([] if signal_fd is None else [signal_fd], [], [], _POLL_INTERVAL)[0]:
-                    return False
-        return False
+            if alive is None and self.controller.node_states((first,))[first] is NodeState.DOWN:
+                return False
+            # Where scontrol is not available, as in a container, no more will be known.
+            return True if alive is None and self.controller.is_silent else alive
+
+        return _poll(look, polls, signal_fd) is False
+
+
+def _poll(look: Callable[[], bool | None], polls: int, signal_fd: int | None) -> bool | None:
+    """Look every five seconds until something is known; None if nothing is, or the descriptor is readable before."""
+    for _ in range(polls):
+        if (found := look()) is not None:
+            return found
+        if select.select([] if signal_fd is None else [signal_fd], [], [], _POLL_INTERVAL)[0]:
+            break
+    return None
 
 
 def is_known_done(records: Records) -> bool:

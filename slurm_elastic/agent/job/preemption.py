@@ -233,7 +233,6 @@ class SignalDiagnosis:
             self._write(self._presume())
 
     def _learn(self, controller: Controller, job: SlurmJob) -> None:
-        """Ask Slurm for the least grace and the time limit, as the agent of the job's first node."""
         view = controller.job(job.name)
         clock = controller.clock() if view is not None and self._notices.first() is None else None
         if view is None or clock is None or self._notices.first() is not None:
@@ -253,7 +252,6 @@ class SignalDiagnosis:
             self._limit = view.end_time - view.start_time
 
     def _save(self) -> float:
-        """Return the seconds that a save before the time limit needs."""
         if self._end is None:
             return 0.0
         seconds, misfit = save_time(self._limit, self._newest_save(), self._meaning.save)

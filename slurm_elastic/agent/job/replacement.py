@@ -435,7 +435,6 @@ class Replacer(Feature):
             notice(f"job {result.job} is submitted for {what} that the run has lost, {count} of {self._settings.limit}")
 
     def _say(self, line: str) -> None:
-        """Warn, once."""
         if line not in self._lines:
             self._lines.add(line)
             logger.warning("%s", line)

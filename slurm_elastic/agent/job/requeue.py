@@ -137,7 +137,6 @@ def _room(
 
 
 def _excluded_before(earlier: Sequence[Mapping[str, Any]]) -> frozenset[str]:
-    """Return the nodes that earlier requeues have added to those that the job excludes."""
     lists = [record.get("excluded") for record in earlier]
     return frozenset(node for names in lists if isinstance(names, list) for node in names if isinstance(node, str))
 

@@ -40,14 +40,14 @@ class SignalWorkers(Action):
 
 @dataclass(frozen=True, slots=True)
 class Hold(Action):
-    """Let the workers wait before their next step. Result: Held."""
+    """Let the workers wait before their next step, and tell the leader at which step they can stop."""
 
     round: int
 
 
 @dataclass(frozen=True, slots=True)
 class StopAtStep(Action):
-    """Tell the workers at which step to stop. Results: StepAccepted, StepRefused."""
+    """Tell the workers at which step to stop. Result: StepAccepted, unless they were not held and may be past it."""
 
     round: int
     step: int
@@ -94,11 +94,10 @@ class AnnounceLeave(Action):
 
 
 @dataclass(frozen=True, slots=True)
-class AnswerHold(Action):
-    """Tell the leader at which step the workers of a round can stop; None if they take no part."""
+class RefuseHold(Action):
+    """Tell the leader that the workers of a round take no part in its planned stop."""
 
     round: int
-    step: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,15 +114,10 @@ class ReportFinished(Action):
 
 
 @dataclass(frozen=True, slots=True)
-class DescribeFailure(Action):
-    """Find out which worker failed first, with its traceback or last output. Result: FailureDescribed."""
-
-
-@dataclass(frozen=True, slots=True)
 class ReportFailure(Action):
-    """Tell the leader about the failure of a worker that the agent was not stopping."""
+    """Tell the leader of the failure of a worker that the agent was not stopping; None for that which failed first."""
 
-    failure: WorkerFailure
+    failure: WorkerFailure | None = None
 
 
 @dataclass(frozen=True, slots=True)

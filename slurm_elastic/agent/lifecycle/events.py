@@ -68,25 +68,10 @@ class StartFailed(OwnEvent):
 
 
 @dataclass(frozen=True, slots=True)
-class Held(OwnEvent):
-    """Result of Hold. `step` is the earliest step at which the workers can stop; None if they take no part."""
-
-    round: int
-    step: int | None
-
-
-@dataclass(frozen=True, slots=True)
 class StepAccepted(OwnEvent):
     """Result of StopAtStep: the workers stop at this step."""
 
     step: int
-
-
-@dataclass(frozen=True, slots=True)
-class StepRefused(OwnEvent):
-    """Result of StopAtStep: the workers were not held, so they may be past the step."""
-
-    round: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,13 +84,6 @@ class WorkersSucceeded(OwnEvent):
 @dataclass(frozen=True, slots=True)
 class WorkersFailed(OwnEvent):
     """A worker failed while the agent was not stopping it."""
-
-
-@dataclass(frozen=True, slots=True)
-class FailureDescribed(OwnEvent):
-    """Result of DescribeFailure."""
-
-    failure: WorkerFailure
 
 
 @dataclass(frozen=True, slots=True)

@@ -161,18 +161,12 @@ def _leave(
     config: states.LifecycleConfig, state: states.State, notice: Notice, seconds: float | None, now: float
 ) -> Step:
     """Announce that this agent leaves, within `seconds`; again when more is known about it."""
-    timeout = config.shutdown_timeout
-    departure = states.depart(
-        notice.reason,
-        notice.detail or notice.reason.value,
-        seconds,
-        shutdown_timeout=timeout,
-        margin=config.leave_margin,
-        now=now,
-    )
+    departure = states.depart(config, notice.reason, notice.detail or notice.reason.value, seconds, now)
     interrupts = isinstance(notice, events.Signalled) and notice.interrupts
     departure = replace(departure, interrupts=interrupts or _is_interrupted(state))
-    announce = actions.AnnounceLeave(departure.reason, timeout if seconds is None else seconds, departure.detail)
+    announce = actions.AnnounceLeave(
+        departure.reason, config.shutdown_timeout if seconds is None else seconds, departure.detail
+    )
     match state:
         case states.Training() | states.Leaving():
             # The leader asks all agents for a step at which their workers can stop, or ends the round at once.
@@ -243,15 +237,11 @@ def _training(
         case messages.Holding(round_):
             workers, signal = _signal_workers(config, workers)
             return states.with_training(state, workers), (*signal, actions.Hold(round_))
-        case events.Held(round_, at):
-            return state, (actions.AnswerHold(round_, at),)
         case messages.Stopping():
             reason = event.detail if event.reason is Reason.NODE_LEFT and event.detail else event.reason.value
             return state, (actions.StopAtStep(event.round, event.step, reason, event.seconds),)
         case events.StepAccepted(at):
             return states.with_training(state, replace(workers, stop_step=at)), ()
-        case events.StepRefused(round_):
-            return state, (actions.AnswerHold(round_, None),)
         case events.WorkersSucceeded(agreed) if agreed or workers.signalled:
             # The workers have saved and ended at the agreed step, or because of the signal that was sent to them.
             then = state.departure if isinstance(state, states.Leaving) else states.Rejoin()
@@ -270,7 +260,7 @@ def _training(
             )
         case events.WorkersFailed():
             return states.Reported(state.round, states.WorkersResult.FAILED, state.signalled), (
-                actions.DescribeFailure(),
+                actions.ReportFailure(),
             )
     return state, ()
 
@@ -307,9 +297,7 @@ def _reported(config: states.LifecycleConfig, state: states.Reported, event: eve
         case messages.Interrupted():
             return _interrupted(config, state, event, now)
         case messages.Holding(round_) if state.result is None:
-            return state, (actions.AnswerHold(round_, None),)
-        case events.FailureDescribed(failure):
-            return state, (actions.ReportFailure(failure),)
+            return state, (actions.RefuseHold(round_),)
     return state, ()
 
 
@@ -320,7 +308,7 @@ def _stopping(config: states.LifecycleConfig, state: states.Stopping, event: eve
         case messages.Interrupted():
             return state, _fence(event)
         case messages.Holding(round_):
-            return state, (actions.AnswerHold(round_, None),)
+            return state, (actions.RefuseHold(round_),)
         case events.WorkersEnded():
             return replace(state, terminate_at=None), (actions.CloseRound(),)
         case events.DeadlineReached() if now >= state.stop_by:
@@ -402,7 +390,7 @@ def _stop_to_leave(
     """Stop the workers of an agent that has announced its leave, without waiting for the agreed step."""
     if isinstance(state, states.Training | states.Leaving):
         # The workers of the other agents cannot agree with these.
-        before = (*before, actions.AnswerHold(state.round.round, None))
+        before = (*before, actions.RefuseHold(state.round.round))
     signalled_first = state.signalled and now < departure.stop_by
     by = departure.stop_by if signalled_first else min(now + config.shutdown_timeout, departure.gone_by)
     return _stop(state, departure, now, by - now, signalled_first=signalled_first, before=before)

@@ -92,17 +92,12 @@ class Ending:
 Then = Rejoin | Departure | Ending
 
 
-def depart(
-    reason: LeaveReason, detail: str, seconds: float | None, *, shutdown_timeout: float, margin: float, now: float
-) -> Departure:
-    """Plan a leave.
-
-    Args:
-        seconds: Seconds until the agent has to end; None if unknown, then workers get `shutdown_timeout` in all.
-    """
+def depart(config: LifecycleConfig, reason: LeaveReason, detail: str, seconds: float | None, now: float) -> Departure:
+    """Plan a leave, within `seconds`; None if that is unknown, then workers get `shutdown_timeout` in all."""
+    timeout = config.shutdown_timeout if seconds is None else seconds
+    stop_by = now + seconds_to_stop(timeout, config.leave_margin)
     if seconds is None:
-        return Departure(reason, detail, now + seconds_to_stop(shutdown_timeout, margin), now + shutdown_timeout)
-    stop_by = now + seconds_to_stop(seconds, margin)
+        return Departure(reason, detail, stop_by, now + timeout)
     # The agent announces its end after its workers' end, and that takes a moment, too.
     gone_by = stop_by + 0.75 * (now + seconds - stop_by) if seconds > 0 else now + _OVERDUE_TIMEOUT
     return Departure(reason, detail, stop_by, gone_by)
@@ -211,32 +206,6 @@ class Done:
 
 
 State = Joining | Starting | Training | Leaving | Reported | Stopping | Lingering | Done
-
-
-class WorkerWatch(enum.Enum):
-    """The event of the worker processes that the shell watches for."""
-
-    NOTHING = enum.auto()
-    """No event: there are no workers."""
-    RESULT = enum.auto()
-    """All workers have succeeded, or one has failed."""
-    EXITS = enum.auto()
-    """No event, but the shell reads the exits of further workers: unread, they would wake it for ever."""
-    END = enum.auto()
-    """No worker runs any more."""
-
-
-def worker_watch(state: State) -> WorkerWatch:
-    """Return what the shell has to watch the worker processes for."""
-    match state:
-        case Training() | Leaving():
-            return WorkerWatch.RESULT
-        case Reported():
-            return WorkerWatch.EXITS
-        case Stopping():
-            return WorkerWatch.END
-        case _:
-            return WorkerWatch.NOTHING
 
 
 def deadline(state: State) -> float | None:

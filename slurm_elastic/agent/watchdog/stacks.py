@@ -80,7 +80,6 @@ def _read(pid: int, thread: int | None, name: str) -> str:
 
 
 def _status(pid: int, key: str, thread: int | None = None) -> str:
-    """Return a value of proc_pid_status(5); empty for none."""
     lines = _read(pid, thread, "status").splitlines()
     return next((line.partition(":")[2].strip() for line in lines if line.startswith(f"{key}:")), "")
 

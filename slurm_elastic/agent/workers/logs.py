@@ -116,17 +116,10 @@ class RoundLogsSpecs(LogsSpecs):
             ) from None
         return directory
 
-    def __repr__(self) -> str:
-        return (
-            f"RoundLogsSpecs({self._logs!r}, redirects={self._to_files!r}, tee={self._to_both!r}, "
-            f"local_ranks_filter={self._local_ranks_shown!r})"
-        )
-
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, RoundLogsSpecs) and repr(self) == repr(other)
+        return isinstance(other, RoundLogsSpecs) and vars(self) == vars(other)
 
-    def __hash__(self) -> int:
-        return hash(repr(self))
+    __hash__ = None  # type: ignore[assignment]
 
 
 def _without_files(envs: dict[int, dict[str, str]]) -> LogsDest:

@@ -82,7 +82,7 @@ class Agent(Command):
 
     def run(self, arguments: Sequence[str]) -> int:
         """Resolve the command line and Slurm's environment, and run the agent."""
-        from slurm_elastic.agent.process_end import run_last
+        from slurm_elastic.agent.signals import run_last
 
         _keep_own_environment()
         require(1)
@@ -239,7 +239,6 @@ def _node_check(arguments: Sequence[str]) -> tuple[NodeCheck, str]:
 
 
 def _require_checked_node(check: NodeCheck, settings: AgentSettings, on_bad_node: str) -> None:
-    """Wait for the check of this node."""
     from slurm_elastic.agent.event_log import EventLog
     from slurm_elastic.agent.node.node_check import NodeCheckError, tell_site
     from slurm_elastic.agent.signals import record_signals
@@ -312,7 +311,6 @@ class _ForkServerStart:
         self.environment = worker_environment(environ, _local_world_size(options.value("nproc_per_node"), environ))
 
     def start(self) -> ForkServer:
-        """Start the fork server."""
         from slurm_elastic.agent.forkserver.client import ForkServer
 
         return ForkServer(
@@ -321,7 +319,6 @@ class _ForkServerStart:
 
 
 def _import_lists(run_dir: str | None, environ: Mapping[str, str]) -> str:
-    """Return the directory of the lists of learned imports, beside the runs."""
     base = run_dir or environ.get("SLURM_SUBMIT_DIR") or os.getcwd()  # noqa: PTH109  pathlib takes long to import
     return os.path.join(os.path.abspath(base), "elastic-runs", ".imports")  # noqa: PTH100, PTH118
 

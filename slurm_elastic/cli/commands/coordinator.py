@@ -181,7 +181,6 @@ def _address(options: argparse.Namespace, job: SlurmJob | None, controller: Cont
 
 
 def _agent_variables(options: argparse.Namespace, settings: CoordinatorSettings) -> dict[str, str]:
-    """Return the variables from which the agents of the submitted run take their options."""
     variables = {
         "PET_RDZV_ID": settings.run_dir.run_id,
         "PET_RUN_DIR": str(settings.run_dir.path.parent.parent),

@@ -72,7 +72,6 @@ exit codes: 0 runs work, 1 they work with limits, 2 they do not work, or wrong u
         return exit_code(results)
 
     def _parse(self, arguments: Sequence[str]) -> tuple[argparse.Namespace, dict[str, str | None]]:
-        """Separate the doctor's options from those of sbatch."""
         from slurm_elastic.submission.submit_options import read_command_line
 
         parser = self.parser()

@@ -164,7 +164,6 @@ def _numbers(
 
 
 def _since(text: str, now: float) -> float:
-    """Return the time that ``--since`` names."""
     match = _AGO.fullmatch(text.strip())
     if match:
         return now - float(match[1]) * _UNITS[match[2]]

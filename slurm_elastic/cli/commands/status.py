@@ -183,14 +183,12 @@ def _nodes(status: RunStatus, now: float) -> Iterable[dict[str, str]]:
 
 
 def _sizes(agents: Iterable[AgentView]) -> str:
-    """Return the memory that each of these agents holds for snapshots, from the least to the most."""
     sizes = sorted(agent.live.snapshot_bytes for agent in agents if agent.live is not None)
     texts = dict.fromkeys(size_text(size) for size in (sizes[0], sizes[-1])) if sizes else ()
     return " to ".join(texts)
 
 
 def _workers(status: RunStatus) -> Iterable[tuple[str, ...]]:
-    """Yield a row for each worker that has been answered for, in the order of ranks."""
     workers = [(worker, agent.node) for agent in status.agents for worker in agent.answers]
     scores = {score.rank: score for score in status.scores}
     for worker, node in sorted(workers, key=lambda pair: pair[0].rank):
@@ -201,7 +199,6 @@ def _workers(status: RunStatus) -> Iterable[tuple[str, ...]]:
 
 
 def _slow(slow: SlowRankView, status: RunStatus) -> str:
-    """Return the score of a slow rank, now if it is known."""
     score = next((candidate for candidate in status.scores if candidate.rank == slow.rank), None)
     if score is None or score.relative_score is None:
         return "" if slow.relative_score is None else f"score {slow.relative_score:.2f}"

@@ -146,7 +146,6 @@ def _options(parser: argparse.ArgumentParser) -> tuple[set[str], set[str]]:
 
 
 def _require_agent_options(parser: argparse.ArgumentParser, line: CommandLine) -> None:
-    """Check the agents' options with the agents' own parser."""
     if line.script is None:
         raise UsageError("no script; give one, as in slurm-elastic submit --nodes 2:4 train.py")
     options = parser.parse_args([*line.agent, line.script, *line.arguments])
@@ -191,7 +190,6 @@ def _plan(line: CommandLine) -> Plan:
 
 
 def _follow(script: BatchScript) -> int:
-    """Submit a job and print its output until it ends."""
     from slurm_elastic.cli._run_view import until_seen_enough
     from slurm_elastic.slurm import Controller
     from slurm_elastic.submission.sbatch import submit

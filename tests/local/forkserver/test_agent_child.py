@@ -14,8 +14,7 @@ import torch
 
 from slurm_elastic import snapshot
 from slurm_elastic.agent.forkserver._linux import children
-from slurm_elastic.agent.forkserver._processes import ForkedProcess
-from slurm_elastic.agent.forkserver.client import ForkServer
+from slurm_elastic.agent.forkserver.client import ForkedProcess, ForkServer
 from slurm_elastic.agent.forkserver.protocol import State
 from slurm_elastic.snapshot.agent_side import AgentMemory, Group
 from slurm_elastic.snapshot.disk import writer as checkpoint_writer

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from slurm_elastic.agent.lifecycle.states import Departure, depart
+from slurm_elastic.agent.lifecycle.states import Departure, LifecycleConfig, depart
 from slurm_elastic.rendezvous.membership.agents import LeaveReason
 
 NOW = 100.0
@@ -13,7 +13,8 @@ DEPARTURE = Departure(PREEMPTED, "SIGTERM", stop_by=125.0, gone_by=130.0)
 
 
 def plan(seconds: float | None) -> Departure:
-    return depart(PREEMPTED, "SIGTERM", seconds, shutdown_timeout=30.0, margin=5.0, now=NOW)
+    config = LifecycleConfig("n1", "7", "n0", shutdown_timeout=30.0, leave_margin=5.0)
+    return depart(config, PREEMPTED, "SIGTERM", seconds, NOW)
 
 
 def test_without_a_deadline_workers_have_their_usual_time_in_all() -> None:

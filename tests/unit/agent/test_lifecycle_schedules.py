@@ -11,9 +11,7 @@ from slurm_elastic.agent.lifecycle.actions import (
     Action,
     AnnounceLeave,
     CloseRound,
-    DescribeFailure,
     End,
-    Hold,
     Join,
     ReportLeft,
     StartWorkers,
@@ -24,15 +22,12 @@ from slurm_elastic.agent.lifecycle.events import (
     DeadlineReached,
     Diagnosed,
     Event,
-    FailureDescribed,
-    Held,
     RoundClosed,
     Signalled,
     Started,
     StartFailed,
     StartInterrupted,
     StepAccepted,
-    StepRefused,
     WorkersEnded,
     WorkersFailed,
     WorkersStarted,
@@ -42,11 +37,12 @@ from slurm_elastic.agent.lifecycle.machine import step
 from slurm_elastic.agent.lifecycle.states import (
     Done,
     Joining,
+    Leaving,
     LifecycleConfig,
     State,
-    WorkerWatch,
+    Stopping,
+    Training,
     deadline,
-    worker_watch,
 )
 from slurm_elastic.errors import ExitCode
 from slurm_elastic.rendezvous.election.events import CutOff, LeaderLost, RecordsLost, Unreachable
@@ -101,12 +97,8 @@ class Node:
                 self.workers_run = False
                 survivors = "process 5" if self.chance.random() < 0.02 else ""
                 return RoundClosed(leads=self.chance.random() < 0.5, survivors=survivors)
-            case Hold(round_):
-                return Held(round_, self.chance.choice((None, 5)))
-            case StopAtStep(round_, at):
-                return self.chance.choice((StepAccepted(at), StepRefused(round_)))
-            case DescribeFailure():
-                return FailureDescribed(FAILURE)
+            case StopAtStep(step=at):
+                return self.chance.choice((StepAccepted(at), None))
             case AnnounceLeave(seconds=seconds):
                 self.announced += 1
                 by = self.now + max(seconds, 2.0)
@@ -169,7 +161,7 @@ class Node:
         )
 
     def _may_end(self) -> bool:
-        return worker_watch(self.state) is WorkerWatch.RESULT
+        return isinstance(self.state, Training | Leaving)
 
     def pass_time(self, seconds: float) -> None:
         """Let time pass, and every deadline on the way be reached."""
@@ -184,7 +176,7 @@ class Node:
 
     def look_at_workers(self) -> None:
         """Tell the machine when no worker runs any more, if it watches for that."""
-        if worker_watch(self.state) is WorkerWatch.END and not self.workers_run:
+        if isinstance(self.state, Stopping) and not self.workers_run:
             self.happened(WorkersEnded())
 
 

@@ -79,12 +79,9 @@ EVENTS: dict[str, Callable[..., events.Event]] = {
             4, int(step), Reason(why), "n2", detail or "", number(seconds)
         )
     ),
-    r"its workers can stop after step (?P<step>\d+)": lambda step: events.Held(4, int(step)),
     r"its workers take step (?P<step>\d+)": lambda step: events.StepAccepted(int(step)),
-    "its workers may be past the step": lambda: events.StepRefused(4),
     "its workers succeed(?P<flag> at the step)?": lambda flag: events.WorkersSucceeded(bool(flag)),
     "a worker fails": events.WorkersFailed,
-    "the failure is described": lambda: events.FailureDescribed(FAILURE),
     "no worker runs any more": events.WorkersEnded,
     "the round is closed(?P<leads>, and it leads)?(?:, but for (?P<survivors>.*))?": (
         lambda leads, survivors: events.RoundClosed(bool(leads), survivors or "")
@@ -146,15 +143,11 @@ def shown(state: State) -> str:
             return "has ended"
 
 
-def name(step: int | None) -> str:
-    return "nowhere" if step is None else f"after step {step}"
-
-
 SHOWN: dict[type, Callable[[Any], str]] = {
     actions.Join: lambda _: "join",
     actions.StartWorkers: lambda _: "start the workers",
     actions.SignalWorkers: lambda _: "send the workers their signal",
-    actions.Hold: lambda _: "let the workers wait before their next step",
+    actions.Hold: lambda _: "let the workers wait before their next step, and tell the leader which",
     actions.StopAtStep: lambda stop: (
         f"tell the workers to stop after step {stop.step}"
         f"{f', within {stop.seconds:g} s' if stop.seconds is not None else ''}: {stop.reason}"
@@ -165,13 +158,14 @@ SHOWN: dict[type, Callable[[Any], str]] = {
     actions.CloseRound: lambda _: "close the round, and kill what is left",
     actions.StopServingStore: lambda _: "end the worker store",
     actions.AnnounceLeave: lambda told: f"tell the leader: leaves in {told.seconds:g} s, {leave(told)}",
-    actions.AnswerHold: lambda held: f"tell the leader: can stop {name(held.step)}",
+    actions.RefuseHold: lambda _: "tell the leader: can stop nowhere",
     actions.ReportLeft: lambda left: (
         f"tell the leader: has left{', stopped at the step' * left.stopped}, {left.reason.value}"
     ),
     actions.ReportFinished: lambda _: "tell the leader: the workers have finished",
-    actions.DescribeFailure: lambda _: "find out which worker failed first",
-    actions.ReportFailure: lambda failed: f"tell the leader: a worker failed, {failed.failure.message}",
+    actions.ReportFailure: lambda failed: (
+        f"tell the leader: a worker failed, {failed.failure.message if failed.failure else 'which was the first'}"
+    ),
     actions.RequestLeave: lambda asked: f"tell the agents of this job to leave in {asked.seconds:g} s, {leave(asked)}",
     actions.NoteLeaveRequest: lambda noted: f"note that the leader asks it to leave, {noted.request.reason.value}",
     actions.Log: lambda log: f"log: {log.text}",
@@ -198,8 +192,7 @@ class Agent:
         """Return a line for each action on an event, and one for what the agent does now if that has changed."""
         if event == "show what is watched":
             moment = states.deadline(self._state)
-            watched = states.worker_watch(self._state).name.lower()
-            return [f"workers: {watched}{f'; deadline {after(moment)}' if moment is not None else ''}"]
+            return [f"deadline {after(moment)}" if moment is not None else "no deadline"]
         _, moment_, what = event.split(" ", 2)
         before, lines = self._state, []
         for found in cases.events(what, EVENTS):

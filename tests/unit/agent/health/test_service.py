@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_elastic.agent.health.service import withdraw_lost
+from slurm_elastic.agent.health.server import withdraw_lost
 from slurm_elastic.rundir import RunDir
 
 
