@@ -70,7 +70,6 @@ class LogFile(logging.Handler):
         self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
 
     def emit(self, record: logging.LogRecord) -> None:
-        """See base class."""
         self._lines.put(f"{logging.Formatter().formatTime(record)} {_text(record)}\n")
 
     def open(self, append: Callable[[str], None]) -> None:

@@ -133,11 +133,9 @@ class HealthFeature(Feature):
         self.fd = reporter.fd
 
     def loop_turned(self) -> None:
-        """See base class."""
         self._reporter.answer()
 
     def state_changed(self, state: State) -> None:
-        """See base class."""
         stage = _stage(state)
         if stage is None or stage is self._stage:
             return
@@ -145,25 +143,21 @@ class HealthFeature(Feature):
         self._reporter.change(lambda state: enter(state, stage, now))
 
     def workers_started(self, running: RunningRound) -> None:
-        """See base class."""
         self._stage, self._progress, now = Stage.TRAINING, running.progress, time.monotonic()
         info = RoundInfo(running.assignment, running.pids)
         self._reporter.change(lambda state: enter(replace(state, round_info=info, counted=False), Stage.TRAINING, now))
 
     def round_ended(self, progress: Sequence[WorkerProgress]) -> None:
-        """See base class."""
         steps = sum(worker.boundary for worker in progress)
         self._reporter.change(
             lambda state: state if state.counted else replace(state, steps=state.steps + steps, counted=True)
         )
 
     def leave_announced(self, leave: AnnounceLeave) -> None:
-        """See base class."""
         announced = Leave(leave.reason.value, leave.detail, time.monotonic() + leave.seconds)
         self._reporter.change(lambda state: replace(state, notices=(*state.notices, announced.reason), leave=announced))
 
     def status(self, readings: Readings) -> Readings:
-        """See base class."""
         return replace(readings, progress=self._progress())
 
 
@@ -192,36 +186,29 @@ class WatchdogFeature(Feature):
         self._hung: frozenset[int] = frozenset()
 
     def round_formed(self, assignment: Assignment, environments: Mapping[int, dict[str, str]]) -> None:
-        """See base class."""
         for environment in environments.values():
             environment[FILE_VARIABLE] = self._watchdog.path
         self._watchdog.expect()
 
     def workers_started(self, running: RunningRound) -> None:
-        """See base class."""
         self._pids, self._hung = dict(running.pids), frozenset()
         self._watchdog.watch(_watched(running), running.progress, running.agreement)
 
     def attribute(self, failure: WorkerFailure, pid: int) -> WorkerFailure:
-        """See base class."""
         hang = self._watchdog.hang_of(pid)
         return failure if hang is None else replace(failure, message=f"{BY_WATCHDOG}{hang}", hung=True)
 
     def explanation(self, local_rank: int) -> str:
-        """See base class."""
         return "it hung: stacks.txt has its stacks" if local_rank in self._hung else ""
 
     def exits_expected(self, *, unplanned: bool) -> None:
-        """See base class."""
         self._hung = frozenset(rank for rank, pid in self._pids.items() if self._watchdog.hang_of(pid) is not None)
         self._watchdog.unwatch()
 
     def run_ended(self) -> None:
-        """See base class."""
         self._watchdog.stop()
 
     def status(self, readings: Readings) -> Readings:
-        """See base class."""
         return replace(readings, watchdog_age=self._watchdog.age(), ignored=self._watchdog.dropped)
 
 
@@ -264,13 +251,11 @@ class SnapshotFeature(Feature):
             raise
 
     def inventory(self) -> str:
-        """See base class."""
         return self._memory.inventory(
             self._is_leaving, members_leave=self._members_leave, members_stay=self._members_stay
         )
 
     def round_formed(self, assignment: Assignment, environments: Mapping[int, dict[str, str]]) -> None:
-        """See base class."""
         self._members_leave = self._members_stay = False
         place = assignment.place
         group = Group(place.rank, assignment.nodes, place.local_world_size, place.base_rank, assignment.world_size)
@@ -283,27 +268,22 @@ class SnapshotFeature(Feature):
             environment.update(variables)
 
     def stop_agreed(self, reason: str) -> None:
-        """See base class."""
         self._members_stay = reason == StopReason.NODE_JOINED
         self._members_leave = not self._members_stay
 
     def exits_expected(self, *, unplanned: bool) -> None:
-        """See base class."""
         if unplanned:
             self._members_leave, self._members_stay = False, True
 
     def leave_announced(self, leave: AnnounceLeave) -> None:
-        """See base class."""
         # The other half of the margin is for the end of the agent and of its job.
         self._until = time.monotonic() + leave.seconds - min(self._margin / 2, leave.seconds / 4)
 
     def run_ended(self) -> None:
-        """See base class."""
         self.missing = self._memory.close(self._until, self._is_leaving)
         self._directory.close()
 
     def status(self, readings: Readings) -> Readings:
-        """See base class."""
         size, safe = self._memory.held()
         return replace(readings, snapshot_bytes=size, safe_step=safe)
 
@@ -317,11 +297,9 @@ class LearnedImportsFeature(Feature):
         self._since = 0.0
 
     def workers_started(self, running: RunningRound) -> None:
-        """See base class."""
         self._running, self._since = running, self._now()
 
     def attribute(self, failure: WorkerFailure, pid: int) -> WorkerFailure:
-        """See base class."""
         progress = self._running.progress() if self._running is not None else ()
         early = self._now() - self._since < EARLY and not any(worker.boundary for worker in progress)
         if not (failure.hung or -failure.exit_code in _FAULTS) or not early or not self._fork_server.has_learned:
@@ -370,11 +348,9 @@ class AttributionFeature(Feature):
         self._running: RunningRound | None = None
 
     def workers_started(self, running: RunningRound) -> None:
-        """See base class."""
         self._running, self._before = running, self._kills()
 
     def attribute(self, failure: WorkerFailure, pid: int) -> WorkerFailure:
-        """See base class."""
         if failure.exit_code == -signal.SIGKILL and not failure.hung and self._killed_by_kernel():
             cause_text = f"{BY_KERNEL}out of memory on {failure.node}{self._who_has_memory()}"
             failure = replace(failure, message="\n".join(filter(None, (cause_text, failure.message))))

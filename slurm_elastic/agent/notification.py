@@ -1,7 +1,7 @@
 """Notifications about a run: a command or a URL gets each of a few events once, from the agent that leads.
 
-`step` decides, and is pure. A thread of its own looks and delivers, so that neither a command that hangs nor a shared
-file system holds up the agent.
+`Watch` decides, without clock or I/O. A thread of its own looks and delivers, so that neither a command that hangs nor
+a shared file system holds up the agent.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from slurm_elastic.agent.event_log import stamp
 from slurm_elastic.agent.features import Feature, RunningRound
@@ -50,80 +50,59 @@ class Notification:
     fields: dict[str, object] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
 class Watch:
-    """The knowledge of an agent about waits. Times are monotonic.
-
-    Attributes:
-        idle_since: When no round ran any more, or the agent began; None while a round runs.
-        steps: Calls of should_stop of the workers here in that round; None if none reports.
-    """
-
-    idle_since: float | None
-    round: int | None = None
-    steps: int | None = None
-    steps_since: float = 0.0
-    told: frozenset[str] = frozenset()
-
-
-@dataclass(frozen=True, slots=True)
-class Look:
-    """A look at the run, now."""
-
-    leads: bool
-    steps: int | None
-
-
-def step(
-    watch: Watch, event: Entry | Look, incarnation: str, after: float, now: float
-) -> tuple[Watch, Notification | None]:
-    """Return the next knowledge, and what the user is told now.
+    """The knowledge of an agent about the waits of a run; a failure or a wait in another incarnation is another event.
 
     Args:
-        incarnation: Of the run; a failure or a wait in another one is another event.
         after: Seconds after which a wait is worth a notification.
+        now: Monotonic time, as for its methods.
     """
-    if isinstance(event, Entry):
-        return _happened(watch, event, incarnation, now)
-    if watch.idle_since is None and event.steps is not None and event.steps != watch.steps:
-        watch = replace(watch, steps=event.steps, steps_since=now)
-    if not event.leads:
-        return watch, None
-    if watch.idle_since is not None:
-        seconds = now - watch.idle_since
-        if seconds < after:
-            return watch, None
-        last = "none" if watch.round is None else str(watch.round)
-        text = f"no round has run for {seconds:.0f} s: the run waits for its minimum of nodes"
+
+    def __init__(self, incarnation: str, after: float, now: float) -> None:
+        self._incarnation, self._after = incarnation, after
+        self._idle_since: float | None = now
+        """When no round ran any more, or the agent began; None while a round runs."""
+        self._round: int | None = None
+        self._steps: int | None = None
+        self._steps_since = now
+        self._told: set[str] = set()
+
+    def happened(self, entry: Entry, now: float) -> Notification | None:
+        """Take in an event of the run, and return what the user is told now."""
+        match entry.event:
+            case "round_formed":
+                number = entry.fields["round"]
+                assert isinstance(number, int)
+                self._idle_since, self._round, self._steps, self._steps_since = None, number, None, now
+            case "round_ended" if self._idle_since is None:
+                self._idle_since = now
+            case "run_ended" if entry.fields["outcome"] in ("succeeded", "closed"):
+                return Notification("finished", "finished", entry.text, entry.fields)
+            case "run_ended":
+                return Notification("failed", f"failed.{self._incarnation}.{self._round}", entry.text, entry.fields)
+        return None
+
+    def look(self, leads: bool, steps: int | None, now: float) -> Notification | None:
+        """Return what the user is told of a wait; `steps` are those of the workers here, None if none reports."""
+        if self._idle_since is None and steps is not None and steps != self._steps:
+            self._steps, self._steps_since = steps, now
+        idle = self._idle_since is not None
+        seconds = now - (self._steps_since if self._idle_since is None else self._idle_since)
+        if not leads or seconds < self._after or not (idle or self._steps is not None):
+            return None
         fields: dict[str, object] = {"seconds": round(seconds, 1)}
-        return _once(watch, Notification("waiting", f"waiting.{incarnation}.{last}", text, fields))
-    seconds = now - watch.steps_since
-    if watch.steps is None or seconds < after:
-        return watch, None
-    text = f"no step for {seconds:.0f} s in round {watch.round}"
-    fields = {"round": watch.round, "steps": watch.steps, "seconds": round(seconds, 1)}
-    return _once(watch, Notification("no_progress", f"no_progress.{watch.round}.{watch.steps}", text, fields))
-
-
-def _once(watch: Watch, notification: Notification) -> tuple[Watch, Notification | None]:
-    if notification.key in watch.told:
-        return watch, None
-    return replace(watch, told=watch.told | {notification.key}), notification
-
-
-def _happened(watch: Watch, entry: Entry, incarnation: str, now: float) -> tuple[Watch, Notification | None]:
-    match entry.event:
-        case "round_formed":
-            number = entry.fields["round"]
-            assert isinstance(number, int)
-            return replace(watch, idle_since=None, round=number, steps=None, steps_since=now), None
-        case "round_ended":
-            return (watch if watch.idle_since is not None else replace(watch, idle_since=now)), None
-        case "run_ended":
-            if entry.fields["outcome"] in ("succeeded", "closed"):
-                return watch, Notification("finished", "finished", entry.text, entry.fields)
-            return watch, Notification("failed", f"failed.{incarnation}.{watch.round}", entry.text, entry.fields)
-    return watch, None
+        if idle:
+            last = "none" if self._round is None else str(self._round)
+            text = f"no round has run for {seconds:.0f} s: the run waits for its minimum of nodes"
+            told = Notification("waiting", f"waiting.{self._incarnation}.{last}", text, fields)
+        else:
+            text = f"no step for {seconds:.0f} s in round {self._round}"
+            fields = {"round": self._round, "steps": self._steps, **fields}
+            told = Notification("no_progress", f"no_progress.{self._round}.{self._steps}", text, fields)
+        if told.key in self._told:
+            return None
+        self._told.add(told.key)
+        return told
 
 
 def deliver(
@@ -177,12 +156,10 @@ class NotifyFeature(Feature):
         self._events.put(entry)
 
     def workers_started(self, running: RunningRound) -> None:
-        """See base class."""
         self._running = running
         self.happened(Entry("round_formed", "", {"round": running.assignment.round}))
 
     def round_ended(self, progress: Sequence[WorkerProgress]) -> None:
-        """See base class."""
         self._running = None
         self.happened(Entry("round_ended", ""))
 
@@ -193,21 +170,21 @@ class NotifyFeature(Feature):
         self._thread.join(_LAST_LIMIT + 1)
 
     def _live(self) -> None:
-        watch, loops_at = Watch(time.monotonic()), time.monotonic() + self._loop_interval
+        watch = Watch(self._incarnation, self._settings.after, time.monotonic())
+        loops_at = time.monotonic() + self._loop_interval
         while True:
-            event: Entry | Look | None
             try:
                 event = self._events.get(timeout=min(_LOOK, self._settings.after / 4))
             except queue.Empty:
-                event = Look(self._leads(), self._steps())
+                leads = self._leads()
+                self._deliver(watch.look(leads, self._steps(), time.monotonic()))
+                if leads and time.monotonic() >= loops_at:
+                    loops_at = time.monotonic() + self._loop_interval
+                    self._tell_loops()
+                continue
             if event is None:
                 return
-            watch, notification = step(watch, event, self._incarnation, self._settings.after, time.monotonic())
-            if notification is not None:
-                self._deliver(notification)
-            if isinstance(event, Look) and event.leads and time.monotonic() >= loops_at:
-                loops_at = time.monotonic() + self._loop_interval
-                self._tell_loops()
+            self._deliver(watch.happened(event, time.monotonic()))
 
     def _tell_loops(self) -> None:
         try:
@@ -221,7 +198,9 @@ class NotifyFeature(Feature):
                 fields: dict[str, object] = {"loop": loop.loop, "advice": loop.advice, "nodes": list(loop.nodes)}
                 self._deliver(Notification("loop", f"loop.{loop.key}", loop.text, fields))
 
-    def _deliver(self, notification: Notification) -> None:
+    def _deliver(self, notification: Notification | None) -> None:
+        if notification is None:
+            return
         limit = _DELIVERY_LIMIT if self._last_by is None else max(0.1, self._last_by - time.monotonic())
         deliver(self._settings.target, self._run_dir, self._node, notification, limit)
 

@@ -69,7 +69,6 @@ class ProgressLog(Feature):
         self._add("agent_started", **sizes, domain=domain, seconds=_seconds_since_start())
 
     def workers_started(self, running: RunningRound) -> None:
-        """See base class."""
         assignment, place = running.assignment, running.assignment.place
         self._since = time.monotonic()
         self._pause, self._due = self._first_pause, self._since + self._first_pause
@@ -95,7 +94,6 @@ class ProgressLog(Feature):
             self._lines.put(record)
 
     def round_ended(self, progress: Sequence[WorkerProgress]) -> None:
-        """See base class."""
         running, self._running = self._running, None
         if running is not None:
             self._note_start(running.assignment, progress)

@@ -53,24 +53,20 @@ class StepTimingFeature(Feature):
         self._thread: threading.Thread | None = None
 
     def workers_started(self, running: RunningRound) -> None:
-        """See base class."""
         self._running = running
         if self._thread is None:
             self._thread = threading.Thread(target=self._live, name="slurm-elastic-timing", daemon=True)
             self._thread.start()
 
     def round_ended(self, progress: Sequence[WorkerProgress]) -> None:
-        """See base class."""
         self._running = None
 
     def run_ended(self) -> None:
-        """See base class."""
         self._over.set()
         if self._thread is not None:
             self._thread.join(_END)
 
     def status(self, readings: Readings) -> Readings:
-        """See base class."""
         running, paces = self._measured
         # Until the thread wakes, they are those of the last round.
         if running is not self._running:

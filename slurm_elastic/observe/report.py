@@ -146,17 +146,7 @@ def report_json(content: Report) -> dict[str, Any]:
             }
             for round_ in content.rounds
         ],
-        "segments": [
-            {
-                "node": segment.node,
-                "agent": segment.agent,
-                "start": segment.start,
-                "end": segment.end,
-                "bucket": segment.bucket.value,
-                "round": segment.round,
-            }
-            for segment in content.segments
-        ],
+        "segments": [asdict(segment) | {"bucket": segment.bucket.value} for segment in content.segments],
         "problems": list(content.status.problems),
     }
 

@@ -26,8 +26,6 @@ from slurm_elastic.agent.forkserver.worker_command import PACKAGE_ROOT
 
 JOB_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 """Signals that Slurm and people send to jobs."""
-_SCAN_INTERVAL = 1.0
-"""Seconds between two scans of /proc for zombies of descendants whose own parent has ended."""
 
 
 class ChildReaper:
@@ -45,8 +43,6 @@ class ChildReaper:
         self._unreported: list[tuple[int, int]] = []
         self._descriptor = -1
         self._previous_handler: Any = None
-        self._next_scan = 0.0
-        self._scan_pending = False
 
     def watch(self) -> None:
         """Make `fileno` readable whenever a child ends (SIGCHLD, which is blocked here as all signals are)."""
@@ -76,15 +72,8 @@ class ChildReaper:
                 self._ended.add(pid)
                 yield pid, result.si_status if result.si_code == os.CLD_EXITED else -result.si_status
         if not has_exits:
-            self._scan_pending = True
-        if self.seconds_to_scan() == 0:
-            self._scan_pending = False
-            self._next_scan = time.monotonic() + _SCAN_INTERVAL
+            # A descendant has ended whose own parent had ended before.
             self._reap_orphans()
-
-    def seconds_to_scan(self) -> float | None:
-        """Return the seconds until `exits` has to be called although no child has ended; None if it need not."""
-        return max(0.0, self._next_scan - time.monotonic()) if self._scan_pending else None
 
     def _kill(self) -> None:
         for pid in self.workers:

@@ -129,7 +129,7 @@ class ServerProcess:
                 self._shut_down()
             if self._signals in ready:
                 self._forward_signals()
-            if self._children.fileno() in ready or self._children.seconds_to_scan() == 0:
+            if self._children.fileno() in ready:
                 self._report_exits()
             if outcome_fd in ready and self._finish_attempt() and self._fork_replacement():
                 return False
@@ -158,12 +158,10 @@ class ServerProcess:
     def _timeout(self, idle_since: float) -> float | None:
         if self._started:
             return 0
-        seconds = [self._children.seconds_to_scan()]
         look = self._learner.seconds_to_look()
-        if look is not None and self._replacement is None and self._has_workers:
-            seconds.append(max(look, idle_since + _IDLE_BEFORE_IMPORTS - time.monotonic()))
-        waits = [wait for wait in seconds if wait is not None]
-        return min(waits, default=None)
+        if look is None or self._replacement is not None or not self._has_workers:
+            return None
+        return max(look, idle_since + _IDLE_BEFORE_IMPORTS - time.monotonic())
 
     # Imports
 

@@ -49,11 +49,10 @@ def start_workers(*of_torch: Any, **options: Any) -> ForkServerContext:
     See `ForkServerContext` for the arguments. Functions start as multiprocessing's spawn starts them.
     """
     context = ForkServerContext(*of_torch, **options)
-    try:
+    with contextlib.ExitStack() as failed:
+        failed.callback(context.close, signals.SIGKILL)
         context.start()
-    except BaseException:
-        context.close(signals.SIGKILL)
-        raise
+        failed.pop_all()
     return context
 
 

@@ -263,7 +263,6 @@ class Replacer(Feature):
         self._thread.start()
 
     def leave_announced(self, leave: AnnounceLeave) -> None:
-        """See base class."""
         self._leave = leave.reason
 
     def halt(self) -> None:

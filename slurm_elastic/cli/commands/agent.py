@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from slurm_elastic.agent.forkserver.client import ForkServer
     from slurm_elastic.agent.job.replacement import Submission
     from slurm_elastic.agent.node.node_check import NodeCheck
+    from slurm_elastic.agent.option_table import Scan
     from slurm_elastic.agent.settings import AgentSettings
     from slurm_elastic.rundir import RunDir
     from slurm_elastic.slurm import SlurmJob
@@ -33,6 +34,9 @@ _FILLED_IN = (
     *("node_rank", "master_addr", "master_port", "redirects", "tee"),
 )
 """Options of torchrun that Slurm fills in where they are not given."""
+
+_OF_TORCHRUN = {"max_restarts", "module", "monitor_interval", "rdzv_conf", "role", *_FILLED_IN}
+"""Options of torchrun that are often given."""
 
 _EPILOG = """\
 Slurm's environment gives nodes, workers per node (one per GPU), run id and endpoint. Every option may also be given
@@ -66,6 +70,7 @@ class Agent(Command):
             return
         self._obstacle = obstacle_to_sharing(start.program)
         if self._obstacle is None:
+            _refuse_early(start.options)
             execute_jointly(
                 start.program,
                 start.preload,
@@ -77,11 +82,9 @@ class Agent(Command):
             )
 
     def parser(self) -> argparse.ArgumentParser:
-        """Return torchrun's parser with the options of the agent; imports torch."""
         return agent_parser()
 
     def run(self, arguments: Sequence[str]) -> int:
-        """Resolve the command line and Slurm's environment, and run the agent."""
         from slurm_elastic.agent.signals import run_last
 
         _keep_own_environment()
@@ -294,6 +297,23 @@ def _require_running_job(job: SlurmJob | None) -> None:
         )
 
 
+def _refuse_early(options: Scan) -> None:
+    """Refuse a job that has ended, and a script that is not there, before the import of torch takes its seconds.
+
+    With an option that is not known here, the scan may take another word for the script: then torch's parser decides.
+    """
+    from slurm_elastic.agent.option_table import OPTIONS
+    from slurm_elastic.agent.option_values import require_entry_point
+    from slurm_elastic.slurm import SlurmJob
+
+    job = SlurmJob.from_environment(os.environ)
+    _require_running_job(job)
+    known = {option.torchrun or option.name[2:].replace("-", "_") for option in OPTIONS}
+    if options.values.keys() <= known | _OF_TORCHRUN:
+        script = argparse.Namespace(module=options.has("module"), no_python=False, training_script=options.script)
+        require_entry_point(script, job.node if job is not None else "localhost")
+
+
 class _ForkServerStart:
     """The settings of the fork server, from a scan of the command line before torch is imported."""
 
@@ -301,7 +321,7 @@ class _ForkServerStart:
         from slurm_elastic.agent.forkserver.worker_command import Program, worker_environment
         from slurm_elastic.agent.option_table import scan
 
-        options = scan(arguments, environ)
+        self.options = options = scan(arguments, environ)
         self.program = Program.from_command_line(arguments)
         # Without a script the agent prints help or an error, and starts no workers.
         self.warm = options.value("start") in (None, "warm") and options.script is not None

@@ -21,11 +21,9 @@ class Checkpoints(Command):
 """
 
     def add_options(self, parser: Parser) -> None:
-        """See base class."""
         parser.add_argument("directory", metavar="DIR", help="the directory that the script names in snapshot.to_disk")
 
     def run(self, arguments: Sequence[str]) -> int:
-        """Print a line for each checkpoint."""
         # These import msgspec.
         from slurm_elastic.snapshot.disk.checkpoints import Checkpoints as Directory
         from slurm_elastic.snapshot.disk.stored import CheckpointError, Stored

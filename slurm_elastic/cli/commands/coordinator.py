@@ -35,7 +35,6 @@ The bounds of the leader count: give the agents the same --nnodes. With --submit
 """
 
     def add_options(self, parser: Parser) -> None:
-        """See base class."""
         parser.add_argument(
             "run_id", metavar="RUN", nargs="?", help="id of the run: id of the array, or the --run-id of the agents"
         )
@@ -59,7 +58,6 @@ The bounds of the leader count: give the agents the same --nnodes. With --submit
         parser.add_argument(_SUBMIT, nargs=argparse.REMAINDER, metavar="...", help=help_text)
 
     def run(self, arguments: Sequence[str]) -> int:
-        """Lead until the run is over or a signal comes."""
         options = self._options(arguments)
         from slurm_elastic.agent.signals import record_signals
 

@@ -36,7 +36,6 @@ exit codes: 0 runs work, 1 they work with limits, 2 they do not work, or wrong u
 """
 
     def add_options(self, parser: Parser) -> None:
-        """See base class."""
         parser.usage = "slurm-elastic doctor [options] [options of sbatch]"
         parser.add_argument("--nodes", metavar="N", help="check N nodes, too, in a short job of the doctor's own")
         parser.add_argument("--checkpoint", metavar="SECONDS", help="seconds that the script takes to save")
@@ -52,11 +51,9 @@ exit codes: 0 runs work, 1 they work with limits, 2 they do not work, or wrong u
         parser.add_argument("--probe", metavar="RUN", help=text)
 
     def completion_parser(self) -> argparse.ArgumentParser:
-        """Add the options of sbatch."""
         return with_sbatch_options(self.parser())
 
     def show(self, arguments: Sequence[str]) -> int:
-        """Gather, judge and show; or, on a node of the doctor's job, gather for it."""
         options, sbatch = self._parse(arguments)
         if options.probe:
             _probe(options)

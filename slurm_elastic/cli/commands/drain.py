@@ -37,7 +37,6 @@ class Drain(Command):
 """
 
     def add_options(self, parser: Parser) -> None:
-        """See base class."""
         add_run(parser)
         parser.add_argument("nodes", metavar="NODE", nargs="*", default=(), help="Slurm's name; also node[1-3]")
         parser.add_argument("--all", action="store_true", help="every node of the run")
@@ -47,7 +46,6 @@ class Drain(Command):
         )
 
     def run(self, arguments: Sequence[str]) -> int:
-        """Ask the leader, and print the nodes that will leave."""
         options = self.parser().parse_args(arguments)
         if options.all == bool(options.nodes):
             raise UsageError("name the nodes that have to leave, or give --all")
@@ -81,11 +79,9 @@ class Requeue(Command):
 """
 
     def add_options(self, parser: Parser) -> None:
-        """See base class."""
         add_run(parser)
 
     def run(self, arguments: Sequence[str]) -> int:
-        """Ask the leader, and print the nodes that the run will give back."""
         options = self.parser().parse_args(arguments)
         answer = request_leave(open_running(options), (), "requeued")
         if answer.nodes:

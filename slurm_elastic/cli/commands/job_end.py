@@ -46,7 +46,6 @@ class JobEnd(Command):
 """
 
     def add_options(self, parser: Parser) -> None:
-        """See base class."""
         parser.add_argument(
             "status",
             type=_status,
@@ -55,7 +54,6 @@ class JobEnd(Command):
         parser.add_argument("arguments", nargs=argparse.REMAINDER, help="the arguments of the agents")
 
     def run(self, arguments: Sequence[str]) -> int:
-        """Return the exit code of the job."""
         options = self.parser().parse_args(arguments)
         drop_foreign(os.environ, Reader.BATCH)
         if options.status == _WAIT:

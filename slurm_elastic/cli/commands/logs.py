@@ -43,7 +43,6 @@ class Logs(ViewCommand):
 """
 
     def add_options(self, parser: Parser) -> None:
-        """See base class."""
         add_run(parser, or_newest=True)
         parser.add_argument("--rank", metavar="RANKS", help="only these ranks, such as 0,4-7")
         parser.add_argument("--node", metavar="NODES", help="only these nodes, such as node[1-3]")
@@ -54,7 +53,6 @@ class Logs(ViewCommand):
         parser.add_argument("--errors", action="store_true", help="each failure once: the root cause, what followed")
 
     def show(self, arguments: Sequence[str]) -> int:
-        """Print the lines that are asked for."""
         options = self.parser().parse_args(arguments)
         if options.errors and options.follow:
             raise UsageError("--errors shows failures that are over; leave out --follow")

@@ -34,7 +34,6 @@ exit codes: 0 nothing to fix, 1 findings, 2 the script cannot be rehearsed, or w
 """
 
     def add_options(self, parser: Parser) -> None:
-        """See base class."""
         parser.usage = "slurm-elastic rehearse [options] train.py [arguments]"
         parser.add_argument("--nodes", metavar="N", default="3", help="nodes at the start (default: 3)")
         parser.add_argument("--scenario", metavar="FILE", help="file with mishaps, one a line; - for stdin")
@@ -54,7 +53,6 @@ exit codes: 0 nothing to fix, 1 findings, 2 the script cannot be rehearsed, or w
         parser.add_argument("arguments", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
 
     def show(self, arguments: Sequence[str]) -> int:
-        """Rehearse, and show what was found."""
         options = self.parser().parse_args(arguments)
         wishes = _options(options)
         if options.report:

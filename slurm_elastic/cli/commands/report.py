@@ -49,7 +49,6 @@ class Report(ViewCommand):
 """
 
     def add_options(self, parser: Parser) -> None:
-        """See base class."""
         add_run(parser, or_newest=True)
         parser.add_argument("more", metavar="RUN", nargs="*", help="further runs, side by side with the first one")
         parser.add_argument("--output", metavar="FILE", help="the page (default: report-<runs>.html)")
@@ -60,7 +59,6 @@ class Report(ViewCommand):
         )
 
     def show(self, arguments: Sequence[str]) -> int:
-        """Write what is asked for."""
         options = self.parser().parse_args(arguments)
         if options.json and options.output:
             raise UsageError("--json writes to stdout, --output a page; give one of them")

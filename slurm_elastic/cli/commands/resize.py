@@ -82,12 +82,10 @@ class Resize(Command):
 """
 
     def add_options(self, parser: Parser) -> None:
-        """See base class."""
         add_run(parser)
         parser.add_argument("size", metavar="N", help="nodes that the run is to have, with those that it waits for")
 
     def run(self, arguments: Sequence[str]) -> int:
-        """Ask for the difference, and print what was asked for."""
         words, options = split(arguments, ("--run-dir",))
         namespace = self.parser().parse_args(words)
         return resize_run(namespace, options, size=number("N", namespace.size))
@@ -104,11 +102,9 @@ class Grow(Command):
 """
 
     def add_options(self, parser: Parser) -> None:
-        """See base class."""
         add_nodes(parser, "number of nodes to add")
 
     def run(self, arguments: Sequence[str]) -> int:
-        """Submit the job, and print its id."""
         words, options = split(arguments, ("--run-dir", "--nodes"))
         namespace = self.parser().parse_args(words)
         return resize_run(namespace, options, change=number("--nodes", namespace.nodes))
@@ -127,10 +123,8 @@ class Shrink(Command):
 """
 
     def add_options(self, parser: Parser) -> None:
-        """See base class."""
         add_nodes(parser, "number of nodes to give back")
 
     def run(self, arguments: Sequence[str]) -> int:
-        """Ask the nodes to leave, and print which."""
         namespace = self.parser().parse_args(arguments)
         return resize_run(namespace, {}, change=-number("--nodes", namespace.nodes))

@@ -54,13 +54,11 @@ runs and no job waits
 """
 
     def add_options(self, parser: Parser) -> None:
-        """See base class."""
         add_run(parser, or_newest=True)
         parser.add_argument("--workers", action="store_true", help="a line for each worker, with what it does now")
         parser.add_argument("--json", action="store_true", help="JSON, with the schema in docs/events.md")
 
     def show(self, arguments: Sequence[str]) -> int:
-        """Print the state of the run; the exit code says it, too."""
         options = self.parser().parse_args(arguments)
         queue = Queue()
         try:
@@ -244,13 +242,11 @@ class List(ViewCommand):
 """
 
     def add_options(self, parser: Parser) -> None:
-        """See base class."""
         parser.add_argument("--run-dir", metavar="DIR", help="as for the agent (default: the current directory)")
         parser.add_argument("--queued", action="store_true", help="the runs of all queued jobs, as squeue lists them")
         parser.add_argument("--json", action="store_true", help="a list of what `status --json` prints")
 
     def show(self, arguments: Sequence[str]) -> int:
-        """Print a table of runs."""
         options = self.parser().parse_args(arguments)
         if options.queued and options.run_dir:
             raise UsageError("--queued finds the directories itself; give either --queued or --run-dir")

@@ -50,7 +50,6 @@ class Submit(Command):
 """
 
     def add_options(self, parser: Parser) -> None:
-        """See base class."""
         parser.usage = "slurm-elastic submit [options] train.py [arguments of train.py]"
         parser.epilog = f"{_EPILOG}\n{parser.epilog}"
         parser.add_argument(
@@ -77,7 +76,6 @@ class Submit(Command):
         )
 
     def completion_parser(self) -> argparse.ArgumentParser:
-        """Add the options of the agent and of sbatch."""
         parser = self.parser()
         own_names = set(parser._option_string_actions)
         agent = _agent_parser()
@@ -89,7 +87,6 @@ class Submit(Command):
         return with_sbatch_options(parser)
 
     def run(self, arguments: Sequence[str]) -> int:
-        """Check the command line, submit, and print the job id and the path of the output."""
         from slurm_elastic.submission.batch_script import read_template
         from slurm_elastic.submission.submit_options import read_command_line
 

@@ -23,18 +23,15 @@ class Template(Command):
     files: ClassVar[ShippedFiles] = TEMPLATES
 
     def add_options(self, parser: Parser) -> None:
-        """See base class."""
         parser.add_argument("name", nargs="?", help=f"name of the {self.files.kind}; without it, print a list of all")
 
     def completion_parser(self) -> argparse.ArgumentParser:
-        """Let a shell complete the names."""
         parser = self.parser()
         (name,) = (action for action in parser._actions if action.dest == "name")
         name.choices = self.files.names()
         return parser
 
     def run(self, arguments: Sequence[str]) -> int:
-        """Print the file that the command line names, or the list of files."""
         name = self.parser().parse_args(arguments).name
         if name is not None:
             sys.stdout.write(self.files.read(name))

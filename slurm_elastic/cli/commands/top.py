@@ -40,14 +40,12 @@ class Top(ViewCommand):
 """
 
     def add_options(self, parser: Parser) -> None:
-        """See base class."""
         add_run(parser, or_newest=True)
         parser.add_argument(
             "--interval", metavar="SECONDS", type=float, default=2.0, help="between two updates, 1 to 3600 (default: 2)"
         )
 
     def show(self, arguments: Sequence[str]) -> int:
-        """Run the view."""
         options = self.parser().parse_args(arguments)
         if not 1 <= options.interval <= 3600:
             raise UsageError(f"--interval {options.interval:g}: give 1 to 3600 seconds")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from slurm_elastic.agent.features import RunningRound
-from slurm_elastic.agent.notification import Look, Notification, NotifyFeature, Watch, deliver, step
+from slurm_elastic.agent.notification import Notification, NotifyFeature, Watch, deliver
 from slurm_elastic.agent.option_values import NotifySettings, notify_settings
 from slurm_elastic.errors import UsageError
 from slurm_elastic.failures.history import Loop
@@ -18,6 +18,8 @@ from slurm_elastic.rundir import RunDir, RunDirError
 from tests.local.waiting import eventually, process_state
 from tests.unit.agent.test_attribution import PLACED
 
+Look = tuple[bool, int | None]
+"""Whether the agent leads, and the steps of its workers."""
 FORMED = Entry("round_formed", "", {"round": 3})
 ENDED = Entry("round_ended", "")
 FINISHED = Notification("finished", "finished", "the run succeeded", {"outcome": "succeeded"})
@@ -25,16 +27,16 @@ FINISHED = Notification("finished", "finished", "the run succeeded", {"outcome":
 
 def told(*events: tuple[float, Entry | Look], after: float = 100.0) -> list[tuple[float, str, str]]:
     """Time, event and key of each notification; the agent begins at 0."""
-    watch, found = Watch(0.0), []
+    watch, found = Watch("7.0", after, 0.0), []
     for now, event in events:
-        watch, notification = step(watch, event, "7.0", after, now)
+        notification = watch.happened(event, now) if isinstance(event, Entry) else watch.look(*event, now)
         if notification is not None:
             found.append((now, notification.event, notification.key))
     return found
 
 
 def looks(*times: float, leads: bool = True, steps: int | None = None) -> list[tuple[float, Look]]:
-    return [(now, Look(leads, steps)) for now in times]
+    return [(now, (leads, steps)) for now in times]
 
 
 def test_a_run_that_waits_for_nodes_from_the_start() -> None:

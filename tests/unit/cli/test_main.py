@@ -302,3 +302,28 @@ def test_a_current_directory_that_was_removed_is_one_line(
     gone.rmdir()
     assert main(["status", "7"]) == 2
     assert "the current directory cannot be used (No such file or directory)" in capsys.readouterr().err
+
+
+def test_a_script_that_is_not_there_costs_no_import_of_torch(tmp_path: Path) -> None:
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "torch.py").write_text("print('torch is imported')\n")
+    (tmp_path / "train.py").touch()
+
+    def agent(*words: str) -> subprocess.CompletedProcess[str]:
+        path = os.pathsep.join([str(tmp_path / "site"), *sys.path])
+        return subprocess.run(
+            [sys.executable, "-m", "slurm_elastic", "agent", *words],
+            env={"PATH": os.environ["PATH"], "PYTHONPATH": path},
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+
+    refused = agent("--max-restarts=3", "--run-dir", ".", "tran.py", "--epochs=1")
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert refused.stderr == (
+        f"slurm-elastic: error: no script {tmp_path}/tran.py on localhost; did you mean train.py?\n"
+    )
+    # Where the scan does not know an option, the word after it may be its value, or the script.
+    assert "torch is imported" in agent("--mistyped", "train.py", "tran.py").stdout
