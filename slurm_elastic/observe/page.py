@@ -128,8 +128,8 @@ def _facts(report: Report) -> Iterator[tuple[str, str]]:
     yield "goodput", _share(report.total.share)
     yield "node time", _duration(report.total.node_seconds)
     yield "rounds", str(len(report.rounds))
-    yield "nodes at most", str(max((len(round_.nodes) for round_ in report.rounds), default=0))
-    yield "workers at most", str(max((round_.world_size for round_ in report.rounds), default=0))
+    yield "nodes at most", str(max((len(round_.round.nodes) for round_ in report.rounds), default=0))
+    yield "workers at most", str(max((round_.round.world_size for round_ in report.rounds), default=0))
     yield "last step", "unknown" if last is None else str(last)
     yield "steps per second, median", f"{speeds[len(speeds) // 2]:.3g}" if speeds else "unknown"
     yield "steps taken again", "unknown" if redone is None else str(redone)
@@ -239,7 +239,7 @@ def _timeline(report: Report) -> Iterator[str]:
         if view.cause:
             x = _x(view.start, report)
             yield f'<line class="mark" x1="{x:.1f}" x2="{x:.1f}" y1="0" y2="{row * len(nodes)}">'
-            yield f"<title>round {view.number}: {escape(printable(view.cause))}</title></line>"
+            yield f"<title>round {view.round.number}: {escape(printable(view.cause))}</title></line>"
     yield from _axis(report, row * len(nodes))
     yield "</svg></div>"
 
@@ -278,7 +278,7 @@ def _axis(report: Report, y: int) -> Iterator[str]:
 def _world_sizes(rounds: Sequence[RoundReport]) -> list[tuple[float, float]]:
     points: list[tuple[float, float]] = []
     for index, round_ in enumerate(rounds):
-        points.append((round_.start, float(round_.world_size)))
+        points.append((round_.start, float(round_.round.world_size)))
         following = rounds[index + 1].start if index + 1 < len(rounds) else None
         if following is None or following > round_.end:
             points.append((round_.end, 0.0))
@@ -297,15 +297,16 @@ def _rounds(rounds: Sequence[RoundReport]) -> Iterator[str]:
             f"{progress.first_step} to {progress.last_step}" if progress.last_step is not None else str(progress.calls)
         )
         speed = progress.steps_per_second
-        yield f"<tr><td>{round_.number}</td><td>{_date(round_.start)}</td>"
+        yield f"<tr><td>{round_.round.number}</td><td>{_date(round_.start)}</td>"
         yield f'<td class="n">{_duration(round_.end - round_.start)}</td>'
-        nodes = escape(printable(compress(round_.nodes)))
-        yield f'<td class="n" title="{nodes}">{len(round_.nodes)}</td><td class="n">{round_.world_size}</td>'
+        nodes, workers = round_.round.nodes, round_.round.world_size
+        names = escape(printable(compress(nodes)))
+        yield f'<td class="n" title="{names}">{len(nodes)}</td><td class="n">{workers}</td>'
         yield f'<td class="n">{steps if progress.reports else "unknown"}</td>'
         yield f'<td class="n">{"" if speed is None else f"{speed:.3g}"}</td>'
         least = "" if progress.complete else "at least "
         yield f'<td class="n">{"" if progress.redone is None else f"{least}{progress.redone}"}</td>'
-        yield f'<td class="cause">{escape(printable(round_.cause or round_.reason.replace("_", " ")))}</td></tr>'
+        yield f'<td class="cause">{escape(printable(round_.cause or round_.round.reason.replace("_", " ")))}</td></tr>'
     yield "</table></div>"
 
 
@@ -318,7 +319,7 @@ def _slow(rounds: Sequence[RoundReport]) -> Iterator[str]:
         for slow in round_.slow:
             until = "the end of the round" if slow.until is None else _date(slow.until)
             score = "" if slow.relative_score is None else f"{slow.relative_score:.2f}"
-            yield f"<tr><td>{round_.number}</td><td>{slow.rank}</td><td>{escape(printable(slow.node))}</td>"
+            yield f"<tr><td>{round_.round.number}</td><td>{slow.rank}</td><td>{escape(printable(slow.node))}</td>"
             yield f'<td>{_date(slow.since)}</td><td>{until}</td><td class="n">{score}</td>'
             yield f'<td class="cause">{escape(printable(slow.text))}</td></tr>'
     yield "</table></div>"

@@ -13,7 +13,7 @@ from typing import Any
 
 from slurm_elastic.agent.event_log import json_number
 from slurm_elastic.observe.goodput import Goodput, RoundProgress, Segment, goodput, round_progress, segments
-from slurm_elastic.observe.records import Event, RunRecords, Worker
+from slurm_elastic.observe.records import Event, Round, RunRecords, Worker
 from slurm_elastic.observe.status import slow_by_round
 from slurm_elastic.observe.views import GOES_ON, RunStatus, SlowRankView
 from slurm_elastic.rendezvous.membership.agents import AgentIdentity
@@ -32,13 +32,10 @@ class RoundReport:
         cause: The line of the event that ended the round before it; empty for the first.
     """
 
-    number: int
+    round: Round
     start: float
     end: float
-    reason: str
     cause: str
-    nodes: tuple[str, ...]
-    world_size: int
     progress: RoundProgress
     slow: tuple[SlowRankView, ...] = ()
 
@@ -129,13 +126,13 @@ def report_json(content: Report) -> dict[str, Any]:
         "domains": {agent.node: agent.domain for agent in content.status.agents},
         "rounds": [
             {
-                "round": round_.number,
+                "round": round_.round.number,
                 "start": round_.start,
                 "end": round_.end,
-                "reason": round_.reason,
+                "reason": round_.round.reason,
                 "cause": round_.cause,
-                "nodes": list(round_.nodes),
-                "world_size": round_.world_size,
+                "nodes": list(round_.round.nodes),
+                "world_size": round_.round.world_size,
                 "first_step": round_.progress.first_step,
                 "last_step": round_.progress.last_step,
                 "calls": round_.progress.calls,
@@ -238,19 +235,7 @@ def _rounds(records: RunRecords, steps: Mapping[int, RoundProgress], until: floa
         before = ended.get(records.rounds[index - 1].number) if index else None
         cause = before.text if before is not None else ""
         progress = steps.get(number, RoundProgress(number))
-        views.append(
-            RoundReport(
-                number,
-                start,
-                max(start, over),
-                round_.reason,
-                cause,
-                round_.nodes,
-                round_.world_size,
-                progress,
-                slow.get(number, ()),
-            )
-        )
+        views.append(RoundReport(round_, start, max(start, over), cause, progress, slow.get(number, ())))
     return tuple(views)
 
 
