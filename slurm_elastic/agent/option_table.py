@@ -234,6 +234,8 @@ OPTIONS = tuple(option for group in GROUPS.values() for option in group)
 
 _TORCHRUN_SWITCHES = ("--standalone", "--module", "--no-python", "--run-path", "--virtual-local-rank", "--help")
 """Options of torchrun without a value (torch/distributed/run.py, get_args_parser, 2.13)."""
+_OFTEN_GIVEN = {"nnodes", "nproc_per_node", "max_restarts", "module", "rdzv_conf", "rdzv_endpoint", "redirects", "tee"}
+"""Destinations of options of torchrun."""
 _LETTERS = {"-m": "--module", "-h": "--help", "-r": "--redirects", "-t": "--tee"}
 """torchrun's single letters. Those of options with a value may have it attached: -r3."""
 
@@ -252,6 +254,12 @@ class Scan(NamedTuple):
     """The script, module or program; None if there is none, or with --help."""
     arguments: tuple[str, ...]
     """The script's arguments."""
+
+    @property
+    def is_understood(self) -> bool:
+        """True if each option is one of the table, or one of torchrun's that are often given."""
+        own = {option.torchrun or option.name[2:].replace("-", "_") for option in OPTIONS}
+        return self.values.keys() <= own | _OFTEN_GIVEN
 
     def value(self, destination: str) -> str | None:
         """Return the value of an option; None if neither the command line nor the environment gives one."""

@@ -1,4 +1,4 @@
-"""The meaning of the agent's options where Slurm completes them, and the check of its script; without torch."""
+"""The meaning of the agent's options where Slurm completes them, and checks of its script and job; without torch."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from slurm_elastic.agent.option_table import Scan
 from slurm_elastic.errors import UsageError
 from slurm_elastic.slurm import Controller, SignalDefaults, SlurmJob
 
@@ -224,3 +225,30 @@ def _hint(path: Path) -> str:
     if near:
         return f"did you mean {' or '.join(near)}?"
     return "give its path, on a disk that all nodes share"
+
+
+def require_running_job(job: SlurmJob | None) -> None:
+    """Refuse the environment of a job that has ended, which the shell of a terminal multiplexer keeps.
+
+    Slurm is asked only if the first process of the task or batch script, which Slurm names, is not on this node.
+    """
+    task = os.environ.get("SLURM_TASK_PID", "")
+    if job is None or not task.isdecimal() or os.path.exists(f"/proc/{task}"):  # noqa: PTH110
+        return
+    if Controller().is_queued(job.name) is False:
+        raise UsageError(
+            f"this environment is that of job {job.name}, which has ended; use a new shell, or unset all SLURM_ "
+            "variables to train outside Slurm"
+        )
+
+
+def refuse_early(options: Scan) -> None:
+    """Refuse a job that has ended, and a script that is not there, before the import of torch takes its seconds.
+
+    With an option that is not known here, the scan may take another word for the script: then torch's parser decides.
+    """
+    job = SlurmJob.from_environment(os.environ)
+    require_running_job(job)
+    if options.is_understood:
+        script = argparse.Namespace(module=options.has("module"), no_python=False, training_script=options.script)
+        require_entry_point(script, job.node if job is not None else "localhost")

@@ -23,10 +23,8 @@ if TYPE_CHECKING:
     from slurm_elastic.agent.forkserver.client import ForkServer
     from slurm_elastic.agent.job.replacement import Submission
     from slurm_elastic.agent.node.node_check import NodeCheck
-    from slurm_elastic.agent.option_table import Scan
     from slurm_elastic.agent.settings import AgentSettings
     from slurm_elastic.rundir import RunDir
-    from slurm_elastic.slurm import SlurmJob
 
 
 _FILLED_IN = (
@@ -34,9 +32,6 @@ _FILLED_IN = (
     *("node_rank", "master_addr", "master_port", "redirects", "tee"),
 )
 """Options of torchrun that Slurm fills in where they are not given."""
-
-_OF_TORCHRUN = {"max_restarts", "module", "monitor_interval", "rdzv_conf", "role", *_FILLED_IN}
-"""Options of torchrun that are often given."""
 
 _EPILOG = """\
 Slurm's environment gives nodes, workers per node (one per GPU), run id and endpoint. Every option may also be given
@@ -62,6 +57,7 @@ class Agent(Command):
         _keep_own_environment()
         require(1)
         from slurm_elastic.agent.forkserver.worker_command import execute_jointly, obstacle_to_sharing
+        from slurm_elastic.agent.option_values import refuse_early
         from slurm_elastic.agent.signals import RECORDED
         from slurm_elastic.rendezvous.secret_env import PRIVATE
 
@@ -70,7 +66,7 @@ class Agent(Command):
             return
         self._obstacle = obstacle_to_sharing(start.program)
         if self._obstacle is None:
-            _refuse_early(start.options)
+            refuse_early(start.options)
             execute_jointly(
                 start.program,
                 start.preload,
@@ -192,6 +188,7 @@ def _run(arguments: Sequence[str], fork_server: ForkServer | None, obstacle: str
 
             can_fork = require_torch()
             from slurm_elastic.agent.node.claims import claim
+            from slurm_elastic.agent.option_values import require_running_job
             from slurm_elastic.agent.run import join, launch
             from slurm_elastic.agent.settings import resolve
 
@@ -200,7 +197,7 @@ def _run(arguments: Sequence[str], fork_server: ForkServer | None, obstacle: str
             fork_server.close()
         options, environ = parser.parse_args(arguments), {**os.environ, **private}
         settings = resolve(options, environ)
-        _require_running_job(settings.job)
+        require_running_job(settings.job)
         # Any agent may become the leader, which has a descriptor for each agent.
         require(max(len(settings.expected_nodes), settings.launch_config.min_nodes))
         run_dir = join(settings, (options.training_script, *options.training_script_args))
@@ -278,40 +275,6 @@ def _keep_own_environment() -> None:
     from slurm_elastic.slurm import Reader, drop_foreign
 
     drop_foreign(os.environ, Reader.TASK)
-
-
-def _require_running_job(job: SlurmJob | None) -> None:
-    """Refuse the environment of a job that has ended, which the shell of a terminal multiplexer keeps.
-
-    Slurm is asked only if the first process of the task or batch script, which Slurm names, is not on this node.
-    """
-    task = os.environ.get("SLURM_TASK_PID", "")
-    if job is None or not task.isdecimal() or os.path.exists(f"/proc/{task}"):  # noqa: PTH110  pathlib takes long
-        return
-    from slurm_elastic.slurm import Controller
-
-    if Controller().is_queued(job.name) is False:
-        raise UsageError(
-            f"this environment is that of job {job.name}, which has ended; use a new shell, or unset all SLURM_ "
-            "variables to train outside Slurm"
-        )
-
-
-def _refuse_early(options: Scan) -> None:
-    """Refuse a job that has ended, and a script that is not there, before the import of torch takes its seconds.
-
-    With an option that is not known here, the scan may take another word for the script: then torch's parser decides.
-    """
-    from slurm_elastic.agent.option_table import OPTIONS
-    from slurm_elastic.agent.option_values import require_entry_point
-    from slurm_elastic.slurm import SlurmJob
-
-    job = SlurmJob.from_environment(os.environ)
-    _require_running_job(job)
-    known = {option.torchrun or option.name[2:].replace("-", "_") for option in OPTIONS}
-    if options.values.keys() <= known | _OF_TORCHRUN:
-        script = argparse.Namespace(module=options.has("module"), no_python=False, training_script=options.script)
-        require_entry_point(script, job.node if job is not None else "localhost")
 
 
 class _ForkServerStart:

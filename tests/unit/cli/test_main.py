@@ -310,15 +310,9 @@ def test_a_script_that_is_not_there_costs_no_import_of_torch(tmp_path: Path) -> 
     (tmp_path / "train.py").touch()
 
     def agent(*words: str) -> subprocess.CompletedProcess[str]:
-        path = os.pathsep.join([str(tmp_path / "site"), *sys.path])
-        return subprocess.run(
-            [sys.executable, "-m", "slurm_elastic", "agent", *words],
-            env={"PATH": os.environ["PATH"], "PYTHONPATH": path},
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            timeout=60,
-        )
+        command = [sys.executable, "-m", "slurm_elastic", "agent", *words]
+        environ = {"PATH": os.environ["PATH"], "PYTHONPATH": os.pathsep.join([str(tmp_path / "site"), *sys.path])}
+        return subprocess.run(command, env=environ, cwd=tmp_path, capture_output=True, text=True, timeout=60)
 
     refused = agent("--max-restarts=3", "--run-dir", ".", "tran.py", "--epochs=1")
     assert (refused.returncode, refused.stdout) == (2, "")
