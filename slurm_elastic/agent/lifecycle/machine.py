@@ -1,8 +1,8 @@
 """The life cycle of one agent as a pure state machine: no I/O, no clock, no torch.
 
 `step` takes a state, an event and the time, and returns the next state and the actions that carry the change out. The
-shell, :mod:`slurm_elastic.agent.agent`, executes them. An action that has a result (start the workers, hold them, close
-the round) reports it as an event before any other event is taken.
+shell, :mod:`slurm_elastic.agent.agent`, executes them. An action that has a result (start the workers, tell them a
+step, close the round) reports it as an event before any other event is taken.
 
 ::
 
