@@ -13,12 +13,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from slurm_elastic.rendezvous.election.leader_location import LeaderLocation
-from slurm_elastic.rendezvous.leader.fenced_records import (
-    last_round,
-    newer_endpoint,
-    newest_endpoint,
-    round_endpoint,
-)
+from slurm_elastic.rendezvous.leader import fenced_records
 from slurm_elastic.rendezvous.membership.agents import Reason, node_of
 from slurm_elastic.rendezvous.membership.config import Settings
 from slurm_elastic.rendezvous.records.api import Record, Situation
@@ -186,11 +181,11 @@ def locate(
         LookupError, TypeError, ValueError: the records cannot be read.
     """
     if location is None or situation.number != location.round:
-        last = last_round(situation, incarnation)
-        location = LeaderLocation(leading=round_endpoint(situation.round, incarnation))
+        last = fenced_records.last_round(situation, incarnation)
+        location = LeaderLocation(leading=fenced_records.round_endpoint(situation.round, incarnation))
         if last is not None:
             location = dataclasses.replace(location, successors=last.successors, round=last.round)
-    endpoint = newer_endpoint(situation.endpoint, location.leading)
+    endpoint = fenced_records.newer_endpoint(situation.endpoint, location.leading)
     if endpoint is None:
         return dataclasses.replace(location, endpoints=expected, published=False)
     if "refusal" in endpoint:
@@ -201,7 +196,7 @@ def locate(
 
 def another_has_claimed(config: CampaignConfig, seen: CampaignRecords) -> int | None:
     """Return the newest term if an agent has claimed it and has not published its endpoint yet."""
-    published = newest_endpoint(seen.situation, config.incarnation)
+    published = fenced_records.newest_endpoint(seen.situation, config.incarnation)
     return seen.newest_term if published is not None and seen.newest_term != published.get("epoch") else None
 
 
@@ -211,7 +206,7 @@ def plan(config: CampaignConfig, seen: CampaignRecords, loss: LeaderLoss) -> Cam
     Raises:
         LookupError, TypeError, ValueError: the records cannot be read, or are not those of the run; one line says why.
     """
-    last = last_round(seen.situation, config.incarnation)
+    last = fenced_records.last_round(seen.situation, config.incarnation)
     if loss.round > (last.round if last is not None else -1):
         node = node_of(config.settings.agent)
         raise ValueError(

@@ -4,22 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 
+from slurm_elastic.rendezvous.membership import events
 from slurm_elastic.rendezvous.membership.agents import Agent, AgentInfo, LeaveReason, Reason, Status, WorkerFailure
 from slurm_elastic.rendezvous.membership.assignment import build_table, members_by_segment, nodes_in_segments
 from slurm_elastic.rendezvous.membership.config import Base
-from slurm_elastic.rendezvous.membership.events import (
-    Decision,
-    Drop,
-    Ended,
-    Finish,
-    Interrupt,
-    Interrupted,
-    Outcome,
-    Publish,
-    Retire,
-    Spare,
-    Waiting,
-)
 from slurm_elastic.rendezvous.membership.persistent import NameSet, replace
 from slurm_elastic.rendezvous.membership.state import Phase, Result, State, with_agent, without_agent
 
@@ -36,7 +24,7 @@ def lose(state: State, name: str, why: str, now: float) -> Result:
     """Give up an agent that has not announced its departure."""
     agent = state.agents[name]
     seconds = now - agent.last_message_at
-    drop = Drop(name, agent.candidate.node, why, seconds)
+    drop = events.Drop(name, agent.candidate.node, why, seconds)
     return _remove(state, name, drop, Reason.NODE_LOST, why, now)
 
 
@@ -45,14 +33,14 @@ def retire(state: State, name: str, reason: LeaveReason, now: float, *, lingers:
 
     With `lingers` that is not known: it was given up before its Left came.
     """
-    decision = Retire(name, state.agents[name].candidate.node, reason)
+    decision = events.Retire(name, state.agents[name].candidate.node, reason)
     # An agent that has announced its leave joins no leader any more: no other side can count on it.
     lingering = state.lingering | {name} if lingers else state.lingering
     state = replace(state, gone=state.gone | {name}, lingering=lingering, quorate=False)
     return _remove(state, name, decision, Reason.NODE_LEFT, reason.value, now)
 
 
-def _remove(state: State, name: str, decision: Decision, reason: Reason, detail: str, now: float) -> Result:
+def _remove(state: State, name: str, decision: events.Decision, reason: Reason, detail: str, now: float) -> Result:
     agent = state.agents[name]
     if not state.is_member(agent):
         return without_agent(state, name), (decision,)
@@ -104,7 +92,7 @@ def start_forming(
                 interrupted.append(place.agent)
             status = Status.STOPPING if agent.leave_reason is None else Status.LEAVING
             ending[place.agent] = replace(agent, status=status)
-    message = Interrupted(state.round, reason, node, detail, state.restarts)
+    message = events.Interrupted(state.round, reason, node, detail, state.restarts)
     state = replace(
         state,
         # These block the next round as they did: see `with_agent`.
@@ -121,7 +109,7 @@ def start_forming(
         newcomer_last=None,
         planned_stop=None,
     )
-    return state, (Interrupt(tuple(interrupted), message, step=step, failure=failure, unusable=unusable),)
+    return state, (events.Interrupt(tuple(interrupted), message, step=step, failure=failure, unusable=unusable),)
 
 
 def end_cut_off(state: State, node: str, now: float) -> Result:
@@ -165,7 +153,7 @@ def publish(state: State, now: float) -> Result:
     )
     absent = [node for node in settings.expected_nodes if node not in state.on_node]
     spares = tuple(
-        Spare((name,), Waiting(), node=agent.candidate.node)
+        events.Spare((name,), events.Waiting(), node=agent.candidate.node)
         for name, agent in agents_next.items()
         if agent.status is Status.WAITING
     )
@@ -197,14 +185,14 @@ def publish(state: State, now: float) -> Result:
         ended=NameSet(),
         awaited=NameSet(),
     )
-    return state, (Publish(table, now - state.forming_since), *spares)
+    return state, (events.Publish(table, now - state.forming_since), *spares)
 
 
-def finish(state: State, outcome: Outcome, failure: WorkerFailure | None = None, detail: str = "") -> Result:
+def finish(state: State, outcome: events.Outcome, failure: WorkerFailure | None = None, detail: str = "") -> Result:
     """End the run for all agents."""
     if state.finish is not None:
         return state, ()
-    decision = Finish(tuple(state.agents), Ended(outcome, failure, detail), everyone=True)
+    decision = events.Finish(tuple(state.agents), events.Ended(outcome, failure, detail), everyone=True)
     state = replace(
         state,
         phase=Phase.CLOSED,
