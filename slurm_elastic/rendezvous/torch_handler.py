@@ -26,6 +26,7 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousTimeoutError,
 )
 
+from slurm_elastic.environment import take_private
 from slurm_elastic.rendezvous import worker_store
 from slurm_elastic.rendezvous.connect import RendezvousConfig, connect
 from slurm_elastic.rendezvous.election.events import LeaderEvent, LeaderLost, RecordsLost, Unreachable
@@ -34,7 +35,6 @@ from slurm_elastic.rendezvous.membership.events import Decision, Ended, Interrup
 from slurm_elastic.rendezvous.options import RendezvousOptions
 from slurm_elastic.rendezvous.records.api import RecordsError, etcd_wanted, open_records
 from slurm_elastic.rendezvous.run_events import describe
-from slurm_elastic.rendezvous.secret_env import take_private
 from slurm_elastic.rendezvous.thread import Coordination
 from slurm_elastic.rendezvous.transport.messages import Assignment
 from slurm_elastic.rundir import RunDir, RunDirError, incarnation, join_own

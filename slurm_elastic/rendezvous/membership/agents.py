@@ -235,7 +235,7 @@ class Agent:
         leave_deadline: when its workers have to stop, in leader's monotonic time, by its newest announcement.
         departed: it finished its part of the round and went, or was lost afterwards; it counts for this round only.
         cut_off: it has stopped its workers of this round because it did not hear the leader, and has joined again.
-        proven: its workers have run in a round that worked; see :mod:`.usable_sizes`.
+        proven: its workers have run in a round that worked; see :func:`.transitions.learn`.
     """
 
     candidate: AgentInfo

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from slurm_elastic.rendezvous.membership import events, leader_change, planned_stop, transitions, usable_sizes
+from slurm_elastic.rendezvous.membership import events, leader_change, planned_stop, transitions
 from slurm_elastic.rendezvous.membership.advance import advance
 from slurm_elastic.rendezvous.membership.agents import Agent, LeaveReason, Reason, Status, root_of
 from slurm_elastic.rendezvous.membership.persistent import NamedMap, NameSet, replace
@@ -84,7 +84,7 @@ def _joined(state: State, event: events.Joined, now: float) -> Result:
         return _newcomer(state, event, now)
     if event.attempt <= agent.attempt or agent.leave_reason is not None:
         return alive(state, agent, now), ()
-    state, agent = usable_sizes.learn(state, event, agent)
+    state, agent = transitions.learn(state, event, agent)
     asked, table = {"candidate": event.candidate, "attempt": event.attempt}, state.table
     if agent.status not in (Status.RUNNING, Status.FINISHED) or table is None:
         return alive(state, agent, now, **asked, status=Status.WAITING), ()
@@ -117,7 +117,7 @@ def _newcomer(state: State, event: events.Joined, now: float) -> Result:
         state = replace(state, forming_since=now)
     state = transitions.note_cohort(state, candidate)
     agent = Agent(candidate, event.attempt, Status.WAITING, last_message_at=now)
-    state = with_agent(*usable_sizes.learn(state, event, agent))
+    state = with_agent(*transitions.learn(state, event, agent))
     state = replace(
         state,
         gone_nodes=state.gone_nodes - {candidate.node},
