@@ -15,8 +15,6 @@ class Entry:
     """One event of the run.
 
     Attributes:
-        event: its kind, such as ``round_formed``.
-        text: one line.
         fields: the same facts for programs; times in seconds.
     """
 

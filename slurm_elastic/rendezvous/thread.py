@@ -41,7 +41,6 @@ class Led:
     """The agents of a run, as its leader knows them.
 
     Attributes:
-        epoch: Number of the leader's term.
         staying: Agents that have announced no leave.
         ending: True if the run is ending: workers have ended well, or it is closed.
     """
@@ -55,10 +54,6 @@ class Coordination:
     """An agent's side of the membership, for use from its main thread.
 
     Args:
-        config: of the agent.
-        listener: bound and listening, where this agent leads if it does.
-        make_leader: makes the leader of a term, if this agent has to be it.
-        founder: the run's first term, on the agent that has claimed that.
         release: ends all waits in other threads that would hold up the end of this one.
     """
 
@@ -252,10 +247,6 @@ class FaultLog:
     """Logs exceptions that no caller takes, as the exception handler of a loop: one traceback per minute.
 
     Each line names the number of those that were left out since the last one.
-
-    Args:
-        logger: Gets the lines.
-        clock: Returns the time in seconds.
     """
 
     def __init__(self, logger: logging.Logger, clock: Callable[[], float] = time.monotonic) -> None:

@@ -62,12 +62,7 @@ class _RoundStore(TCPStore):
 
 
 class SlurmRendezvousHandler(RendezvousHandler):
-    """torch's rendezvous interface over the project's membership.
-
-    Args:
-        config: of this agent.
-        coordination: in touch with the leader, or about to be.
-    """
+    """torch's rendezvous interface over the project's membership."""
 
     def __init__(self, config: RendezvousConfig, coordination: Coordination) -> None:
         self._config = config

@@ -181,7 +181,6 @@ class Controller:
         Slurm refuses it for pending jobs and for jobs submitted with ``--no-requeue``.
 
         Args:
-            job_id: Job or array element.
             if_running: Have Slurm leave the job alone if it has ended or was cancelled. Slurm then accepts the request,
                 and does nothing (scontrol(1), ``requeue Incomplete``, seen with 22.05, 24.11 and 26.05). Otherwise it
                 requeues a cancelled job, too, as long as its processes end.

@@ -50,8 +50,6 @@ class LeaderLoss:
     """The knowledge of a candidate about the loss of the last leader.
 
     Attributes:
-        reason: why the last leader is followed.
-        gone: agents that are gone for certain.
         silent: agents that may live, but were silent for longer than the longest time that a leader waits.
         round: the last one in which this agent was given a place, -1 for none.
     """
@@ -99,8 +97,6 @@ def campaign_delay(order: Sequence[str], own: str, ended: Collection[str], leavi
     """Return the seconds for which an agent that knows its leader to be lost looks for another before it campaigns.
 
     Args:
-        order: the members of the last round, the first to campaign first; empty if it is not known.
-        own: this agent.
         ended: agents whose process is known to have ended, or that have left.
         leaving: agents that are known to leave. None of them campaigns, as it would have to be followed in its turn;
             infinite if this agent is one.
@@ -137,7 +133,6 @@ class CampaignRecords:
 
     Attributes:
         newest_term: the highest term taken, 0 before the first.
-        situation: the endpoint and the last round.
         last_leader: the record of the newest term; None if there is none or it cannot be read.
     """
 
@@ -151,10 +146,7 @@ class Campaign:
     """The term that a candidate claims once it has a quorum of the last round.
 
     Attributes:
-        term: its number.
-        settings: of its membership machine.
         follows: the last round on record, None before the first.
-        endpoints: where members of that round listen.
     """
 
     term: int
@@ -172,8 +164,6 @@ def locate(
     """Return where a leader may be, by the records.
 
     Args:
-        situation: the endpoint and the last round on record.
-        incarnation: This agent's incarnation.
         expected: the endpoints to try before a leader has published one.
         location: what this agent knows of a round; if that is the newest, its record is not looked at.
 

@@ -40,7 +40,6 @@ class LinkFailed:
 
     Attributes:
         answer: what that says about the other side.
-        problem: one line about it.
         busy: seconds after which the other side has asked to try again.
     """
 

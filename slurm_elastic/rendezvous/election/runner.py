@@ -39,9 +39,6 @@ class FollowerConfig:
     """The configuration of an agent that finds and follows the leader.
 
     Attributes:
-        run: run id and incarnation.
-        secret: the run's secret.
-        election: settings of the election.
         locate: returns where the leader may be; may block, and is called again and again while none is found. Its
             argument is the newest round whose record it need not read.
         read_campaign: returns what the records show to a candidate; may block.
@@ -58,11 +55,8 @@ class Runner:
     """One agent's part in the election. All methods are called in the loop's thread unless they say otherwise.
 
     Args:
-        config: of the agent.
-        deliver: called with each event that the agent has to know of.
         positions: Returns how far the workers here are, when the leader asks; its argument is True if they have to
             write their dumps, too.
-        host: where the agent leads; None for one that never does.
         report: returns what this agent does now as JSON, when the leader asks.
     """
 

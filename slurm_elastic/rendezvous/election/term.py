@@ -193,8 +193,6 @@ class Term:
     """One leader's term. Times are the leader's monotonic time.
 
     Attributes:
-        number: of the term.
-        membership: state of the membership machine.
         deadline: when the machine has to see a Wake at the latest.
         tick_at: when the membership machine has to see a Tick.
         queue: decisions that are not carried out yet, each with the state after it.
@@ -203,7 +201,6 @@ class Term:
             under way.
         blocks: whether this candidate was last reported to block others.
         interrupted: the last round whose end is in the log of the run.
-        over: whether it leads no more.
     """
 
     number: int

@@ -27,7 +27,6 @@ async def agents_ended(agents: Iterable[str], endpoints: Mapping[str, Endpoint])
     ended if its node refuses a connection to that port. A node that does not answer proves nothing.
 
     Args:
-        agents: The agents.
         endpoints: Where agents listen, as far as the leader knows; on port 0 for one that does not.
     """
     known = [agent for agent in agents if agent in endpoints and endpoints[agent][1]]

@@ -45,17 +45,9 @@ class Leader:
     """One leader's term.
 
     Args:
-        run: Run id and incarnation, which all agents of the term share.
-        secret: The run's secret.
-        epoch: Number of the term.
-        settings: Settings of the membership.
-        fenced_records: The records to which the leader writes a round before it publishes it.
         journal: Called with each decision after the leader has carried it out.
         controller: Asked, in threads, about nodes and members that are missing; None to ask none.
         endpoints: Where members of the last round listen.
-
-    Attributes:
-        connections: The connections of the agents.
     """
 
     def __init__(

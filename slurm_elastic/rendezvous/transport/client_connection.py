@@ -30,7 +30,6 @@ class Link(asyncio.Protocol):
     Attributes:
         endpoint: Address and port of the other end; a name is replaced by its address once connected.
         established: Done when both ends have proved that they belong to the run, or failed with the error.
-        closed: Done when the connection has ended.
     """
 
     def __init__(
@@ -114,11 +113,6 @@ async def open_link(
     endpoint: messages.Endpoint, session: Session, on_message: Callable[[Link, messages.LeaderMessage], None]
 ) -> Link:
     """Connect to a leader; both ends prove that they belong to the run.
-
-    Args:
-        endpoint: Where a leader may listen.
-        session: This agent's end of a new session.
-        on_message: Called with each message of the leader.
 
     Raises:
         ClosedError: An agent of this run listens there, and does not lead.

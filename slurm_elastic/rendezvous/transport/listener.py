@@ -48,13 +48,9 @@ class Listener:
     in the same moment: they stay open, and the other end waits for an answer that never comes.
 
     Args:
-        listening: A listening socket, which stays open.
-        new_session: Makes the listening end of a session.
         serve: Takes over a connection that was admitted, with its session, which waits for the proof of identity, and
             the address of the other end. None where `new_session` admits no connection.
-        reject: Called with the address of each connection that was dropped, and the reason.
         room: Returns the number of strangers' connections for which there are descriptors now.
-        at_once: Connections that are accepted before the loop serves others.
     """
 
     def __init__(

@@ -41,12 +41,7 @@ _SETTINGS = {
 
 @dataclass(frozen=True, slots=True)
 class Rpc:
-    """The modules behind etcd's API.
-
-    Attributes:
-        grpc: The module grpc.
-        etcd: The messages of etcd's API, etcd3.etcdrpc.
-    """
+    """The modules behind etcd's API."""
 
     grpc: Any
     etcd: Any
@@ -147,9 +142,6 @@ class _Member:
 
 class Connection:
     """All calls of a client; safe to use from several threads, not after a fork.
-
-    Args:
-        config: The members, and how to be let in.
 
     Attributes:
         quiet: Whether lost members are logged for debugging only, as where many processes of one run see the same.

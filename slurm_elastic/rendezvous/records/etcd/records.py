@@ -67,9 +67,6 @@ class EtcdRecords:
     """Keeps the records of one incarnation in etcd; see :class:`~slurm_elastic.rendezvous.records.api.RunDirRecords`.
 
     Args:
-        config: How to reach etcd.
-        run_dir: The run directory, opened; it has the run's secret and the copy.
-        incarnation: The incarnation to which epochs, endpoint and failure belong.
         limit: Seconds that calls wait for an answer, and after which a silent etcd counts as lost.
         interrupted: Called every 0.1 s while the main thread waits; True ends that wait.
 
@@ -79,7 +76,6 @@ class EtcdRecords:
         RecordsError: etcd does not answer, or is full.
 
     Attributes:
-        client: The client.
         written: Signed records of this agent, by key, that it writes again if etcd loses them.
     """
 

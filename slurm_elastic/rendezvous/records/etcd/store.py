@@ -322,7 +322,6 @@ class EtcdV3RendezvousBackend(RendezvousBackend):
         prefix: The prefix of the run's keys, with a slash at its end.
 
     Attributes:
-        client: See above.
         lease: Of the run's keys, shared by all agents.
 
     Raises:
