@@ -261,13 +261,6 @@ class Deliver:
 
 
 @dataclass(frozen=True, slots=True)
-class StopWorkers:
-    """Stop the workers here: the leader gives this agent up about now, and goes on without it."""
-
-    event: CutOff
-
-
-@dataclass(frozen=True, slots=True)
 class ReadLeaderLocation:
     """Read from the records where the leader is, but no record of a known round. Answered by LeaderLocationRead."""
 
@@ -305,4 +298,4 @@ class Warn:
 
 
 LinkAction = Connect | CancelConnect | CloseLink | Send | AnswerProbe
-Action = LinkAction | Deliver | StopWorkers | ReadLeaderLocation | ReadCampaignRecords | Lead | StopLeading | Warn
+Action = LinkAction | Deliver | ReadLeaderLocation | ReadCampaignRecords | Lead | StopLeading | Warn

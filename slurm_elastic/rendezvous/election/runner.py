@@ -185,7 +185,7 @@ class Runner:
             case events.StopLeading():
                 assert self._host is not None
                 self._host.stop_leading()
-            case events.Deliver(event) | events.StopWorkers(event):
+            case events.Deliver(event):
                 self._deliver(event)
             case events.Warn(line):
                 logger.warning("%s", line)

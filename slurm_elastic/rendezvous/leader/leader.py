@@ -31,8 +31,8 @@ from slurm_elastic.slurm import Controller, compress
 
 logger = logging.getLogger("slurm_elastic")
 
-_BACKLOG, _AT_ONCE = 4096, 16
-"""Connections that wait in the kernel, and that the listener accepts together."""
+_BACKLOG = 4096
+"""Connections that wait in the kernel."""
 _PROBED_AT_ONCE = 64
 """Agents that the leader probes together: each probe takes a descriptor."""
 
@@ -109,7 +109,6 @@ class Leader:
             functools.partial(AcceptedConnection, self),
             self.connections.reject,
             self.connections.room,
-            _AT_ONCE,
         )
         self._schedule()
         try:

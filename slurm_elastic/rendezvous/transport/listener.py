@@ -29,6 +29,8 @@ _HANDSHAKE_TIMEOUT = 10.0
 _NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _ROOM_AGAIN = 0.2
 """Seconds until the listener accepts again, when the process has no descriptor left."""
+_AT_ONCE = 16
+"""Connections that the listener accepts before the loop serves others."""
 _GREETING = 16384
 """Bytes read at once from a stranger; a greeting has a few hundred."""
 
@@ -60,10 +62,9 @@ class Listener:
         serve: Callable[[Session, str, socket.socket], object] | None = None,
         reject: Callable[[str, str], None] = lambda peer, why: None,
         room: Callable[[], int] = lambda: STRANGERS,
-        at_once: int = 16,
     ) -> None:
         self._listening, self._new_session, self._serve, self._reject = listening, new_session, serve, reject
-        self._room, self._at_once = room, at_once
+        self._room = room
         self._port: int = listening.getsockname()[1]
         self._loop = asyncio.get_running_loop()
         self._strangers: dict[_Stranger, None] = {}
@@ -88,12 +89,7 @@ class Listener:
                 return
 
     def _open(self) -> None:
-        self._loop.add_reader(self._listening, self._accept)
-
-    def _accept(self) -> None:
-        for _ in range(self._at_once):
-            if not self._accept_one():
-                return
+        self._loop.add_reader(self._listening, self.admit_waiting, _AT_ONCE)
 
     def _accept_one(self) -> bool:
         try:
