@@ -42,7 +42,6 @@ from slurm_elastic.rendezvous.election.events import (
     ReadLeaderLocation,
     Received,
     Send,
-    StopWorkers,
     Tick,
     Unreachable,
 )
@@ -314,7 +313,7 @@ class _Agent:
                     self.links[number].close()
             case ReadLeaderLocation(number, known):
                 events.append(LeaderLocationRead(number, self.herd.location(known)))
-            case Deliver(event) | StopWorkers(event):
+            case Deliver(event):
                 self.hear(event, events)
             case _:
                 pass

@@ -1,11 +1,22 @@
-"""The environment of this process, which the processes that it starts inherit, and its user's directory."""
+"""The environment of this process, which the processes that it starts inherit, and its user's directory.
+
+Imports nothing slow: an agent uses it before it starts the process of its workers.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, MutableMapping
 from pathlib import Path
+
+PRIVATE = ("SLURM_ELASTIC_ETCD_PASSWORD", "SLURM_ELASTIC_HEALTH_TOKEN")
+"""Variables that no worker may inherit."""
+
+
+def take_private(environ: MutableMapping[str, str]) -> dict[str, str]:
+    """Take out of an environment what workers must not inherit, and return it."""
+    return {name: environ.pop(name) for name in PRIVATE if name in environ}
 
 
 @contextlib.contextmanager

@@ -69,7 +69,6 @@ class Cause:
     Attributes:
         name: The name of the cause in records; never changed, as programs read it.
         title: The cause in a few words; empty for a row that says no more than the message of the failure.
-        outlook: What another start can bring.
         text: Found in the text of the failure; `^` stands for the beginning of a line. None if `signals` alone tell.
         signals: Numbers of signals by one of which the worker ended; empty for every end.
         consequence: True if another worker, or the agent, made this one fail.

@@ -99,12 +99,7 @@ def node_domains(events: Iterable[tuple[float, Mapping[str, Any]]]) -> dict[str,
 
 
 def bad_nodes(found: Iterable[Strike], now: float, expiry: float = EXPIRY) -> tuple[str, ...]:
-    """Return the bad nodes, the worst first.
-
-    Args:
-        now: Seconds since 1970.
-        expiry: Seconds after which a strike counts no more.
-    """
+    """Return the bad nodes, the worst first."""
     weights: dict[str, int] = {}
     newest: dict[str, float] = {}
     for strike in found:
@@ -169,7 +164,6 @@ class Loop:
 
     Attributes:
         loop: ``no_checkpoint``, ``node_flapping`` or ``leader_changes``.
-        since: Seconds since 1970 at which it began.
     """
 
     loop: str
@@ -185,12 +179,7 @@ class Loop:
 
 
 def find_loops(history: Iterable[tuple[float, Mapping[str, Any]]], now: float) -> tuple[Loop, ...]:
-    """Return all loops.
-
-    Args:
-        history: Events and progress, in any order.
-        now: Seconds since 1970.
-    """
+    """Return all loops."""
     ordered = sorted(history, key=lambda event: event[0])
     return tuple(loop for detector in DETECTORS for loop in detector(ordered, now))
 

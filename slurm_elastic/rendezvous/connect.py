@@ -33,20 +33,14 @@ class RendezvousConfig:
     """One agent of one run, before it has connected to a leader.
 
     Attributes:
-        run_dir: The run directory, opened.
-        records: The records of this incarnation.
-        restart_count: How often Slurm has requeued the job.
         incarnation: The name of this incarnation of the run; agents of another one are strangers.
         agent, node, position, cohort, domain: See :class:`~slurm_elastic.rendezvous.membership.agents.AgentInfo`; of
             the cohort name and size.
         address: The address at which other nodes reach this agent.
-        local_world_size, role: Number of its workers, and their role in torch elastic.
         expected_nodes, choose_origin: See :class:`~slurm_elastic.rendezvous.membership.config.Settings`.
-        min_nodes, max_nodes, max_restarts: Bounds of the run.
         may_lead: True if this agent leads the run when no agent has led this incarnation yet.
         leader_host: The host where agents expect the leader until the records have its endpoint.
         ports: Ports of the leader, in the order to try.
-        options: Time limits, and sizes of rounds.
         has_workers: True if this agent wants places in rounds; False for a coordinator, which only leads.
         interface: The network interface of the data network; empty if the user has named none.
         gloo_interface: The same, else where needed that of `address`; see :func:`~slurm_elastic.slurm.gloo_interface`.
@@ -79,12 +73,7 @@ class RendezvousConfig:
     choose_origin: Callable[[int | None, str, Sequence[str], bool], str] = no_origin
 
     def agent_info(self, store_port: int, inventory: str = "", ran: float = 0.0, *, proven: bool = False) -> AgentInfo:
-        """Return the description of this agent with which it joins.
-
-        Args:
-            store_port: See :class:`~slurm_elastic.rendezvous.worker_store.ReservedPort`.
-            inventory, ran, proven: See :class:`~slurm_elastic.rendezvous.membership.agents.AgentInfo`.
-        """
+        """Return the description of this agent with which it joins."""
         return AgentInfo(
             agent=self.agent,
             node=self.node,
@@ -110,7 +99,6 @@ def connect(config: RendezvousConfig, journal: Callable[[Decision], None], *, ca
     records. In an allocation all agents expect it there, before the records have it.
 
     Args:
-        config: Settings of this agent.
         journal: Called with every decision of the leader, on the leading agent.
         can_hold: See :class:`~slurm_elastic.rendezvous.election.state.ElectionConfig`.
 

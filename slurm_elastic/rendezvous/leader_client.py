@@ -14,17 +14,7 @@ from dataclasses import dataclass
 from slurm_elastic.errors import SlurmElasticError
 from slurm_elastic.rendezvous.leader.fenced_records import newest_endpoint
 from slurm_elastic.rendezvous.records.api import RunDirRecords
-from slurm_elastic.rendezvous.transport.messages import (
-    LeaderMessage,
-    LeaveAnswer,
-    LeaveRequest,
-    MessageError,
-    StatusAnswer,
-    StatusPart,
-    StatusRequest,
-    decode_leader_message,
-    encode,
-)
+from slurm_elastic.rendezvous.transport import messages
 from slurm_elastic.rendezvous.transport.session import Role, Session, SessionError
 from slurm_elastic.rundir import RunDir
 
@@ -72,19 +62,19 @@ def find_leader(run_dir: RunDir) -> LeaderEndpoint:
     raise NoAnswerError("no leader has published an endpoint")
 
 
-def ask_to_leave(leader: LeaderEndpoint, request: LeaveRequest) -> LeaveAnswer:
+def ask_to_leave(leader: LeaderEndpoint, request: messages.LeaveRequest) -> messages.LeaveAnswer:
     """Have the leader ask agents to leave.
 
     Raises:
         NoAnswerError: The leader does not answer within 10 s, or another program does.
     """
     for message in _converse(leader, request):
-        if isinstance(message, LeaveAnswer):
+        if isinstance(message, messages.LeaveAnswer):
             return message
     raise _closed(leader)
 
 
-def ask_status(leader: LeaderEndpoint) -> tuple[StatusAnswer, dict[str, str]]:
+def ask_status(leader: LeaderEndpoint) -> tuple[messages.StatusAnswer, dict[str, str]]:
     """Have the leader ask all agents what they do now.
 
     Returns:
@@ -94,17 +84,19 @@ def ask_status(leader: LeaderEndpoint) -> tuple[StatusAnswer, dict[str, str]]:
         NoAnswerError: The leader does not answer within 10 s, or another program does, or too many clients ask it.
     """
     reports: dict[str, str] = {}
-    for message in _converse(leader, StatusRequest(client_name())):
-        if isinstance(message, StatusPart):
+    for message in _converse(leader, messages.StatusRequest(client_name())):
+        if isinstance(message, messages.StatusPart):
             reports.update(message.reports)
-        elif isinstance(message, StatusAnswer):
+        elif isinstance(message, messages.StatusAnswer):
             if message.busy:
                 raise NoAnswerError(f"too many clients ask the leader at {leader.address}:{leader.port}")
             return message, reports
     raise _closed(leader)
 
 
-def _converse(leader: LeaderEndpoint, request: LeaveRequest | StatusRequest) -> Iterator[LeaderMessage]:
+def _converse(
+    leader: LeaderEndpoint, request: messages.LeaveRequest | messages.StatusRequest
+) -> Iterator[messages.LeaderMessage]:
     """Yield the leader's messages after the request. Both ends prove the run's secret first."""
     deadline = time.monotonic() + _TIMEOUT
     try:
@@ -117,14 +109,14 @@ def _converse(leader: LeaderEndpoint, request: LeaveRequest | StatusRequest) -> 
                 data = connection.recv(65536)
                 if not data:
                     return
-                messages, answer = session.receive(data)
+                received, answer = session.receive(data)
                 connection.sendall(answer)
                 if session.established and not asked:
                     asked = True
-                    connection.sendall(session.seal(encode(request)))
-                for message in messages:
-                    yield decode_leader_message(message)
-    except (OSError, SessionError, MessageError, OverflowError) as error:
+                    connection.sendall(session.seal(messages.encode(request)))
+                for message in received:
+                    yield messages.decode_leader_message(message)
+    except (OSError, SessionError, messages.MessageError, OverflowError) as error:
         problem = f"the leader at {leader.address}:{leader.port} does not answer: {error or 'time-out'}"
         raise NoAnswerError(problem) from None
 

@@ -5,23 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from slurm_elastic.failures.causes import explanation
+from slurm_elastic.rendezvous.membership import events
 from slurm_elastic.rendezvous.membership.agents import Reason, WorkerFailure
 from slurm_elastic.rendezvous.membership.assignment import Table
-from slurm_elastic.rendezvous.membership.events import (
-    Claim,
-    Decision,
-    Drop,
-    Ended,
-    Finish,
-    Interrupt,
-    Outcome,
-    Publish,
-    Resign,
-    Retire,
-    Send,
-    Spare,
-    Stopping,
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +15,6 @@ class Entry:
     """One event of the run.
 
     Attributes:
-        event: its kind, such as ``round_formed``.
-        text: one line.
         fields: the same facts for programs; times in seconds.
     """
 
@@ -39,37 +23,37 @@ class Entry:
     fields: dict[str, object] = field(default_factory=dict)
 
 
-def describe(decision: Decision) -> Entry | None:
+def describe(decision: events.Decision) -> Entry | None:
     """The event that a decision amounts to, None for what is of no interest to a person."""
     match decision:
-        case Publish(table, seconds):
+        case events.Publish(table, seconds):
             return _formed(table, seconds)
-        case Send(message=Stopping(round_, step, reason, node, detail, seconds)):
+        case events.Send(message=events.Stopping(round_, step, reason, node, detail, seconds)):
             text = f"round {round_} will end after step {step}: {_cause(reason, node, detail)}"
             text += f", within {seconds:.0f} s" if seconds is not None else ""
             return Entry("round_ending", text, {**_fields(round_, reason, node, detail), "step": step})
-        case Interrupt(on_record=True):
+        case events.Interrupt(on_record=True):
             return None
-        case Interrupt(agents, over, step=step, failure=failure) if agents or step is not None:
+        case events.Interrupt(agents, over, step=step, failure=failure) if agents or step is not None:
             round_, reason, node, detail = over.round, over.reason, over.node, over.detail
             text = f"round {round_} ends" + (f" after step {step}" if step is not None else "")
             text += f": {detail if decision.unusable else _cause(reason, node, detail)}{_explained(failure)}"
             fields = _fields(round_, reason, node, detail) | ({"step": step} if step is not None else {})
             fields |= {"unusable": decision.unusable} if decision.unusable else {}
             return Entry("round_ended", text, fields | _attribution(failure))
-        case Drop(_, node, why, seconds):
+        case events.Drop(_, node, why, seconds):
             text = f"lost {node}: {why}, last sign of life {seconds:.1f} s ago"
             return Entry("node_lost", text, {"nodes": [node], "why": why, "silent_for": round(seconds, 3)})
-        case Retire(_, node, leave):
+        case events.Retire(_, node, leave):
             return Entry("node_left", f"{node} left: {leave.value}", {"nodes": [node], "why": leave.value})
-        case Spare(node=node):
+        case events.Spare(node=node):
             return Entry("node_spare", f"{node} waits as a spare", {"nodes": [node]})
-        case Claim(lost):
+        case events.Claim(lost):
             text = "this agent leads the run from here on" + (f", and no more the one on {lost}" if lost else "")
             return Entry("leader_changed", text, {"nodes": _names(lost)})
-        case Resign(agents) if agents:
+        case events.Resign(agents) if agents:
             return Entry("leader_resigned", "this agent goes, and leads the run no more", {})
-        case Finish(message=ended):
+        case events.Finish(message=ended):
             return _finished(ended)
         case _:
             return None
@@ -112,9 +96,9 @@ def _formed(table: Table, seconds: float) -> Entry:
     return Entry("round_formed", text, fields)
 
 
-def _finished(ended: Ended) -> Entry:
+def _finished(ended: events.Ended) -> Entry:
     text = f"the run {ended.outcome.value.replace('_', ' ')}"
-    if ended.outcome is Outcome.TIMED_OUT:
+    if ended.outcome is events.Outcome.TIMED_OUT:
         text = "the run was given up"
     if ended.detail:
         text += f": {ended.detail}"

@@ -17,20 +17,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from slurm_elastic.rendezvous.election import events
 from slurm_elastic.rendezvous.election.campaign import Campaign
-from slurm_elastic.rendezvous.election.events import (
-    AnnounceLeave,
-    CloseRun,
-    Depart,
-    Event,
-    Join,
-    LeaderEvent,
-    LeaderLost,
-    RecordsLost,
-    ReportFailure,
-    ReportFinished,
-    SendToLeader,
-)
 from slurm_elastic.rendezvous.election.leader_host import LeaderHost
 from slurm_elastic.rendezvous.election.runner import FollowerConfig, Runner
 from slurm_elastic.rendezvous.leader.leader import Leader
@@ -53,7 +41,6 @@ class Led:
     """The agents of a run, as its leader knows them.
 
     Attributes:
-        epoch: Number of the leader's term.
         staying: Agents that have announced no leave.
         ending: True if the run is ending: workers have ended well, or it is closed.
     """
@@ -67,10 +54,6 @@ class Coordination:
     """An agent's side of the membership, for use from its main thread.
 
     Args:
-        config: of the agent.
-        listener: bound and listening, where this agent leads if it does.
-        make_leader: makes the leader of a term, if this agent has to be it.
-        founder: the run's first term, on the agent that has claimed that.
         release: ends all waits in other threads that would hold up the end of this one.
     """
 
@@ -91,7 +74,7 @@ class Coordination:
         )
         self._release = release
         self._standby_port = self._host.port
-        self._events: queue.SimpleQueue[LeaderEvent | RecordsLost] = queue.SimpleQueue()
+        self._events: queue.SimpleQueue[events.LeaderEvent | events.RecordsLost] = queue.SimpleQueue()
         self.fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK | os.EFD_SEMAPHORE)
         """Readable while events wait; for use in a selector."""
         self.positions: Callable[[bool], tuple[WorkerPosition, ...]] = lambda _dumps: ()
@@ -110,7 +93,7 @@ class Coordination:
         self._thread.start()
         self._ready.wait()
 
-    def next_event(self, timeout: float | None = None) -> LeaderEvent | RecordsLost | None:
+    def next_event(self, timeout: float | None = None) -> events.LeaderEvent | events.RecordsLost | None:
         """Return the next event, or None if none came within `timeout` seconds (0: do not wait, None: for ever)."""
         try:
             event = self._events.get(block=timeout != 0, timeout=timeout or None)
@@ -144,11 +127,11 @@ class Coordination:
 
     def join(self, candidate: AgentInfo) -> None:
         """Ask for an assignment; no workers run here."""
-        self._post(Join(dataclasses.replace(candidate, standby_port=self._standby_port)))
+        self._post(events.Join(dataclasses.replace(candidate, standby_port=self._standby_port)))
 
     def leaving(self, reason: LeaveReason, seconds: float | None = None) -> None:
         """Announce that this agent leaves, within `seconds` if that is known; its workers may run on until then."""
-        self._post(AnnounceLeave(reason, seconds))
+        self._post(events.AnnounceLeave(reason, seconds))
 
     def held(self, round_: int, step: int | None) -> None:
         """Report the step at which the workers of a round can stop; None if they take no part in planned stops."""
@@ -156,15 +139,15 @@ class Coordination:
 
     def left(self, reason: LeaveReason, *, stopped: bool = False) -> None:
         """Report that this agent leaves now and no workers run here; `stopped` if they ended at the stop step."""
-        self._post(Depart(reason, stopped))
+        self._post(events.Depart(reason, stopped))
 
     def worker_failed(self, failure: WorkerFailure) -> None:
         """Report the failure of a worker of the current round that the agent was not stopping."""
-        self._post(ReportFailure(failure))
+        self._post(events.ReportFailure(failure))
 
     def finished(self) -> None:
         """Report that all workers of the current round ended with exit code 0."""
-        self._post(ReportFinished())
+        self._post(events.ReportFinished())
 
     def request_leave(self, job: str, reason: LeaveReason, seconds: float | None, detail: str) -> None:
         """Tell all other agents of a job that they have to leave; see :class:`~.messages.LeaveRequest`."""
@@ -172,13 +155,13 @@ class Coordination:
 
     def close_run(self) -> None:
         """Close the rendezvous for all agents."""
-        self._post(CloseRun())
+        self._post(events.CloseRun())
 
     def records_lost(self, error: RecordsError) -> None:
         """Deliver RecordsLost to the main thread. Any thread may call this, also after the end."""
         with self._closing:
             if not self._closed:
-                self._deliver(RecordsLost(str(error)))
+                self._deliver(events.RecordsLost(str(error)))
 
     def leader_address(self) -> str:
         """See :meth:`.Runner.leader_address`."""
@@ -212,11 +195,11 @@ class Coordination:
                 self._closed = True
                 os.close(self.fd)
 
-    def _post(self, event: Event) -> None:
+    def _post(self, event: events.Event) -> None:
         self._call(lambda: self._runner.handle(event))
 
     def _send(self, message: AgentMessage) -> None:
-        self._post(SendToLeader(message))
+        self._post(events.SendToLeader(message))
 
     def _call(self, action: Callable[[], object]) -> None:
         try:
@@ -224,7 +207,7 @@ class Coordination:
         except RuntimeError:
             logger.debug("the coordination thread has ended")
 
-    def _deliver(self, event: LeaderEvent | RecordsLost) -> None:
+    def _deliver(self, event: events.LeaderEvent | events.RecordsLost) -> None:
         # The reader takes the event first and counts down then, so the count has to be there before the event.
         os.eventfd_write(self.fd, 1)
         self._events.put(event)
@@ -257,17 +240,13 @@ class Coordination:
     def _report(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and task.exception() is not None:
             logger.error("the link to the leader failed", exc_info=task.exception())
-            self._deliver(LeaderLost(f"the link to it failed: {task.exception()}"))
+            self._deliver(events.LeaderLost(f"the link to it failed: {task.exception()}"))
 
 
 class FaultLog:
     """Logs exceptions that no caller takes, as the exception handler of a loop: one traceback per minute.
 
     Each line names the number of those that were left out since the last one.
-
-    Args:
-        logger: Gets the lines.
-        clock: Returns the time in seconds.
     """
 
     def __init__(self, logger: logging.Logger, clock: Callable[[], float] = time.monotonic) -> None:

@@ -26,6 +26,8 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousTimeoutError,
 )
 
+from slurm_elastic.environment import take_private
+from slurm_elastic.rendezvous import worker_store
 from slurm_elastic.rendezvous.connect import RendezvousConfig, connect
 from slurm_elastic.rendezvous.election.events import LeaderEvent, LeaderLost, RecordsLost, Unreachable
 from slurm_elastic.rendezvous.membership.agents import AgentIdentity, LeaveReason
@@ -33,16 +35,8 @@ from slurm_elastic.rendezvous.membership.events import Decision, Ended, Interrup
 from slurm_elastic.rendezvous.options import RendezvousOptions
 from slurm_elastic.rendezvous.records.api import RecordsError, etcd_wanted, open_records
 from slurm_elastic.rendezvous.run_events import describe
-from slurm_elastic.rendezvous.secret_env import take_private
 from slurm_elastic.rendezvous.thread import Coordination
 from slurm_elastic.rendezvous.transport.messages import Assignment
-from slurm_elastic.rendezvous.worker_store import (
-    FreshPorts,
-    ReservedPort,
-    ServedStore,
-    open_worker_store,
-    prepare_stores,
-)
 from slurm_elastic.rundir import RunDir, RunDirError, incarnation, join_own
 from slurm_elastic.slurm import (
     AddressPreference,
@@ -64,24 +58,19 @@ _STORE_TIMEOUT = timedelta(seconds=60)
 class _RoundStore(TCPStore):
     """A client of a round's store; while it is kept, the store that this agent serves for it is, too."""
 
-    served: ServedStore | None = None
+    served: worker_store.ServedStore | None = None
 
 
 class SlurmRendezvousHandler(RendezvousHandler):
-    """torch's rendezvous interface over the project's membership.
-
-    Args:
-        config: of this agent.
-        coordination: in touch with the leader, or about to be.
-    """
+    """torch's rendezvous interface over the project's membership."""
 
     def __init__(self, config: RendezvousConfig, coordination: Coordination) -> None:
         self._config = config
         self._coordination = coordination
         self._store: Store | None = None
-        self._ports = FreshPorts(config.address)
-        self._served: ServedStore | None = None
-        self._reserved: ReservedPort | None = None
+        self._ports = worker_store.FreshPorts(config.address)
+        self._served: worker_store.ServedStore | None = None
+        self._reserved: worker_store.ReservedPort | None = None
         self._interrupted = False
         self._end: RendezvousError | None = None
         self._finished = False
@@ -151,7 +140,7 @@ class SlurmRendezvousHandler(RendezvousHandler):
         assert self._reserved is not None
         # Whatever ended before concerns earlier rounds.
         self._interrupted = False
-        served = open_worker_store(placed, self._reserved)
+        served = worker_store.open_worker_store(placed, self._reserved)
         self._store = _RoundStore(
             placed.store_address, placed.store_port, is_master=False, wait_for_workers=False, timeout=_STORE_TIMEOUT
         )
@@ -203,7 +192,7 @@ def create_handler(params: RendezvousParameters) -> SlurmRendezvousHandler:
         UsageError: a wrong option, or SLURM variables that contradict each other.
         RendezvousConnectionError: the run directory or the records of the run cannot be used.
     """
-    prepare_stores()
+    worker_store.prepare_stores()
     job = SlurmJob.from_environment(os.environ)
     # torchrun's own default of --rdzv-id is the word "none" (torch 2.13, run.py).
     asked_id = params.run_id if params.run_id != "none" else ""

@@ -168,8 +168,6 @@ def serve_store(address: str, port: int, listener: int) -> ServedStore:
     """Serve a store.
 
     Args:
-        address: The address at which the store itself connects to it.
-        port: The port of the listening socket.
         listener: The descriptor of the listening socket; it is closed here.
 
     Raises:

@@ -56,10 +56,6 @@ def is_safe(name: str) -> bool:
 def safe(kind: str, name: str) -> str:
     """Return a name unchanged if it is a safe file name.
 
-    Args:
-        kind: The kind of thing that has the name, for the message.
-        name: The name.
-
     Raises:
         UsageError: The name is no safe file name.
     """

@@ -27,7 +27,6 @@ class RunFile:
 
     Attributes:
         name: Path of the file below the run directory.
-        content: All bytes of the file.
     """
 
     name: str
@@ -44,9 +43,7 @@ class LogFile:
     """A log of a worker.
 
     Attributes:
-        round, node, rank: The worker.
         stream: ``stdout`` or ``stderr``.
-        path: The file.
     """
 
     round: int
@@ -76,9 +73,6 @@ class RunContents:
     """Reads the files of a run directory; a file or directory that cannot be read is one line in `problems`.
 
     Records without a signature of the run are left out, as agents do, and so are files of other users.
-
-    Args:
-        run_dir: The run directory.
     """
 
     def __init__(self, run_dir: RunDir) -> None:

@@ -31,7 +31,6 @@ class RunStart:
 
     Attributes:
         step: Id of the step; empty outside of one, and where agents of several jobs are one run.
-        command: Script and arguments.
         joined: The start, a number, that goes on in this one and in all later ones, because an agent of another job
             has joined it; None for a start of its own.
     """
@@ -46,11 +45,9 @@ class KnownRun:
     """A run of the job, as a step finds it.
 
     Attributes:
-        run_id: Id of the run.
         now: Its start in this start of the job; None if no step has begun it.
         before: Its newest earlier start; None if there is none on record.
         over_here: True if an agent on this node has seen the end of the run in this start of the job.
-        finished: True if the run is finished.
     """
 
     run_id: str
@@ -120,8 +117,6 @@ def join_named(run_dir: RunDir, command: Sequence[str], *, again: bool) -> None:
     their own beside this agent. Which start that is, is decided where starts are claimed.
 
     Args:
-        run_dir: The run directory, opened.
-        command: Script and arguments of this agent.
         again: True if Slurm has started its job again; then its arguments may have changed since.
 
     Raises:
@@ -142,7 +137,6 @@ def incarnation_of(run_dir: RunDir, restart_count: int | None) -> str:
     """Return the name of the incarnation that agents belong to which have joined the run.
 
     Args:
-        run_dir: The run directory.
         restart_count: Restart count of the job that has begun the run; None for a run of several jobs.
     """
     # The first start of a job joins no earlier one.
@@ -154,7 +148,6 @@ def runs_of_job(base: Path, name: str) -> list[RunDir]:
     """Return the directories of a job's runs, in the order of their numbers.
 
     Args:
-        base: Directory below which all run directories are.
         name: The job, as ``12``, or ``12_3`` for an array element.
     """
     pattern, directory = re.compile(rf"{re.escape(name)}(?:\.([0-9]{{1,9}}))?"), base.absolute() / RUNS
@@ -169,7 +162,6 @@ def run_start(run_dir: RunDir, restart_count: int | None = None, *, before: int 
     """Return the record of a start of the run, by default of the newest; None if there is none.
 
     Args:
-        run_dir: The run directory.
         restart_count: Restart count of the job; 0 for a run of several jobs.
         before: Only starts before this one count.
     """

@@ -58,7 +58,7 @@ class RunDir:
 
     Every method that uses the disk can block for as long as a network file system does; agents call them outside of the
     loop that waits for signals. All are safe among threads, processes and nodes. Every method that uses the disk,
-    except `open`, raises `RunDirError` if the disk fails.
+    except `open`, raises `RunDirError` if the disk fails, and if it reads a record that is not one JSON object.
     """
 
     path: Path
@@ -67,10 +67,6 @@ class RunDir:
     @classmethod
     def for_run(cls, base: Path, run_id: str) -> RunDir:
         """Return the directory of a run, without any access to the disk.
-
-        Args:
-            base: Directory below which all run directories are.
-            run_id: Id of the run.
 
         Raises:
             UsageError: The run id is no safe file name.
@@ -142,11 +138,7 @@ class RunDir:
         return self.claim_record(self.path / "command.json", content, mode=0o600)
 
     def command(self) -> bytes | None:
-        """Return the record of `claim_command`; None if there is none.
-
-        Raises:
-            RecordError: The record is not one JSON object.
-        """
+        """Return the record of `claim_command`; None if there is none."""
         return self.read_record(self.path / "command.json")
 
     def claim_start(self, number: int, content: bytes) -> bool:
@@ -154,11 +146,7 @@ class RunDir:
         return self._claim_numbered("starts", number, content)
 
     def start(self, number: int) -> bytes | None:
-        """Return the record of `claim_start`; None if there is none.
-
-        Raises:
-            RecordError: The record is not one JSON object.
-        """
+        """Return the record of `claim_start`; None if there is none."""
         return self.read_record(self._numbered("starts", number))
 
     def start_numbers(self) -> list[int]:
@@ -182,11 +170,7 @@ class RunDir:
         self.publish_record(self._numbered("replaced", number), content)
 
     def replacements(self) -> dict[int, tuple[bytes, bytes | None]]:
-        """Return the records of `claim_replacement` and `claim_replaced` by their numbers, in the order of these.
-
-        Raises:
-            RecordError: A record is not one JSON object.
-        """
+        """Return the records of `claim_replacement` and `claim_replaced` by their numbers, in the order of these."""
         return {
             number: (claim, self.read_record(self._numbered("replaced", number)))
             for number in reversed(self._numbers("replacements"))
@@ -207,11 +191,7 @@ class RunDir:
         return self._newest("rounds", known_round)
 
     def round_record(self, number: int) -> bytes | None:
-        """Return the record of a round; None if there is none.
-
-        Raises:
-            RecordError: The record is not one JSON object.
-        """
+        """Return the record of a round; None if there is none."""
         return self.read_record(self._numbered("rounds", number))
 
     def claim_epoch(self, incarnation: str, number: int, content: bytes) -> bool:
@@ -223,11 +203,7 @@ class RunDir:
         return self._newest(f"epochs/{safe('incarnation', incarnation)}")
 
     def epoch_record(self, incarnation: str, number: int) -> bytes | None:
-        """Return the record of a term; None if there is none.
-
-        Raises:
-            RecordError: The record is not one JSON object.
-        """
+        """Return the record of a term; None if there is none."""
         return self.read_record(self._numbered(f"epochs/{safe('incarnation', incarnation)}", number))
 
     def publish_endpoint(self, incarnation: str, content: bytes) -> None:
@@ -235,11 +211,7 @@ class RunDir:
         self.publish_record(self._endpoint(incarnation), content)
 
     def endpoint(self, incarnation: str) -> bytes | None:
-        """Return the last record of `publish_endpoint`; None before the first.
-
-        Raises:
-            RecordError: The record is not one JSON object.
-        """
+        """Return the last record of `publish_endpoint`; None before the first."""
         return self.read_record(self._endpoint(incarnation))
 
     def incarnations(self) -> list[str]:
@@ -251,19 +223,11 @@ class RunDir:
         self.publish_record(self._failure(incarnation), content, make=True)
 
     def failure(self, incarnation: str) -> bytes | None:
-        """Return why an incarnation of the run failed; None if it did not.
-
-        Raises:
-            RecordError: The record is not one JSON object.
-        """
+        """Return why an incarnation of the run failed; None if it did not."""
         return self.read_record(self._failure(incarnation))
 
     def failures(self) -> tuple[bytes, ...]:
-        """Return the records of `publish_failure` of all incarnations, in no order.
-
-        Raises:
-            RecordError: A record is not one JSON object.
-        """
+        """Return the records of `publish_failure` of all incarnations, in no order."""
         records = (self.read_record(self.path / "failures" / name) for name in self.names("failures"))
         return tuple(content for content in records if content is not None)
 

@@ -35,10 +35,8 @@ def signature(secret: bytes, context: bytes, key: str, content: bytes) -> bytes:
     """Return the signature of a record.
 
     Args:
-        secret: The run's secret.
         context: The kind of store that keeps the record, so that none can be moved to another one.
         key: The record's name there.
-        content: The record.
     """
     return hmac.digest(secret, context + key.encode() + b"\0" + content, "sha256")
 
@@ -214,10 +212,6 @@ def _log_drop(path: Path, why: str) -> None:
 
 def load_or_create_secret(path: Path, draw: Callable[[], bytes] = lambda: secrets.token_bytes(_BYTES)) -> bytes:
     """Return the secret in a file. The first process creates it; all processes get the same.
-
-    Args:
-        path: The file.
-        draw: Makes a new secret.
 
     Raises:
         UsageError: Other users can read the file, it belongs to another user, or it contains no secret.

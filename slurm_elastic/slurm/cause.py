@@ -103,7 +103,6 @@ def least_grace(clock: ControllerClock, grace: int | None) -> float:
     """Return the seconds that a SIGTERM leaves at the least: KillWait, or GraceTime where that is shorter.
 
     Args:
-        clock: The controller's time, with KillWait.
         grace: GraceTime in seconds of the job's QOS or partition; None or 0 for none.
     """
     kill_wait = max(clock.kill_wait, _KILL_WAIT_FLOOR)
@@ -149,7 +148,6 @@ def classify(
         signals, elapsed: As for `presume`.
         view: Slurm's view of the job; None if Slurm does not answer.
         clock: The controller's time, read after `view`.
-        meaning: The meaning of signals where Slurm does not answer.
         grace: GraceTime in seconds of the QOS or partition, for a job whose end `view` does not have.
         drained: True if Slurm gives no more jobs to the node that was signalled.
         save: Seconds before the time limit at which the job saves and ends without a signal.

@@ -17,34 +17,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
+from slurm_elastic.slurm import output
 from slurm_elastic.slurm.hostlist import compress
-from slurm_elastic.slurm.output import (
-    NODES_FORMAT,
-    QOS_FORMAT,
-    QUEUE_FORMAT,
-    ClusterConfig,
-    ControllerClock,
-    JobView,
-    NodesInQueue,
-    NodeState,
-    NodeView,
-    PartitionView,
-    QosView,
-    QueuedJob,
-    parse_clock,
-    parse_config,
-    parse_duration,
-    parse_jobs,
-    parse_limits,
-    parse_nodes,
-    parse_nodes_in_queue,
-    parse_partition_grace,
-    parse_partitions,
-    parse_qos,
-    parse_queue,
-    parse_release,
-    parse_requested,
-)
 
 _log = logging.getLogger(__name__)
 
@@ -82,21 +56,21 @@ class Controller:
         """Return True if Slurm has a node of that name; None if Slurm does not answer."""
         # For an unknown node sinfo prints nothing and exits with 0; --all shows nodes of hidden partitions.
         command = ("sinfo", "--noheader", "--all", "--format=%N", f"--nodes={name}")
-        return self._parsed(lambda output: bool(output.strip()), *command)
+        return self._parsed(lambda printed: bool(printed.strip()), *command)
 
-    def node_states(self, names: Iterable[str]) -> dict[str, NodeState]:
+    def node_states(self, names: Iterable[str]) -> dict[str, output.NodeState]:
         """Return the states of nodes, by one question."""
         asked = tuple(names)
         views = self._nodes(asked)
-        return {name: views[name].state if name in views else NodeState.UNKNOWN for name in asked}
+        return {name: views[name].state if name in views else output.NodeState.UNKNOWN for name in asked}
 
-    def job(self, job_id: str) -> JobView | None:
+    def job(self, job_id: str) -> output.JobView | None:
         """Return Slurm's view of a job (``12``) or an array element (``12_3``); None if Slurm does not answer.
 
         The nodes of a heterogeneous job are those of all its components: srun gives their processes one job id.
         """
         answer = self._ask("scontrol", "show", "job", job_id)
-        views = parse_jobs(answer.stdout) if answer else ()
+        views = output.parse_jobs(answer.stdout) if answer else ()
         for view in views:
             if job_id in (view.job_id, f"{view.array_job_id}_{view.array_task_id}"):
                 if view.het_job_id is None:
@@ -105,26 +79,28 @@ class Controller:
                 return replace(view, nodes=tuple(dict.fromkeys(itertools.chain(*components))))
         return None
 
-    def elements(self, array_job_id: str) -> tuple[JobView, ...]:
+    def elements(self, array_job_id: str) -> tuple[output.JobView, ...]:
         """Return Slurm's view of all elements of an array; empty if Slurm does not answer."""
         answer = self._ask("scontrol", "show", "job", array_job_id)
-        return parse_jobs(answer.stdout) if answer else ()
+        return output.parse_jobs(answer.stdout) if answer else ()
 
-    def own_jobs(self) -> tuple[QueuedJob, ...] | None:
+    def own_jobs(self) -> tuple[output.QueuedJob, ...] | None:
         """Return all jobs of this user that wait or run, by one question; None if Slurm does not answer."""
-        return self._parsed(parse_queue, "squeue", "--noheader", "--me", f"--format={QUEUE_FORMAT}")
+        return self._parsed(output.parse_queue, "squeue", "--noheader", "--me", f"--format={output.QUEUE_FORMAT}")
 
     def batch_script(self, job_id: str) -> str | None:
         """Return the batch script of a job or array of this user; None if it has none, or Slurm does not answer."""
         return self._parsed(str, "scontrol", "write", "batch_script", job_id, "-")
 
-    def nodes_in_queue(self) -> tuple[NodesInQueue, ...] | None:
+    def nodes_in_queue(self) -> tuple[output.NodesInQueue, ...] | None:
         """Return this user's jobs that wait or run, with their nodes; None if Slurm does not answer."""
-        return self._parsed(parse_nodes_in_queue, "squeue", "--noheader", "--me", "--array", f"--format={NODES_FORMAT}")
+        return self._parsed(
+            output.parse_nodes_in_queue, "squeue", "--noheader", "--me", "--array", f"--format={output.NODES_FORMAT}"
+        )
 
     def requested(self, job_id: str) -> dict[str, str] | None:
         """Return what a job has asked for, as options of sbatch; None if Slurm does not answer."""
-        return self._parsed(parse_requested, "scontrol", "show", "job", job_id)
+        return self._parsed(output.parse_requested, "scontrol", "show", "job", job_id)
 
     def is_queued(self, job_id: str) -> bool | None:
         """Return True if a job, or any element of an array, waits or runs; None if Slurm does not answer.
@@ -139,7 +115,7 @@ class Controller:
             return bool(answer.stdout.strip())
         return False if "Invalid job id" in answer.stderr else None
 
-    def clock(self) -> ControllerClock | None:
+    def clock(self) -> output.ControllerClock | None:
         """Return the controller's time; None if it does not answer.
 
         slurmctld itself writes the head line of ``scontrol show config``, "Configuration data as of" (proc_req.c,
@@ -148,20 +124,22 @@ class Controller:
         answer = self._ask("scontrol", "show", "config")
         if answer is not None:
             self._check_release(answer.stdout)
-        return parse_clock(answer.stdout) if answer else None
+        return output.parse_clock(answer.stdout) if answer else None
 
-    def config(self) -> ClusterConfig | None:
+    def config(self) -> output.ClusterConfig | None:
         """Return the configuration of the cluster; None if the controller does not answer."""
         answer = self._ask("scontrol", "show", "config")
-        return parse_config(answer.stdout) if answer else None
+        return output.parse_config(answer.stdout) if answer else None
 
-    def partitions(self) -> tuple[PartitionView, ...] | None:
+    def partitions(self) -> tuple[output.PartitionView, ...] | None:
         """Return the partitions that this user may see; None if the controller does not answer."""
-        return self._parsed(parse_partitions, "scontrol", "--oneliner", "show", "partition")
+        return self._parsed(output.parse_partitions, "scontrol", "--oneliner", "show", "partition")
 
-    def qos(self) -> tuple[QosView, ...] | None:
+    def qos(self) -> tuple[output.QosView, ...] | None:
         """Return every QOS; None without slurmdbd, or if it does not answer."""
-        return self._parsed(parse_qos, "sacctmgr", "--noheader", "--parsable2", "show", "qos", f"format={QOS_FORMAT}")
+        return self._parsed(
+            output.parse_qos, "sacctmgr", "--noheader", "--parsable2", "show", "qos", f"format={output.QOS_FORMAT}"
+        )
 
     def submit_refusal(self) -> str:
         """Return why sbatch takes no job from this user here; empty if it does. No job is submitted."""
@@ -181,10 +159,10 @@ class Controller:
             f"{name} {limits}"
             for name, answer in named
             if answer and not answer.returncode
-            for limits in parse_limits(answer.stdout)
+            for limits in output.parse_limits(answer.stdout)
         )
 
-    def grace(self, view: JobView, preempt_type: str) -> int | None:
+    def grace(self, view: output.JobView, preempt_type: str) -> int | None:
         """Return GraceTime in seconds of the QOS or partition of a job; None if Slurm does not answer.
 
         This is for a job whose EndTime is unknown: a preemption moves EndTime to the end of the grace.
@@ -193,9 +171,9 @@ class Controller:
             # slurmctld knows it, but scontrol does not print it ("scontrol show assoc_mgr", 22.05 to 26.05).
             command = ("sacctmgr", "--noheader", "--parsable2", "show", "qos", "format=GraceTime", f"name={view.qos}")
             answer = self._ask(*command) if view.qos else None
-            return parse_duration(answer.stdout.strip()) if answer else None
+            return output.parse_duration(answer.stdout.strip()) if answer else None
         answer = self._ask("scontrol", "show", "partition", view.partition) if view.partition else None
-        return parse_partition_grace(answer.stdout) if answer else None
+        return output.parse_partition_grace(answer.stdout) if answer else None
 
     def requeue(self, job_id: str, *, if_running: bool = False) -> bool:
         """Requeue a job, which ends this start of it. Returns True if Slurm accepted it.
@@ -203,7 +181,6 @@ class Controller:
         Slurm refuses it for pending jobs and for jobs submitted with ``--no-requeue``.
 
         Args:
-            job_id: Job or array element.
             if_running: Have Slurm leave the job alone if it has ended or was cancelled. Slurm then accepts the request,
                 and does nothing (scontrol(1), ``requeue Incomplete``, seen with 22.05, 24.11 and 26.05). Otherwise it
                 requeues a cancelled job, too, as long as its processes end.
@@ -222,16 +199,16 @@ class Controller:
         """Cancel a job or array element, with `if_pending` unless it has started. Returns True if Slurm accepted it."""
         return self._accepts("scancel", *(("--state=PENDING",) if if_pending else ()), job_id)
 
-    def _nodes(self, names: tuple[str, ...]) -> dict[str, NodeView]:
+    def _nodes(self, names: tuple[str, ...]) -> dict[str, output.NodeView]:
         # scontrol exits with 1 if one of several nodes is not known to it, and still prints the others.
         answer = self._ask("scontrol", "--oneliner", "show", "node", compress(names)) if names else None
         if answer is not None:
             self._check_release(answer.stdout)
-        return parse_nodes(answer.stdout) if answer else {}
+        return output.parse_nodes(answer.stdout) if answer else {}
 
-    def _check_release(self, output: str) -> None:
+    def _check_release(self, printed: str) -> None:
         """Warn once if Slurm is older than the oldest supported release."""
-        release = parse_release(output)
+        release = output.parse_release(printed)
         if release is not None and release < OLDEST_RELEASE and ("", "release") not in self._logged:
             self._logged.add(("", "release"))
             _log.warning(
@@ -265,7 +242,7 @@ class Controller:
             self._log_once(command, f"cannot be started: {error.strerror}")
             return None
         try:
-            output, complaint = process.communicate(timeout=self._timeout)
+            printed, complaint = process.communicate(timeout=self._timeout)
         except subprocess.TimeoutExpired:
             _kill(process)
             self.is_silent = True
@@ -277,7 +254,7 @@ class Controller:
             # Without a configuration, scontrol ends with four lines; the last one says why.
             *_, why = complaint.strip().splitlines() or [""]
             self._log_once(command, f"failed: {why or f'exit code {process.returncode}'}")
-        return subprocess.CompletedProcess(command, process.returncode, output, complaint)
+        return subprocess.CompletedProcess(command, process.returncode, printed, complaint)
 
     def _log_once(self, command: tuple[str, ...], failure: str) -> None:
         kind = (" ".join(command[:-1]), failure)

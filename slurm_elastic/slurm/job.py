@@ -12,19 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from slurm_elastic.errors import UsageError
-from slurm_elastic.slurm.variables import (
-    Reader,
-    count_gpus,
-    expand_counts,
-    foreign_variables,
-    job_and_step_nodes,
-    node_list,
-    number,
-    optional_number,
-    own_node,
-    port_list,
-    present,
-)
+from slurm_elastic.slurm import variables
 
 _FIRST_SPECIAL_STEP = 0xFFFFFFF0
 """Step ids from here on are not srun's: batch 0xfffffffb, extern ...fc, interactive ...fa (slurm.h). Slurm 26.05 sets
@@ -140,9 +128,9 @@ class SlurmJob:
             UsageError: Variables are missing or malformed, or contradict each other, or srun has started more than one
                 task on a node.
         """
-        foreign = foreign_variables(environ, Reader.TASK)
+        foreign = variables.foreign_variables(environ, variables.Reader.TASK)
         environ = {name: value for name, value in environ.items() if name not in foreign}
-        job_id = present(environ, "SLURM_JOB_ID", "SLURM_JOBID")
+        job_id = variables.present(environ, "SLURM_JOB_ID", "SLURM_JOBID")
         if job_id is None:
             _require_no_job(environ)
             return None
@@ -150,14 +138,14 @@ class SlurmJob:
             raise UsageError(f"SLURM_JOB_ID={job_id!r} is not a job id; unset it to run outside Slurm")
         context = _context(environ)
         het = _het(environ)
-        job_nodes, nodes = job_and_step_nodes(environ, in_step=context is Context.STEP, is_het=bool(het))
+        job_nodes, nodes = variables.job_and_step_nodes(environ, in_step=context is Context.STEP, is_het=bool(het))
         if context is Context.STEP:
             _require_one_task_per_node(environ)
-        node = own_node(environ, nodes, is_het=bool(het))
+        node = variables.own_node(environ, nodes, is_het=bool(het))
         return cls(
             job_id=job_id,
-            partition=present(environ, "SLURM_JOB_PARTITION"),
-            submit_dir=Path(text) if (text := present(environ, "SLURM_SUBMIT_DIR")) else None,
+            partition=variables.present(environ, "SLURM_JOB_PARTITION"),
+            submit_dir=Path(text) if (text := variables.present(environ, "SLURM_SUBMIT_DIR")) else None,
             nodes=nodes,
             job_nodes=job_nodes,
             node=node,
@@ -165,17 +153,17 @@ class SlurmJob:
             array=_array(environ),
             het=het,
             context=context,
-            step_id=present(environ, "SLURM_STEP_ID", "SLURM_STEPID") if context is Context.STEP else None,
-            restart_count=optional_number(environ, "SLURM_RESTART_COUNT") or 0,
-            gpus_on_node=count_gpus(environ),
-            reserved_ports=port_list(environ, "SLURM_STEP_RESV_PORTS") if context is Context.STEP else (),
+            step_id=variables.present(environ, "SLURM_STEP_ID", "SLURM_STEPID") if context is Context.STEP else None,
+            restart_count=variables.optional_number(environ, "SLURM_RESTART_COUNT") or 0,
+            gpus_on_node=variables.count_gpus(environ),
+            reserved_ports=variables.port_list(environ, "SLURM_STEP_RESV_PORTS") if context is Context.STEP else (),
             topology_address=_topology_address(environ),
         )
 
 
 def _require_no_job(environ: Mapping[str, str]) -> None:
     for name in ("SLURM_JOB_NODELIST", "SLURM_NODELIST", "SLURM_STEP_NODELIST", "SLURM_STEP_ID"):
-        if present(environ, name) is not None:
+        if variables.present(environ, name) is not None:
             raise UsageError(
                 f"{name} is set but SLURM_JOB_ID is not; pass all SLURM_ variables on (into a container too) "
                 f"or unset {name} to run outside Slurm"
@@ -183,40 +171,40 @@ def _require_no_job(environ: Mapping[str, str]) -> None:
 
 
 def _context(environ: Mapping[str, str]) -> Context:
-    text = present(environ, "SLURM_STEP_ID", "SLURM_STEPID")
+    text = variables.present(environ, "SLURM_STEP_ID", "SLURM_STEPID")
     if text is None or re.fullmatch(r"-[0-9]{1,2}", text):
         return Context.BATCH
-    return Context.BATCH if number("SLURM_STEP_ID", text) >= _FIRST_SPECIAL_STEP else Context.STEP
+    return Context.BATCH if variables.number("SLURM_STEP_ID", text) >= _FIRST_SPECIAL_STEP else Context.STEP
 
 
 def _require_one_task_per_node(environ: Mapping[str, str]) -> None:
-    tasks = expand_counts(environ, "SLURM_STEP_TASKS_PER_NODE")
-    if max(tasks, default=1) > 1 or (optional_number(environ, "SLURM_LOCALID") or 0) > 0:
+    tasks = variables.expand_counts(environ, "SLURM_STEP_TASKS_PER_NODE")
+    if max(tasks, default=1) > 1 or (variables.optional_number(environ, "SLURM_LOCALID") or 0) > 0:
         raise UsageError("more than one task on a node; start one agent per node: srun --ntasks-per-node=1")
 
 
 def _array(environ: Mapping[str, str]) -> ArrayElement | None:
-    job_id = present(environ, "SLURM_ARRAY_JOB_ID")
-    task_id = optional_number(environ, "SLURM_ARRAY_TASK_ID")
+    job_id = variables.present(environ, "SLURM_ARRAY_JOB_ID")
+    task_id = variables.optional_number(environ, "SLURM_ARRAY_TASK_ID")
     if job_id is None and task_id is None:
         return None
     if job_id is None or task_id is None:
         there, missing = ("SLURM_ARRAY_TASK_ID", "SLURM_ARRAY_JOB_ID")[:: -1 if task_id is None else 1]
         raise UsageError(f"{there} is set but {missing} is not; pass both on, or unset both")
     return ArrayElement(
-        job_id=str(number("SLURM_ARRAY_JOB_ID", job_id)),
+        job_id=str(variables.number("SLURM_ARRAY_JOB_ID", job_id)),
         task_id=task_id,
-        task_count=optional_number(environ, "SLURM_ARRAY_TASK_COUNT"),
+        task_count=variables.optional_number(environ, "SLURM_ARRAY_TASK_COUNT"),
     )
 
 
 def _het(environ: Mapping[str, str]) -> tuple[tuple[str, ...], ...]:
-    size = optional_number(environ, "SLURM_HET_SIZE") or 0
-    return tuple(node_list(environ, f"SLURM_JOB_NODELIST_HET_GROUP_{index}") or () for index in range(size))
+    size = variables.optional_number(environ, "SLURM_HET_SIZE") or 0
+    return tuple(variables.node_list(environ, f"SLURM_JOB_NODELIST_HET_GROUP_{index}") or () for index in range(size))
 
 
 def _topology_address(environ: Mapping[str, str]) -> str | None:
     # Without a topology Slurm puts the bare node name there, with the pattern "node" (topology/none, 22.05).
-    if (present(environ, "SLURM_TOPOLOGY_ADDR_PATTERN") or "node") == "node":
+    if (variables.present(environ, "SLURM_TOPOLOGY_ADDR_PATTERN") or "node") == "node":
         return None
-    return present(environ, "SLURM_TOPOLOGY_ADDR")
+    return variables.present(environ, "SLURM_TOPOLOGY_ADDR")

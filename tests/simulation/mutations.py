@@ -25,7 +25,7 @@ from slurm_elastic.rendezvous.election.follower import Follower
 from slurm_elastic.rendezvous.election.term import CheckTerm, ConfirmLastRound, RecordsAction
 from slurm_elastic.rendezvous.leader.fenced_records import FencedRecords, LastRound
 from slurm_elastic.rendezvous.membership import config as quorum
-from slurm_elastic.rendezvous.membership import leader_change, machine, transitions, usable_sizes
+from slurm_elastic.rendezvous.membership import leader_change, machine, transitions
 from slurm_elastic.rendezvous.membership import transitions as pending_joins
 from slurm_elastic.rendezvous.membership.agents import AgentInfo
 from slurm_elastic.rendezvous.membership.assignment import Table
@@ -396,7 +396,7 @@ def ignores_domains(patch: pytest.MonkeyPatch) -> None:
     among=some_sizes,
 )
 def charges_any_failure(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(usable_sizes, "is_unusable", lambda state: False)
+    patch.setattr(transitions, "is_unusable", lambda state: False)
 
 
 @mutation(
@@ -405,7 +405,7 @@ def charges_any_failure(patch: pytest.MonkeyPatch) -> None:
     among=some_sizes,
 )
 def charges_no_failure(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(usable_sizes, "is_unusable", lambda state: state.inquest is not None)
+    patch.setattr(transitions, "is_unusable", lambda state: state.inquest is not None)
 
 
 @mutation(
@@ -424,8 +424,8 @@ def tries_again(patch: pytest.MonkeyPatch) -> None:
 )
 def judges_too_soon(patch: pytest.MonkeyPatch) -> None:
     names = machine.advance.__globals__["_inquest_due"].__globals__
-    hasty = SimpleNamespace(**{**vars(usable_sizes), "may_be_unusable": lambda state: False})
-    patch.setitem(names, "usable_sizes", hasty)
+    hasty = SimpleNamespace(**{**vars(transitions), "may_be_unusable": lambda state: False})
+    patch.setitem(names, "transitions", hasty)
 
 
 @mutation(
@@ -434,7 +434,7 @@ def judges_too_soon(patch: pytest.MonkeyPatch) -> None:
     among=some_sizes,
 )
 def learns_nothing(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(usable_sizes, "learn", lambda state, event, agent: (state, agent))
+    patch.setattr(transitions, "learn", lambda state, event, agent: (state, agent))
 
 
 @mutation(

@@ -59,7 +59,7 @@ class Agent(Command):
         from slurm_elastic.agent.forkserver.worker_command import execute_jointly, obstacle_to_sharing
         from slurm_elastic.agent.option_values import refuse_early
         from slurm_elastic.agent.signals import RECORDED
-        from slurm_elastic.rendezvous.secret_env import PRIVATE
+        from slurm_elastic.environment import PRIVATE
 
         start = _ForkServerStart(arguments, {name: value for name, value in os.environ.items() if name not in PRIVATE})
         if not start.warm or start.program is None:
@@ -169,7 +169,7 @@ def _run(arguments: Sequence[str], fork_server: ForkServer | None, obstacle: str
         logging.getLogger("slurm_elastic").info(
             "every node imports torch twice, for its agent and for its workers, and starts seconds later: %s", obstacle
         )
-    from slurm_elastic.rendezvous.secret_env import take_private
+    from slurm_elastic.environment import take_private
 
     private = take_private(os.environ)
     # The fork server imports torch while the agent does its own imports.

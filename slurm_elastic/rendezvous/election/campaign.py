@@ -13,12 +13,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from slurm_elastic.rendezvous.election.leader_location import LeaderLocation
-from slurm_elastic.rendezvous.leader.fenced_records import (
-    last_round,
-    newer_endpoint,
-    newest_endpoint,
-    round_endpoint,
-)
+from slurm_elastic.rendezvous.leader import fenced_records
 from slurm_elastic.rendezvous.membership.agents import Reason, node_of
 from slurm_elastic.rendezvous.membership.config import Settings
 from slurm_elastic.rendezvous.records.api import Record, Situation
@@ -55,8 +50,6 @@ class LeaderLoss:
     """The knowledge of a candidate about the loss of the last leader.
 
     Attributes:
-        reason: why the last leader is followed.
-        gone: agents that are gone for certain.
         silent: agents that may live, but were silent for longer than the longest time that a leader waits.
         round: the last one in which this agent was given a place, -1 for none.
     """
@@ -104,8 +97,6 @@ def campaign_delay(order: Sequence[str], own: str, ended: Collection[str], leavi
     """Return the seconds for which an agent that knows its leader to be lost looks for another before it campaigns.
 
     Args:
-        order: the members of the last round, the first to campaign first; empty if it is not known.
-        own: this agent.
         ended: agents whose process is known to have ended, or that have left.
         leaving: agents that are known to leave. None of them campaigns, as it would have to be followed in its turn;
             infinite if this agent is one.
@@ -142,7 +133,6 @@ class CampaignRecords:
 
     Attributes:
         newest_term: the highest term taken, 0 before the first.
-        situation: the endpoint and the last round.
         last_leader: the record of the newest term; None if there is none or it cannot be read.
     """
 
@@ -156,10 +146,7 @@ class Campaign:
     """The term that a candidate claims once it has a quorum of the last round.
 
     Attributes:
-        term: its number.
-        settings: of its membership machine.
         follows: the last round on record, None before the first.
-        endpoints: where members of that round listen.
     """
 
     term: int
@@ -177,8 +164,6 @@ def locate(
     """Return where a leader may be, by the records.
 
     Args:
-        situation: the endpoint and the last round on record.
-        incarnation: This agent's incarnation.
         expected: the endpoints to try before a leader has published one.
         location: what this agent knows of a round; if that is the newest, its record is not looked at.
 
@@ -186,11 +171,11 @@ def locate(
         LookupError, TypeError, ValueError: the records cannot be read.
     """
     if location is None or situation.number != location.round:
-        last = last_round(situation, incarnation)
-        location = LeaderLocation(leading=round_endpoint(situation.round, incarnation))
+        last = fenced_records.last_round(situation, incarnation)
+        location = LeaderLocation(leading=fenced_records.round_endpoint(situation.round, incarnation))
         if last is not None:
             location = dataclasses.replace(location, successors=last.successors, round=last.round)
-    endpoint = newer_endpoint(situation.endpoint, location.leading)
+    endpoint = fenced_records.newer_endpoint(situation.endpoint, location.leading)
     if endpoint is None:
         return dataclasses.replace(location, endpoints=expected, published=False)
     if "refusal" in endpoint:
@@ -201,7 +186,7 @@ def locate(
 
 def another_has_claimed(config: CampaignConfig, seen: CampaignRecords) -> int | None:
     """Return the newest term if an agent has claimed it and has not published its endpoint yet."""
-    published = newest_endpoint(seen.situation, config.incarnation)
+    published = fenced_records.newest_endpoint(seen.situation, config.incarnation)
     return seen.newest_term if published is not None and seen.newest_term != published.get("epoch") else None
 
 
@@ -211,7 +196,7 @@ def plan(config: CampaignConfig, seen: CampaignRecords, loss: LeaderLoss) -> Cam
     Raises:
         LookupError, TypeError, ValueError: the records cannot be read, or are not those of the run; one line says why.
     """
-    last = last_round(seen.situation, config.incarnation)
+    last = fenced_records.last_round(seen.situation, config.incarnation)
     if loss.round > (last.round if last is not None else -1):
         node = node_of(config.settings.agent)
         raise ValueError(

@@ -201,7 +201,7 @@ class Due:
         cut_off = self.state.follower.cut_off_now()
         if cut_off is not None and cut_off.last_round is not None:
             self.change(follower=cut_off)
-            self.act(events.StopWorkers(CutOff(cut_off.last_round, Reason.NODE_LOST, self.state.known.node, why)))
+            self.act(events.Deliver(CutOff(cut_off.last_round, Reason.NODE_LOST, self.state.known.node, why)))
 
     # Searching.
 

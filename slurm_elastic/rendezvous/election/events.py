@@ -12,13 +12,7 @@ from slurm_elastic.rendezvous.election.campaign import Campaign, CampaignRecords
 from slurm_elastic.rendezvous.election.leader_location import Answer, LeaderLocation
 from slurm_elastic.rendezvous.membership.agents import AgentInfo, LeaveReason, WorkerFailure
 from slurm_elastic.rendezvous.membership.events import Interrupted, MembershipMessage
-from slurm_elastic.rendezvous.transport.messages import (
-    AgentMessage,
-    Assignment,
-    Endpoint,
-    LeaderMessage,
-    LeaveRequested,
-)
+from slurm_elastic.rendezvous.transport import messages
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +30,7 @@ class LinkOpened:
     """
 
     number: int
-    endpoint: Endpoint
+    endpoint: messages.Endpoint
     term: int
 
 
@@ -46,7 +40,6 @@ class LinkFailed:
 
     Attributes:
         answer: what that says about the other side.
-        problem: one line about it.
         busy: seconds after which the other side has asked to try again.
     """
 
@@ -68,7 +61,7 @@ class Received:
     """A leader has sent a message."""
 
     number: int
-    message: LeaderMessage
+    message: messages.LeaderMessage
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +131,7 @@ class AnnounceLeave:
 class SendToLeader:
     """The agent has a message for the leader. It is dropped if there is none: a leader that needs it will ask again."""
 
-    message: AgentMessage
+    message: messages.AgentMessage
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,7 +204,7 @@ class RecordsLost:
     why: str
 
 
-LeaderEvent = Assignment | MembershipMessage | LeaveRequested | CutOff | LeaderLost | Unreachable
+LeaderEvent = messages.Assignment | MembershipMessage | messages.LeaveRequested | CutOff | LeaderLost | Unreachable
 
 
 # Actions.
@@ -225,7 +218,7 @@ class Connect:
     """
 
     number: int
-    endpoint: Endpoint
+    endpoint: messages.Endpoint
     timeout: float | None = None
 
 
@@ -248,7 +241,7 @@ class Send:
     """Send a message to the leader."""
 
     number: int
-    message: AgentMessage
+    message: messages.AgentMessage
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,13 +258,6 @@ class Deliver:
     """Deliver an event to the main thread of the agent."""
 
     event: LeaderEvent
-
-
-@dataclass(frozen=True, slots=True)
-class StopWorkers:
-    """Stop the workers here: the leader gives this agent up about now, and goes on without it."""
-
-    event: CutOff
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,4 +298,4 @@ class Warn:
 
 
 LinkAction = Connect | CancelConnect | CloseLink | Send | AnswerProbe
-Action = LinkAction | Deliver | StopWorkers | ReadLeaderLocation | ReadCampaignRecords | Lead | StopLeading | Warn
+Action = LinkAction | Deliver | ReadLeaderLocation | ReadCampaignRecords | Lead | StopLeading | Warn

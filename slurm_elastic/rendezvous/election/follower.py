@@ -17,7 +17,6 @@ class Follower:
     """One agent's knowledge of its own place.
 
     Attributes:
-        agent: its identity.
         attempt: number of its newest join, 0 before the first.
         candidate: its data in that join; set while it waits for a place.
         last_round: the last round in which it was given a place.
@@ -69,13 +68,7 @@ class Follower:
         return replace(self, to_repeat=(*self.to_repeat, finished)), finished
 
     def leaving(self, reason: LeaveReason, seconds: float | None, now: float) -> tuple[Follower, Leaving]:
-        """Announce the leave; before its workers are stopped.
-
-        Args:
-            reason: why.
-            seconds: until it has to be gone; None if that is not known.
-            now: own monotonic time.
-        """
+        """Announce the leave; before its workers are stopped."""
         leaving = Leaving(self.agent, reason, seconds)
         leave_by = None if seconds is None else now + seconds
         to_repeat = tuple(message for message in self.to_repeat if not isinstance(message, Leaving))

@@ -27,10 +27,7 @@ class LeaderHost:
     """Runs the leaders of one agent. All methods are called in the loop's thread.
 
     Args:
-        listener: bound and listening.
-        make: makes the leader of a term.
         new_session: makes the listening end of a session that says that no leader runs here.
-        founder: the run's first term, if this agent has claimed that.
     """
 
     def __init__(
@@ -64,11 +61,7 @@ class LeaderHost:
         return self.leader is not None and self.leader.claimed.is_set()
 
     async def open(self, report: Callable[[Event], None]) -> None:
-        """Lead in the first term, or tell all who connect that no leader runs here.
-
-        Args:
-            report: called with what becomes of the leaders.
-        """
+        """Lead in the first term, or tell all who connect that no leader runs here."""
         self._report = report
         if self._founder is None:
             self._idle = Listener(self._listener, self._new_session)

@@ -45,7 +45,6 @@ class Leadership:
 
     Attributes:
         term: of the leader that gave the last assignment, 0 before the first; no earlier leader counts any more.
-        leader, node: that leader's agent and node.
         successors: the agents that may follow it, the first to campaign first.
         round: the round of that assignment, -1 before the first.
         members: number of the members of that round, 0 before the first.
@@ -131,9 +130,8 @@ class Tried(NamedTuple):
 
     Attributes:
         number: Number of the attempt that is under way, None if none is.
-        began: When the newest attempt started.
         again_at: When the next one may start.
-        pause: Seconds between those two.
+        pause: Seconds between `began` and `again_at`.
         answer: The result of the last attempt that failed.
     """
 

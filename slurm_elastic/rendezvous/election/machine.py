@@ -40,15 +40,7 @@ from slurm_elastic.rendezvous.election.leader_location import Answer, Attempts
 from slurm_elastic.rendezvous.election.state import Campaigning, Election, Leading, Lookup, Preparing
 from slurm_elastic.rendezvous.membership.events import Ended, Held, Holding, Interrupted, Probed, Resigned, Stopping
 from slurm_elastic.rendezvous.membership.persistent import replace
-from slurm_elastic.rendezvous.transport.messages import (
-    AgentMessage,
-    Assignment,
-    Heartbeat,
-    LeaveAnswer,
-    StatusAnswer,
-    StatusPart,
-    StatusRequested,
-)
+from slurm_elastic.rendezvous.transport import messages
 
 
 def step(state: Election, event: events.Event, now: float) -> tuple[Election, tuple[events.Action, ...]]:
@@ -217,7 +209,7 @@ class _Step(Due):
     def close_run(self, event: events.CloseRun) -> None:
         self._tell(*self.state.follower.closing())
 
-    def _tell(self, follower: Follower, message: AgentMessage) -> None:
+    def _tell(self, follower: Follower, message: messages.AgentMessage) -> None:
         """Send the leader what it has to know, and note it for each leader that follows."""
         self.change(follower=follower)
         self._send(message)
@@ -239,13 +231,13 @@ class _Step(Due):
         self.change(link=replace(link, last_message_at=self.now))
         message = event.message
         match message:
-            case Heartbeat(limit):
+            case messages.Heartbeat(limit):
                 self._set_heartbeat_limit(limit)
                 self._send(_BEAT)
             case Probed(probe, dumps):
                 if not follower.owes_join:
                     self.act(events.AnswerProbe(link.number, probe, dumps))
-            case Assignment(attempt=attempt, round=round_, restarts=restarts):
+            case messages.Assignment(attempt=attempt, round=round_, restarts=restarts):
                 follower = follower.charged(restarts)
                 placed = follower.placed(attempt, round_)
                 self.change(follower=placed or follower)
@@ -280,7 +272,7 @@ class _Step(Due):
             case Ended():
                 self.end()
                 self.act(events.Deliver(message))
-            case LeaveAnswer() | StatusRequested() | StatusPart() | StatusAnswer():
+            case messages.LeaveAnswer() | messages.StatusRequested() | messages.StatusPart() | messages.StatusAnswer():
                 # For clients, and for the runner.
                 pass
             case _:
@@ -309,7 +301,7 @@ _HANDLERS: dict[type, Callable[[_Step, Any], None]] = {
     events.Stop: _Step.stop,
 }
 
-_BEAT = Heartbeat()
+_BEAT = messages.Heartbeat()
 
 _SUPERSEDED = "a leader that another one has superseded"
 """Of an endpoint, in the reason of a failure: its term is not the newest."""

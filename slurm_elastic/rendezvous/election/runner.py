@@ -10,48 +10,16 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 
 from slurm_elastic.errors import SlurmElasticError
-from slurm_elastic.rendezvous.election import machine
+from slurm_elastic.rendezvous.election import events, machine
 from slurm_elastic.rendezvous.election.campaign import CampaignRecords
-from slurm_elastic.rendezvous.election.events import (
-    Action,
-    AnswerProbe,
-    CampaignRecordsFailed,
-    CampaignRecordsRead,
-    CancelConnect,
-    CloseLink,
-    Connect,
-    Deliver,
-    Event,
-    Lead,
-    LeaderEvent,
-    LeaderLocationRead,
-    LinkClosed,
-    LinkFailed,
-    LinkOpened,
-    ReadCampaignRecords,
-    ReadLeaderLocation,
-    Received,
-    Send,
-    Stop,
-    StopLeading,
-    StopWorkers,
-    Tick,
-    Warn,
-)
 from slurm_elastic.rendezvous.election.leader_host import LeaderHost
 from slurm_elastic.rendezvous.election.leader_location import Answer, LeaderLocation
 from slurm_elastic.rendezvous.election.state import ElectionConfig, initial_election
+from slurm_elastic.rendezvous.leader.absent_agents import run_in_thread
 from slurm_elastic.rendezvous.membership.events import Ponged
 from slurm_elastic.rendezvous.membership.stragglers import WorkerPosition
-from slurm_elastic.rendezvous.run_in_thread import run_in_thread
+from slurm_elastic.rendezvous.transport import messages
 from slurm_elastic.rendezvous.transport.client_connection import Link, open_link
-from slurm_elastic.rendezvous.transport.messages import (
-    Endpoint,
-    LeaderMessage,
-    StatusReport,
-    StatusRequested,
-    Successor,
-)
 from slurm_elastic.rendezvous.transport.session import (
     BusyError,
     ClosedError,
@@ -71,9 +39,6 @@ class FollowerConfig:
     """The configuration of an agent that finds and follows the leader.
 
     Attributes:
-        run: run id and incarnation.
-        secret: the run's secret.
-        election: settings of the election.
         locate: returns where the leader may be; may block, and is called again and again while none is found. Its
             argument is the newest round whose record it need not read.
         read_campaign: returns what the records show to a candidate; may block.
@@ -90,18 +55,15 @@ class Runner:
     """One agent's part in the election. All methods are called in the loop's thread unless they say otherwise.
 
     Args:
-        config: of the agent.
-        deliver: called with each event that the agent has to know of.
         positions: Returns how far the workers here are, when the leader asks; its argument is True if they have to
             write their dumps, too.
-        host: where the agent leads; None for one that never does.
         report: returns what this agent does now as JSON, when the leader asks.
     """
 
     def __init__(
         self,
         config: FollowerConfig,
-        deliver: Callable[[LeaderEvent], None],
+        deliver: Callable[[events.LeaderEvent], None],
         positions: Callable[[bool], tuple[WorkerPosition, ...]] = lambda _dumps: (),
         host: LeaderHost | None = None,
         report: Callable[[], str] = lambda: "{}",
@@ -111,12 +73,12 @@ class Runner:
         self._loop = asyncio.get_running_loop()
         founder = host is not None and host.founds
         self._election = initial_election(config.election, self._loop.time(), founder=founder)
-        self._events: deque[Event] = deque()
+        self._events: deque[events.Event] = deque()
         self._busy = False
         self._timer: asyncio.TimerHandle | None = None
         self._links: dict[int, Link] = {}
         self._tasks: dict[int, asyncio.Task[None]] = {}
-        self._endpoint: Endpoint | None = None
+        self._endpoint: messages.Endpoint | None = None
         self._over: asyncio.Future[None] = self._loop.create_future()
 
     async def open(self) -> None:
@@ -126,7 +88,7 @@ class Runner:
 
     async def run(self) -> None:
         """Search for the leader and follow it, or lead, until the run has ended or :meth:`close` was called."""
-        self.handle(Tick())
+        self.handle(events.Tick())
         await self._over
 
     def leader_address(self) -> str:
@@ -134,18 +96,18 @@ class Runner:
         endpoint = self._endpoint
         return endpoint[0] if endpoint is not None else ""
 
-    def known_members(self) -> tuple[Successor, ...]:
+    def known_members(self) -> tuple[messages.Successor, ...]:
         """Members of the round of the last assignment here, as far as this agent was told; from any thread.
 
         Its leader is among them, and the first of those that may follow it; all of a small round.
         """
         members = self._election.known
-        leader = (Successor(members.leader, *members.endpoint),) if members.endpoint is not None else ()
+        leader = (messages.Successor(members.leader, *members.endpoint),) if members.endpoint is not None else ()
         return (*leader, *members.successors)
 
     async def close(self, timeout: float) -> None:
         """Send out what is queued, within `timeout` seconds, then end the link."""
-        self.handle(Stop())
+        self.handle(events.Stop())
         for task in [*self._tasks.values()]:
             task.cancel()
         link = self._election.link
@@ -154,7 +116,7 @@ class Runner:
         if self._timer is not None:
             self._timer.cancel()
 
-    def handle(self, event: Event) -> None:
+    def handle(self, event: events.Event) -> None:
         """Let the machine process an event, and carry out its actions."""
         self._events.append(event)
         if self._busy:
@@ -191,41 +153,41 @@ class Runner:
     def _wake(self) -> None:
         self._timer = None
         if self._loop.time() >= self._election.deadline:
-            self.handle(Tick())
+            self.handle(events.Tick())
         else:
             self._schedule()
 
     # Actions.
 
-    def _act(self, action: Action) -> None:
+    def _act(self, action: events.Action) -> None:
         match action:
-            case Send(number, message):
+            case events.Send(number, message):
                 if number in self._links:
                     self._links[number].send(message)
-            case AnswerProbe(number, probe, dumps):
+            case events.AnswerProbe(number, probe, dumps):
                 if number in self._links:
                     self._links[number].send(Ponged(self._config.election.agent, probe, self._positions(dumps)))
-            case Connect(number, endpoint, timeout):
+            case events.Connect(number, endpoint, timeout):
                 self._start(number, self._connect(number, endpoint, timeout))
-            case CancelConnect(number):
+            case events.CancelConnect(number):
                 if number in self._tasks:
                     self._tasks.pop(number).cancel()
-            case CloseLink(number):
+            case events.CloseLink(number):
                 if number in self._links:
                     self._links.pop(number).abort()
-            case ReadLeaderLocation(number, location):
+            case events.ReadLeaderLocation(number, location):
                 self._start(number, self._read_leader_location(number, location))
-            case ReadCampaignRecords(number):
+            case events.ReadCampaignRecords(number):
                 self._start(number, self._read_campaign_records(number))
-            case Lead(number, campaign):
+            case events.Lead(number, campaign):
                 assert self._host is not None
                 self._host.lead(number, campaign)
-            case StopLeading():
+            case events.StopLeading():
                 assert self._host is not None
                 self._host.stop_leading()
-            case Deliver(event) | StopWorkers(event):
+            case events.Deliver(event):
                 self._deliver(event)
-            case Warn(line):
+            case events.Warn(line):
                 logger.warning("%s", line)
 
     def _start(self, number: int, work: Coroutine[None, None, None]) -> None:
@@ -238,16 +200,16 @@ class Runner:
         task = self._tasks[number] = self._loop.create_task(work)
         task.add_done_callback(ended)
 
-    async def _connect(self, number: int, endpoint: Endpoint, timeout: float | None) -> None:
+    async def _connect(self, number: int, endpoint: messages.Endpoint, timeout: float | None) -> None:
         config = self._config
         session = Session(Role.AGENT, config.secret, config.run, agent=config.election.agent)
 
-        def on_message(link: Link, message: LeaderMessage) -> None:
-            if isinstance(message, StatusRequested):
+        def on_message(link: Link, message: messages.LeaderMessage) -> None:
+            if isinstance(message, messages.StatusRequested):
                 # It concerns no election, and changes nothing.
-                link.send(StatusReport(config.election.agent, message.request, self._report()))
+                link.send(messages.StatusReport(config.election.agent, message.request, self._report()))
             else:
-                self.handle(Received(number, message))
+                self.handle(events.Received(number, message))
 
         try:
             link = await asyncio.wait_for(open_link(endpoint, session, on_message), timeout)
@@ -255,15 +217,15 @@ class Runner:
             self.handle(_failed(number, endpoint, error))
             return
         self._links[number] = link
-        self.handle(LinkOpened(number, link.endpoint, link.epoch))
+        self.handle(events.LinkOpened(number, link.endpoint, link.epoch))
         link.closed.add_done_callback(lambda _: self._closed(number))
 
     def _closed(self, number: int) -> None:
         if self._links.pop(number, None) is not None:
-            self.handle(LinkClosed(number))
+            self.handle(events.LinkClosed(number))
 
     async def _read_leader_location(self, number: int, location: LeaderLocation) -> None:
-        self.handle(LeaderLocationRead(number, await run_in_thread(lambda: self._config.locate(location))))
+        self.handle(events.LeaderLocationRead(number, await run_in_thread(lambda: self._config.locate(location))))
 
     async def _read_campaign_records(self, number: int) -> None:
         read = self._config.read_campaign
@@ -271,26 +233,26 @@ class Runner:
         try:
             seen = await run_in_thread(read)
         except (SlurmElasticError, LookupError, ValueError, TypeError) as error:
-            self.handle(CampaignRecordsFailed(number, str(error)))
+            self.handle(events.CampaignRecordsFailed(number, str(error)))
         else:
-            self.handle(CampaignRecordsRead(number, seen))
+            self.handle(events.CampaignRecordsRead(number, seen))
 
 
-def _failed(number: int, endpoint: Endpoint, error: Exception) -> LinkFailed:
+def _failed(number: int, endpoint: messages.Endpoint, error: Exception) -> events.LinkFailed:
     """Return what it says about the other side that an attempt to connect failed like this."""
     where = f"{endpoint[0]}:{endpoint[1]}"
     match error:
         case VersionError():
-            return LinkFailed(number, Answer.VERSION, str(error))
+            return events.LinkFailed(number, Answer.VERSION, str(error))
         case ConnectionRefusedError():
-            return LinkFailed(number, Answer.ENDED, "no process listens")
+            return events.LinkFailed(number, Answer.ENDED, "no process listens")
         case BusyError(seconds=seconds):
-            return LinkFailed(number, Answer.SILENT, f"{where} is {error}", seconds)
+            return events.LinkFailed(number, Answer.SILENT, f"{where} is {error}", seconds)
         case ClosedError():
-            return LinkFailed(number, Answer.IDLE, f"{where} is {error}")
+            return events.LinkFailed(number, Answer.IDLE, f"{where} is {error}")
         case TwinError():
-            return LinkFailed(number, Answer.TWIN, f"{where} is {error}")
+            return events.LinkFailed(number, Answer.TWIN, f"{where} is {error}")
         case ForeignError():
-            return LinkFailed(number, Answer.SILENT, f"{where} is {error}")
+            return events.LinkFailed(number, Answer.SILENT, f"{where} is {error}")
         case _:
-            return LinkFailed(number, Answer.SILENT, f"{where}: {error or 'no answer'}")
+            return events.LinkFailed(number, Answer.SILENT, f"{where}: {error or 'no answer'}")

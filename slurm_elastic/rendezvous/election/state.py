@@ -20,10 +20,8 @@ class ElectionConfig:
         can_hold: True if the workers of this agent can name a step to stop at.
         coming: True if this agent joins soon after it has found the leader.
         expected_agents: Number of agents that the run expects at its start.
-        connect_timeout: How long the agent searches for a leader.
         heartbeat_limit: Silence after which the leader drops an agent, until a leader names the limit in force.
         leader_limit: Least silence after which the leader is lost.
-        campaign: Settings of a candidate; None for an agent that never leads.
     """
 
     agent: str
@@ -42,7 +40,6 @@ class Following:
     """The link to the leader.
 
     Attributes:
-        last_message_at: When the last message came.
         allowed: The value that `last_message_at` got when the agent itself had been paused.
         reconnect: Number of the attempt at a second link, while the leader is silent.
         reconnect_at: When the next such attempt starts.
@@ -66,7 +63,6 @@ class Search:
         lost: Endpoint of the leader whose link has broken; None for the first search.
         last_message_at: When the last message of that leader came.
         lost_at: When it became certain that no leader is at that endpoint; None until then.
-        attempts: Attempts at the endpoints where a leader may be.
         warned: True after a line has said that no leader is found.
         least_pause: Least seconds between two attempts at an endpoint, and between two readings of the records.
         asks_at: When the agent first reads the records and tries other endpoints than that of the lost leader.
@@ -87,7 +83,6 @@ class Lookup:
     """The readings of the records about the leader; a file system may be slow, so the search does not wait for them.
 
     Attributes:
-        location: The result of the last reading.
         read_at: When that reading began; it has everything that was written before.
         pending: Number of the reading that is under way.
         began: When that one began.
@@ -112,7 +107,6 @@ class Campaigning:
     """The agent collects joins, and looks for a leader and for candidates that precede it.
 
     Attributes:
-        attempts: Attempts at the endpoints of those.
         blocks_since: When it began to keep members of the last round from other candidates; None while it does not.
     """
 
@@ -136,11 +130,7 @@ class Election:
         deadline: Latest time for the next Tick; infinite if only events matter.
         heartbeat_limit: The limit in force, from the last leader; all limits of fencing derive from it.
         follower: The messages that the agent has sent to leaders and received from them.
-        known: The agent's knowledge of the leader.
-        link: The link to the leader; None while the agent searches.
-        search: The newest search, over while `link` is there.
         campaign: The agent's own campaign or term; None while it neither campaigns nor leads.
-        campaign_at: When the next campaign may start.
         waited_for: Terms whose new leaders got the time to publish their endpoint.
         twins: Endpoints of leaders of this run with another run directory.
         logged_problem: The last logged reason for which no campaign was possible.

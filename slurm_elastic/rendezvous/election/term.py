@@ -16,23 +16,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from slurm_elastic.rendezvous.election.campaign import seconds_of_questions
+from slurm_elastic.rendezvous.membership import events
 from slurm_elastic.rendezvous.membership.advance import next_deadline
 from slurm_elastic.rendezvous.membership.assignment import Table
 from slurm_elastic.rendezvous.membership.config import Settings
-from slurm_elastic.rendezvous.membership.events import (
-    Claim,
-    Claimed,
-    Decision,
-    Disconnected,
-    Event,
-    Finish,
-    Gone,
-    Interrupt,
-    NodesDown,
-    Publish,
-    Resign,
-    Tick,
-)
 from slurm_elastic.rendezvous.membership.leader_change import blocks_election, misses_members, missing
 from slurm_elastic.rendezvous.membership.machine import step as membership_step
 from slurm_elastic.rendezvous.membership.persistent import replace
@@ -84,7 +71,7 @@ class WriteRound:
 class RecordEnd:
     """Write down that the run has ended; allowed if this term is the newest."""
 
-    finish: Finish
+    finish: events.Finish
 
 
 RecordsAction = ClaimTerm | ConfirmLastRound | PublishEndpoint | CheckTerm | WriteRound | RecordEnd
@@ -95,7 +82,7 @@ class CarryOut:
     """Carry out a decision that led to this state, and is on record if it has to be; `log` it in the log of the run."""
 
     state: State
-    decision: Decision
+    decision: events.Decision
     log: bool
 
 
@@ -198,7 +185,7 @@ class AgentsGone:
     agents: frozenset[str]
 
 
-TermEvent = Event | Wake | RecordsAnswered | RecordsFailed | AgentsEnded | DisconnectedEnded | AgentsGone
+TermEvent = events.Event | Wake | RecordsAnswered | RecordsFailed | AgentsEnded | DisconnectedEnded | AgentsGone
 
 
 @dataclass(frozen=True)
@@ -206,8 +193,6 @@ class Term:
     """One leader's term. Times are the leader's monotonic time.
 
     Attributes:
-        number: of the term.
-        membership: state of the membership machine.
         deadline: when the machine has to see a Wake at the latest.
         tick_at: when the membership machine has to see a Tick.
         queue: decisions that are not carried out yet, each with the state after it.
@@ -216,14 +201,13 @@ class Term:
             under way.
         blocks: whether this candidate was last reported to block others.
         interrupted: the last round whose end is in the log of the run.
-        over: whether it leads no more.
     """
 
     number: int
     membership: State
     deadline: float = -math.inf
     tick_at: float = -math.inf
-    queue: tuple[tuple[State, Decision], ...] = ()
+    queue: tuple[tuple[State, events.Decision], ...] = ()
     writing: tuple[RecordsAction, ...] = ()
     probe_at: float = math.inf
     ask_agents_at: float = math.inf
@@ -282,7 +266,7 @@ class _Step:
 
     # The membership.
 
-    def happened(self, event: Event) -> None:
+    def happened(self, event: events.Event) -> None:
         self.state, decisions = membership_step(self.state, event, self.now)
         if decisions:
             self.queue += tuple((self.state, decision) for decision in decisions)
@@ -290,9 +274,9 @@ class _Step:
 
     def wake(self, event: Wake) -> None:
         if self.now >= self.term.tick_at:
-            self.happened(Tick())
+            self.happened(events.Tick())
 
-    def disconnected(self, event: Disconnected) -> None:
+    def disconnected(self, event: events.Disconnected) -> None:
         self.happened(event)
         if event.agent in self.state.broken:
             self.actions.append(ProbeDisconnected(event.agent))
@@ -300,7 +284,7 @@ class _Step:
     def disconnected_ended(self, event: DisconnectedEnded) -> None:
         # An agent that has come back meanwhile has not ended: another machine with its address has refused.
         if event.agent in self.state.broken:
-            self.happened(Gone(frozenset({event.agent})))
+            self.happened(events.Gone(frozenset({event.agent})))
 
     # Decisions, one after the other.
 
@@ -317,12 +301,12 @@ class _Step:
         state, decision = self.queue[0]
         self.queue = self.queue[1:]
         log = True
-        if isinstance(decision, Interrupt):
+        if isinstance(decision, events.Interrupt):
             # A leader that follows another one interrupts each member separately, and logs that once.
             log = decision.message.round > self.term.interrupted
             self.change(interrupted=max(self.term.interrupted, decision.message.round))
         self.actions.append(CarryOut(state, decision, log))
-        if isinstance(decision, Resign):
+        if isinstance(decision, events.Resign):
             self._step_down(StepDown())
 
     def _step_down(self, action: StepDown) -> None:
@@ -343,9 +327,9 @@ class _Step:
             if self.writing:
                 self.actions.append(self.writing[0])
                 return
-            if isinstance(self.queue[0][1], Claim):
+            if isinstance(self.queue[0][1], events.Claim):
                 self.actions.append(ReportClaimed())
-                self.state, decisions = membership_step(self.state, Claimed(), self.now)
+                self.state, decisions = membership_step(self.state, events.Claimed(), self.now)
                 self.queue += tuple((self.state, decision) for decision in decisions)
             self._carried_out()
             self._carry_out()
@@ -437,7 +421,7 @@ class _Step:
         self._answered(ProbeMembers)
         self.change(probe_at=self.now + max(PROBE_AGAIN, self._probe_pause()))
         if event.agents:
-            self.happened(Gone(event.agents))
+            self.happened(events.Gone(event.agents))
 
     def agents_gone(self, event: AgentsGone) -> None:
         self._answered(AskSlurmAboutAgents)
@@ -445,9 +429,9 @@ class _Step:
         # An agent that has come meanwhile is not gone, whatever Slurm says.
         gone = event.agents.intersection(missing(self.state))
         if gone:
-            self.happened(Gone(gone))
+            self.happened(events.Gone(gone))
 
-    def nodes_down(self, event: NodesDown) -> None:
+    def nodes_down(self, event: events.NodesDown) -> None:
         self._answered(AskSlurmAboutNodes)
         self.change(ask_nodes_at=self.now + ASK_NODES_AGAIN)
         if event.down:
@@ -458,24 +442,24 @@ _HANDLERS: dict[type, Callable[[_Step, Any], None]] = {
     Wake: _Step.wake,
     RecordsAnswered: _Step.answered,
     RecordsFailed: _Step.failed,
-    Disconnected: _Step.disconnected,
+    events.Disconnected: _Step.disconnected,
     DisconnectedEnded: _Step.disconnected_ended,
     AgentsEnded: _Step.agents_ended,
     AgentsGone: _Step.agents_gone,
-    NodesDown: _Step.nodes_down,
+    events.NodesDown: _Step.nodes_down,
 }
 
 
-def _to_be_written(state: State, decision: Decision) -> tuple[RecordsAction, ...]:
+def _to_be_written(state: State, decision: events.Decision) -> tuple[RecordsAction, ...]:
     """Return the writes to the records that come before the messages of a decision."""
     match decision:
-        case Claim():
+        case events.Claim():
             # First no other leader tells an agent of a round that is not on record yet; then no round was written since
             # this candidate looked.
             return (ClaimTerm(), ConfirmLastRound(), PublishEndpoint())
-        case Publish(table):
+        case events.Publish(table):
             return (CheckTerm(), WriteRound(table), CheckTerm())
-        case Finish() if state.claimed:
+        case events.Finish() if state.claimed:
             return (RecordEnd(decision),)
         case _:
             return ()

@@ -90,9 +90,7 @@ class AgentConnections:
     """The connections of one leader, at most one per agent.
 
     Attributes:
-        rejected: Number of drops, by the address of the other end.
         shared: The newest round with assignments, and what is the same in all of them.
-        schedule: When the leader asks each agent for a heartbeat.
         by_agent: The connection of each agent that has proved its identity.
         pending: Connections of members of the run that have not proved their identity yet.
     """
@@ -229,12 +227,6 @@ class AcceptedConnection:
     It reads and writes its socket itself. A transport of asyncio (3.11) costs a task for each connection, and a buffer
     of 256 KiB for each read (selector_events.py, max_size), however few bytes come.
 
-    Args:
-        leader: Told what happens on the connection.
-        session: The listening end, which waits for the proof of identity.
-        peer: Address of the other end, for logs.
-        stream: The socket, which this object closes.
-
     Attributes:
         named: The agent that the greeting names.
         agent: The agent that the other end has proved to be, empty before.
@@ -359,10 +351,6 @@ class DropLog:
     """Counts drops by address, and logs the first of each address, at most 4 lines per minute.
 
     The first line of the next minute names the number of addresses that were left out.
-
-    Args:
-        logger: Gets the lines.
-        clock: Returns the time in seconds.
 
     Attributes:
         counts: Number of drops by address; those of all further addresses under `OTHERS`.

@@ -23,13 +23,10 @@ class LastRound:
     """The newest round on record.
 
     Attributes:
-        round: Its number.
         base: Its members; None if it belongs to another incarnation, of which no agent is left.
-        restarts: Number of worker failures charged until then.
         successors: The members with their endpoints, by rank.
         failure: Fingerprint of the last failure that was charged, also to an earlier incarnation; empty for none.
         ran: The numbers of nodes that have worked, also in an earlier incarnation, with seconds.
-        unusable: The numbers of nodes that the script could not use in this incarnation.
     """
 
     round: int
@@ -106,9 +103,6 @@ class FencedRecords:
     Every method may raise RecordsError if the records do not answer or cannot be written.
 
     Args:
-        records: The records of the run.
-        incarnation: The leader's incarnation, which records of rounds name.
-        epoch: Number of the leader's term.
         endpoint: Address and port of the leader, and its agent; published once the epoch is claimed.
         follows: Number of the last round that the leader knows of; None for none.
     """

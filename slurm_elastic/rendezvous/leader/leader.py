@@ -14,51 +14,25 @@ from dataclasses import replace
 from itertools import islice
 
 from slurm_elastic.rendezvous.election import term
-from slurm_elastic.rendezvous.leader.absent_agents import Releases, agents_ended, agents_gone, nodes_down
+from slurm_elastic.rendezvous.leader.absent_agents import Releases, agents_ended, agents_gone, nodes_down, run_in_thread
 from slurm_elastic.rendezvous.leader.agent_connections import AcceptedConnection, AgentConnections
 from slurm_elastic.rendezvous.leader.fenced_records import FencedRecords
 from slurm_elastic.rendezvous.leader.status_collector import StatusCollector
+from slurm_elastic.rendezvous.membership import events
 from slurm_elastic.rendezvous.membership.agents import node_of
 from slurm_elastic.rendezvous.membership.assignment import Place, Table
 from slurm_elastic.rendezvous.membership.config import Settings
-from slurm_elastic.rendezvous.membership.events import (
-    Decision,
-    Disconnected,
-    Drop,
-    Joined,
-    NodesDown,
-    Publish,
-    Resend,
-    Returning,
-    Send,
-    SignsOfLife,
-    Tick,
-)
 from slurm_elastic.rendezvous.membership.state import Phase, State
 from slurm_elastic.rendezvous.records.api import RecordsError
-from slurm_elastic.rendezvous.run_in_thread import run_in_thread
+from slurm_elastic.rendezvous.transport import messages
 from slurm_elastic.rendezvous.transport.listener import Listener
-from slurm_elastic.rendezvous.transport.messages import (
-    Assignment,
-    Endpoint,
-    Heartbeat,
-    LeaveRequest,
-    LeaveRequested,
-    MessageError,
-    StatusAnswer,
-    StatusReport,
-    StatusRequest,
-    Successor,
-    addressed_agents,
-    decode_agent_message,
-)
 from slurm_elastic.rendezvous.transport.session import Role, Session
 from slurm_elastic.slurm import Controller, compress
 
 logger = logging.getLogger("slurm_elastic")
 
-_BACKLOG, _AT_ONCE = 4096, 16
-"""Connections that wait in the kernel, and that the listener accepts together."""
+_BACKLOG = 4096
+"""Connections that wait in the kernel."""
 _PROBED_AT_ONCE = 64
 """Agents that the leader probes together: each probe takes a descriptor."""
 
@@ -71,17 +45,9 @@ class Leader:
     """One leader's term.
 
     Args:
-        run: Run id and incarnation, which all agents of the term share.
-        secret: The run's secret.
-        epoch: Number of the term.
-        settings: Settings of the membership.
-        fenced_records: The records to which the leader writes a round before it publishes it.
         journal: Called with each decision after the leader has carried it out.
         controller: Asked, in threads, about nodes and members that are missing; None to ask none.
         endpoints: Where members of the last round listen.
-
-    Attributes:
-        connections: The connections of the agents.
     """
 
     def __init__(
@@ -91,16 +57,16 @@ class Leader:
         epoch: int,
         settings: Settings,
         fenced_records: FencedRecords,
-        journal: Callable[[Decision], None],
+        journal: Callable[[events.Decision], None],
         controller: Controller | None = None,
-        endpoints: Mapping[str, Endpoint] | None = None,
+        endpoints: Mapping[str, messages.Endpoint] | None = None,
     ) -> None:
         self.run, self.secret, self.epoch = run, secret, epoch
         self._settings = settings
         self._fenced_records = fenced_records
         self._journal = journal
         self._controller = controller
-        self._endpoints: dict[str, Endpoint] = dict(endpoints or {})
+        self._endpoints: dict[str, messages.Endpoint] = dict(endpoints or {})
         self.claimed = asyncio.Event()
         """Set once this leader has claimed its epoch."""
         self.connections = AgentConnections()
@@ -143,12 +109,11 @@ class Leader:
             functools.partial(AcceptedConnection, self),
             self.connections.reject,
             self.connections.room,
-            _AT_ONCE,
         )
         self._schedule()
         try:
             # A leader that waits for no member claims its term at once.
-            self._handle(Tick())
+            self._handle(events.Tick())
             await self._ended
         finally:
             listener.close()
@@ -182,7 +147,7 @@ class Leader:
         """A member of the run has connected, and has not proved yet which agent it is."""
         self.connections.opened(connection)
         if connection.named in self.membership.broken:
-            self._handle(Returning(connection.named))
+            self._handle(events.Returning(connection.named))
 
     def authenticated(self, connection: AcceptedConnection) -> None:
         """The other end has proved which agent it is."""
@@ -192,7 +157,7 @@ class Leader:
         """The connection has ended."""
         if self.connections.closed(connection) or (not connection.agent and not self.connections.has(connection.named)):
             # The latter was about to connect again, and has not proved its identity.
-            self._handle(Disconnected(connection.named))
+            self._handle(events.Disconnected(connection.named))
 
     def received(self, connection: AcceptedConnection, content: dict[str, object]) -> None:
         """An agent has sent a message."""
@@ -200,40 +165,40 @@ class Leader:
             return
         self._signs[connection.agent] = self._loop.time()
         try:
-            message = decode_agent_message(content, connection.agent)
-        except MessageError as error:
+            message = messages.decode_agent_message(content, connection.agent)
+        except messages.MessageError as error:
             self.connections.reject(connection.peer, str(error))
             return
-        if isinstance(message, Joined):
+        if isinstance(message, events.Joined):
             candidate = message.candidate
             self._endpoints[candidate.agent] = (candidate.address, candidate.standby_port)
             difference = self._releases.note(candidate.node, candidate.releases)
             if difference:
                 logger.warning("%s", difference)
-        if isinstance(message, LeaveRequest):
+        if isinstance(message, messages.LeaveRequest):
             self._pass_on(connection, message)
-        elif isinstance(message, StatusRequest):
+        elif isinstance(message, messages.StatusRequest):
             if self._status.ask(message.agent):
                 self._start(self._status.collect())
-        elif isinstance(message, StatusReport):
+        elif isinstance(message, messages.StatusReport):
             self._status.reported(message)
-        elif not isinstance(message, Heartbeat):
+        elif not isinstance(message, messages.Heartbeat):
             self._handle(message)
 
-    def _pass_on(self, connection: AcceptedConnection, request: LeaveRequest) -> None:
-        meant, answer = addressed_agents(
+    def _pass_on(self, connection: AcceptedConnection, request: messages.LeaveRequest) -> None:
+        meant, answer = messages.addressed_agents(
             request, self._agent_nodes() if self.membership.phase is not Phase.CLOSED else {}
         )
-        self.connections.send(meant, LeaveRequested(request.reason, request.seconds, request.detail))
+        self.connections.send(meant, messages.LeaveRequested(request.reason, request.seconds, request.detail))
         self.connections.send((connection.agent,), answer)
 
     def _agent_nodes(self) -> dict[str, str]:
         return {name: agent.candidate.node for name, agent in self.membership.agents.items()}
 
-    def _summary(self) -> StatusAnswer:
+    def _summary(self) -> messages.StatusAnswer:
         state = self.membership
         since = state.published_at if state.phase is Phase.RUNNING else state.forming_since
-        return StatusAnswer(
+        return messages.StatusAnswer(
             leader=self._settings.agent,
             epoch=self.epoch,
             phase=state.phase.value,
@@ -289,7 +254,7 @@ class Leader:
     def _take_in_signs(self) -> None:
         if self._signs:
             signs, self._signs = tuple(self._signs.items()), {}
-            self._handle(SignsOfLife(signs))
+            self._handle(events.SignsOfLife(signs))
 
     # Its actions.
 
@@ -318,7 +283,7 @@ class Leader:
             case term.AskSlurmAboutAgents(agents):
                 self._ask_slurm(agents_gone, agents, term.AgentsGone)
             case term.AskSlurmAboutNodes(nodes):
-                self._ask_slurm(nodes_down, nodes, NodesDown)
+                self._ask_slurm(nodes_down, nodes, events.NodesDown)
             case term.ReportClaimed():
                 self.claimed.set()
                 self.report(action)
@@ -390,30 +355,32 @@ _SUCCESSORS = 8
 """Candidates to succeed the leader that an assignment names."""
 
 
-def send_decision(connections: AgentConnections, epoch: int, state: State, decision: Decision) -> None:
+def send_decision(connections: AgentConnections, epoch: int, state: State, decision: events.Decision) -> None:
     """Send the messages of a decision, which led to this state and is on record already if it has to be."""
     match decision:
-        case Publish(table):
+        case events.Publish(table):
             for place in table.places:
                 connections.send((place.agent,), _assignment(connections, epoch, state, table, place))
-        case Resend(agent, table):
+        case events.Resend(agent, table):
             place = next(place for place in table.places if place.agent == agent)
             connections.send((agent,), _assignment(connections, epoch, state, table, place))
-        case Drop(agent):
+        case events.Drop(agent):
             connections.drop(agent)
-        case Send(agents, message, everyone):
+        case events.Send(agents, message, everyone):
             connections.send((*agents, *(connections.others(agents) if everyone else ())), message)
         case _:
             pass
 
 
-def _assignment(connections: AgentConnections, epoch: int, state: State, table: Table, place: Place) -> Assignment:
+def _assignment(
+    connections: AgentConnections, epoch: int, state: State, table: Table, place: Place
+) -> messages.Assignment:
     """Return an agent's place in a round, with what is the same for all members, which is made once: they are many."""
     own = state.settings.agent
     if connections.shared is None or connections.shared[0] is not table:
         # An agent that reaches none of these successors reads the others from the records.
         others = (each for each in table.places if each.agent != own)
-        shared = Assignment(
+        shared = messages.Assignment(
             attempt=0,
             place=place,
             round=table.round,
@@ -440,5 +407,5 @@ def _assignment(connections: AgentConnections, epoch: int, state: State, table: 
     return replace(shared, attempt=state.agents[place.agent].attempt, place=place, successors=successors)
 
 
-def _successor(place: Place) -> Successor:
-    return Successor(place.agent, place.address, place.standby_port)
+def _successor(place: Place) -> messages.Successor:
+    return messages.Successor(place.agent, place.address, place.standby_port)

@@ -33,13 +33,7 @@ _SILENT_NODES = 4096
 
 
 class StatusCollector:
-    """The collections of one leader, one at a time. Call all methods in the loop's thread.
-
-    Args:
-        connections: The connections of the leader's agents and clients.
-        agents: Returns the agents to ask, with their nodes.
-        summary: Returns the part of the answer that the leader knows itself.
-    """
+    """The collections of one leader, one at a time. Call all methods in the loop's thread."""
 
     def __init__(
         self,

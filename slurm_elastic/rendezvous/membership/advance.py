@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from slurm_elastic.rendezvous.membership import leader_change, planned_stop, transitions, usable_sizes
+from slurm_elastic.rendezvous.membership import leader_change, planned_stop, transitions
 from slurm_elastic.rendezvous.membership.agents import Reason, Status, WorkerFailure
 from slurm_elastic.rendezvous.membership.assignment import Place, nodes_in_segments
 from slurm_elastic.rendezvous.membership.events import Decision, Outcome
@@ -71,7 +71,7 @@ def _inquest_due(state: State) -> float | None:
     # The worker that made this one fail may end later than it, and dumps take a while.
     waits = inquest.failure.consequence or inquest.dumps
     # Whether the others fail by themselves, too, tells whether it is this node.
-    alone = usable_sizes.may_be_unusable(state) and not usable_sizes.is_unusable(state)
+    alone = transitions.may_be_unusable(state) and not transitions.is_unusable(state)
     waits = waits or (alone and len(inquest.failed) < len(state.places))
     wait = state.settings.root_wait if waits else state.settings.settle_time
     return inquest.since + wait
@@ -151,8 +151,8 @@ def _charge(state: State, now: float) -> Result:
         return transitions.end_cut_off(state, node, now)
     if failure.stalled:
         failure = _with_stragglers(failure, find_stragglers(inquest.positions), state.places)
-    if usable_sizes.is_unusable(state):
-        return usable_sizes.retreat(state, failure, now)
+    if transitions.is_unusable(state):
+        return transitions.retreat(state, failure, now)
     if not failure.uncharged:
         comparable = _comparable(failure, "" if state.table is None else state.table.origin)
         if comparable and comparable == state.last_failure:
@@ -172,7 +172,7 @@ def _cut_off(state: State) -> str | None:
     if inquest is None:
         return None
     # Workers that were stopped cannot tell whether they would have failed, too.
-    if not inquest.failure.consequence and not usable_sizes.may_be_unusable(state):
+    if not inquest.failure.consequence and not transitions.may_be_unusable(state):
         return None
     members = (state.agents.get(place.agent) for place in state.places)
     return next((member.candidate.node for member in members if member is not None and member.cut_off), None)

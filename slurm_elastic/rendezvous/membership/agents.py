@@ -14,10 +14,8 @@ class AgentIdentity:
     """An agent, unique over a run.
 
     Attributes:
-        node: Slurm's name of its node.
         job: the job that it runs in; 0 outside Slurm.
         restarts: how many times Slurm had requeued that job when the agent started.
-        process: its process id.
     """
 
     node: str
@@ -93,12 +91,9 @@ class AgentInfo:
 
     Attributes:
         agent: identity, unique over the run: node, job id, restart count and pid.
-        node: Slurm's name of the node.
         position: index of the node in Slurm's node list; agents are ranked by it first. Agents of an array, whose
             list has one node each, all say 0 and are ranked by the natural order of their node names.
         local_world_size: number of workers that it will start, at least 1.
-        role: torch's role name.
-        address: host name or address at which other nodes reach it.
         store_port: port that is bound already, on which the workers' store listens if this agent becomes rank 0.
         standby_port: port on which this agent listens, and on which it leads if it has to; 0 if it never does.
         cohort: name of the srun that started this agent together with others; empty if none did.
@@ -145,11 +140,8 @@ class WorkerFailure:
     """The first worker of an agent that failed while the agent was not stopping it; a run's root cause is one of these.
 
     Attributes:
-        agent, node, rank: Agent, node and rank of the worker.
         exit_code: Its exit code, minus the number of the signal that ended it.
-        message: Its error, or the last lines that it wrote.
         error: The line of these that names the error; empty for the last one.
-        error_file, log: Paths of the error file and of the log; empty for none.
         hung: True if the watchdog killed it because it made no progress.
         timed_out: True if it ended because a collective took too long.
         uncharged: True if its agent starts workers in another way from now on, so that the failure costs no restart.
@@ -160,7 +152,6 @@ class WorkerFailure:
         fingerprint: Equal for two failures that are the same; empty if failures of this kind cannot be compared.
         stragglers: Rank and node of each worker that the others waited for, as the leader has found.
         ran: Seconds that the worker had run, see `STEPPED`.
-        script: Name of its script; empty if that is unknown.
     """
 
     agent: str
@@ -227,7 +218,6 @@ class Agent:
     Attributes:
         candidate: its data in its newest join.
         attempt: number of that join; an agent counts its joins from 1.
-        status: see :class:`Status`.
         last_message_at: leader's monotonic time of the last sign of life.
         disconnected_at: since when its connection is broken; None while it is not.
         round: the last round it had a place in, None before the first.
@@ -235,7 +225,7 @@ class Agent:
         leave_deadline: when its workers have to stop, in leader's monotonic time, by its newest announcement.
         departed: it finished its part of the round and went, or was lost afterwards; it counts for this round only.
         cut_off: it has stopped its workers of this round because it did not hear the leader, and has joined again.
-        proven: its workers have run in a round that worked; see :mod:`.usable_sizes`.
+        proven: its workers have run in a round that worked; see :func:`.transitions.learn`.
     """
 
     candidate: AgentInfo

@@ -14,12 +14,9 @@ class Place:
     """One agent's place in a round, complete: the agent needs nothing else to start its workers.
 
     Attributes:
-        agent, node: whose place it is.
         rank: rank of the agent (torch: group rank).
-        base_rank: global rank of its first worker.
         role_base_rank, role_world_size: the same within its role.
         address, standby_port: where the agent listens, and on which port it leads if it has to.
-        local_world_size: number of its workers.
         domain, domain_base_rank, domain_world_size: its failure domain; rank of its first worker among those of the
             domain, and their number.
     """
@@ -45,9 +42,6 @@ class Table:
 
     Attributes:
         round: number, over the whole run.
-        reason: why it was formed.
-        places: by rank, 0 to n-1.
-        world_size: number of workers of all agents.
         store_address, store_port: where the workers' store listens: rank 0's agent.
         restarts: worker failures charged so far, the same for all (TORCHELASTIC_RESTART_COUNT).
         heartbeat_limit: silence after which the leader gives up an agent of this round.
@@ -142,8 +136,6 @@ def members_by_segment(agents: Sequence[Agent], segment: int, size: int) -> Sequ
 
     Args:
         agents: That wait, those first that a round takes first.
-        segment: Nodes of a segment.
-        size: Number of members, a multiple of `segment`.
     """
     if segment == 1:
         return agents[:size]

@@ -31,9 +31,7 @@ class Base:
     """The last published round, as far as it decides who may follow it.
 
     Attributes:
-        round: its number.
         members: its agents, by rank.
-        nodes: the nodes of `members`, in the same order.
         leader: the agent that led it, whether a member or not.
         origin: what its workers started from; see :attr:`~.config.Settings.choose_origin`.
         heartbeat_limit: by which its members stop their workers when it is silent; 0 if that is not on record.
@@ -77,11 +75,8 @@ def has_quorum(
     on one side. Sides that differ in `on_tie` hold to the rule as well, since it only takes a quorum away.
 
     Args:
-        base: the last published round, None if there is none.
         present: agents that are here and have no workers any more.
         gone: agents that have announced their leave and left, or whose process is known to have ended.
-        own: the agent that leads this side, a member or not.
-        on_tie: what exactly half of the others is worth.
         lingering: those of `gone` that may still have workers.
     """
     if base is None:
@@ -112,10 +107,6 @@ def adapted_limit(heartbeat_limit: float, agents: int) -> float:
 
     It grows as the square root of their number, and so does the leader's cost of heartbeats: with four times as many
     agents the leader asks each half as often.
-
-    Args:
-        heartbeat_limit: The limit for up to 512 agents, in seconds.
-        agents: Number of agents.
     """
     return heartbeat_limit * math.sqrt(max(1.0, agents / _FULL_RATE))
 
@@ -130,12 +121,10 @@ class Settings:
     """The settings of a leader, which stay the same during its term. All times are in seconds.
 
     Attributes:
-        min_nodes, max_nodes: Least and largest number of agents in a round.
         valid_nodes: The numbers between them that a round may have, ascending; empty for every number.
         segment: Rounds have whole segments of so many nodes of one failure domain; `valid_nodes` are multiples of it.
         max_restarts: Number of worker failures that may restart the workers, over the whole run.
         expected_nodes: Names of the allocation's nodes; empty where no agent can know them (an array).
-        first_round: Number of the first round of this term.
         first_reason: Why that round is formed: start, requeued in a later incarnation, node_lost or node_left where
             this leader follows another one.
         first_node: Name of the node that caused it; empty if none did.
@@ -143,7 +132,6 @@ class Settings:
         first_failure: Fingerprint of the last of them, also of an earlier incarnation; empty for none.
         first_ran: Numbers of nodes that have worked before this term, with seconds; see :attr:`~.state.State.ran`.
         first_unusable: Numbers of nodes that the script could not use before this term.
-        agent: Identity of the agent that leads; empty for a leader without an agent.
         base: The last round before this term; None if no agent can still be in it.
         gone: Members of `base` that cannot come back: they left, or their processes have ended.
         silent: Members of `base` for which the first round does not wait, as they have been silent for long.

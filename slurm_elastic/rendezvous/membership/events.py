@@ -29,7 +29,6 @@ class Interrupted:
     """This round is over: stop its workers and join again, or go if that was announced.
 
     Attributes:
-        reason, detail: why it is over.
         node: name of the node that caused it; several are separated by commas.
         restarts: worker failures charged so far, this end included.
     """
@@ -92,7 +91,6 @@ class Resigned:
     """The leader leaves, and no agent has workers: another agent has to lead.
 
     Attributes:
-        agent: the leader until now.
         gone: members of the last round that are gone for good.
     """
 
@@ -102,12 +100,7 @@ class Resigned:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """The run has ended for all agents.
-
-    Attributes:
-        failure: the worker failure that has ended it; None without one.
-        detail: one line for people; may be empty.
-    """
+    """The run has ended for all agents."""
 
     outcome: Outcome
     failure: WorkerFailure | None
@@ -235,11 +228,7 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class WorkerFailed:
-    """A worker of this round failed while its agent was not stopping it; the agent stops the other workers.
-
-    Attributes:
-        failure: The worker, and what is known of the cause.
-    """
+    """A worker of this round failed while its agent was not stopping it; the agent stops the other workers."""
 
     agent: str
     round: int

@@ -9,37 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from slurm_elastic.rendezvous.membership import leader_change, planned_stop, transitions, usable_sizes
+from slurm_elastic.rendezvous.membership import events, leader_change, planned_stop, transitions
 from slurm_elastic.rendezvous.membership.advance import advance
 from slurm_elastic.rendezvous.membership.agents import Agent, LeaveReason, Reason, Status, root_of
-from slurm_elastic.rendezvous.membership.events import (
-    Claimed,
-    Closed,
-    Connected,
-    Decision,
-    Disconnected,
-    Event,
-    Finished,
-    Gone,
-    Held,
-    Interrupt,
-    Interrupted,
-    Joined,
-    Leaving,
-    Left,
-    NodesDown,
-    Outcome,
-    Ponged,
-    Probed,
-    Resend,
-    Returning,
-    Send,
-    SignsOfLife,
-    Spare,
-    Tick,
-    Waiting,
-    WorkerFailed,
-)
 from slurm_elastic.rendezvous.membership.persistent import NamedMap, NameSet, replace
 from slurm_elastic.rendezvous.membership.state import FailureInquest, Phase, Result, State, alive, with_agent
 
@@ -47,11 +19,11 @@ _FEW = 64
 """Agents that are asked for signs of life all together."""
 
 
-def step(state: State, event: Event, now: float) -> Result:
+def step(state: State, event: events.Event, now: float) -> Result:
     """Process one event at this moment, not before that of the last one; return the next state, and the decisions."""
     state = _forgive_own_pause(state, now)
     state, decisions = _HANDLERS[type(event)](state, event, now)
-    state, consequences = advance(state, now, ticked=isinstance(event, Tick))
+    state, consequences = advance(state, now, ticked=isinstance(event, events.Tick))
     return state, decisions + consequences
 
 
@@ -97,7 +69,7 @@ def _forgive_own_pause(state: State, now: float) -> State:
     )
 
 
-def _joined(state: State, event: Joined, now: float) -> Result:
+def _joined(state: State, event: events.Joined, now: float) -> Result:
     """An agent wants a place in the next round."""
     name = event.candidate.agent
     if state.finish is not None:
@@ -112,14 +84,14 @@ def _joined(state: State, event: Joined, now: float) -> Result:
         return _newcomer(state, event, now)
     if event.attempt <= agent.attempt or agent.leave_reason is not None:
         return alive(state, agent, now), ()
-    state, agent = usable_sizes.learn(state, event, agent)
+    state, agent = transitions.learn(state, event, agent)
     asked, table = {"candidate": event.candidate, "attempt": event.attempt}, state.table
     if agent.status not in (Status.RUNNING, Status.FINISHED) or table is None:
         return alive(state, agent, now, **asked, status=Status.WAITING), ()
     if event.last_round is None or event.last_round < table.round:
         # Its place was lost on the way: it has never started a worker of this round, so it can have it once more.
         state = alive(state, agent, now, **asked)
-        return state, (Resend(name, table), *planned_stop.request_stop(state, (name,), now))
+        return state, (events.Resend(name, table), *planned_stop.request_stop(state, (name,), now))
     # It has stopped its own workers without an interruption.
     state = alive(state, agent, now, **asked, status=Status.WAITING, cut_off=event.cut_off)
     if state.inquest is not None:
@@ -138,14 +110,14 @@ def _joined(state: State, event: Joined, now: float) -> Result:
     return transitions.start_forming(state, Reason.WORKER_FAILED, node, now, "its agent restarts them")
 
 
-def _newcomer(state: State, event: Joined, now: float) -> Result:
+def _newcomer(state: State, event: events.Joined, now: float) -> Result:
     candidate = event.candidate
     if not state.agents and not state.awaited and state.phase is Phase.FORMING:
         # A leader without workers may have waited for hours until Slurm started an agent.
         state = replace(state, forming_since=now)
     state = transitions.note_cohort(state, candidate)
     agent = Agent(candidate, event.attempt, Status.WAITING, last_message_at=now)
-    state = with_agent(*usable_sizes.learn(state, event, agent))
+    state = with_agent(*transitions.learn(state, event, agent))
     state = replace(
         state,
         gone_nodes=state.gone_nodes - {candidate.node},
@@ -157,18 +129,18 @@ def _newcomer(state: State, event: Joined, now: float) -> Result:
     if state.phase is not Phase.RUNNING:
         return state, ()
     if not transitions.makes_larger(state):
-        return state, (Spare((candidate.agent,), Waiting(), node=candidate.node),)
+        return state, (events.Spare((candidate.agent,), events.Waiting(), node=candidate.node),)
     first = now if state.newcomer_first is None else state.newcomer_first
     return replace(state, newcomer_first=first, newcomer_last=now), ()
 
 
-def _connected(state: State, event: Connected, now: float) -> Result:
+def _connected(state: State, event: events.Connected, now: float) -> Result:
     """Note that an agent has connected."""
     agent = state.agents.get(event.agent)
     if state.finish is not None:
         return state, (replace(state.finish, agents=(event.agent,), everyone=False),)
     state = (transitions.announce if event.coming else transitions.withdraw)(state, event.agent)
-    decisions: tuple[Decision, ...] = ()
+    decisions: tuple[events.Decision, ...] = ()
     if agent is None and event.agent in state.awaited:
         state = leader_change.expect_join(state, event.agent, now)
         agent = state.agents[event.agent]
@@ -176,7 +148,7 @@ def _connected(state: State, event: Connected, now: float) -> Result:
         state = alive(state, agent, now)
         if state.inquest is not None and event.agent in state.inquest.unanswered:
             # The question or the answer was lost with the connection before.
-            decisions = (Send((event.agent,), Probed(state.inquest.probe, state.inquest.dumps)),)
+            decisions = (events.Send((event.agent,), events.Probed(state.inquest.probe, state.inquest.dumps)),)
     if event.running is None:
         return state, decisions
     current = state.round if state.phase is Phase.RUNNING else None
@@ -192,11 +164,11 @@ def _connected(state: State, event: Connected, now: float) -> Result:
     # A leader that resigns has ended its last round.
     resigned = state.settings.first_reason is Reason.NODE_LEFT and event.running < state.settings.first_round
     on_record = event.over or resigned
-    interrupted = Interrupted(event.running, reason, node, over, state.restarts)
-    return state, (Interrupt((event.agent,), interrupted, on_record=on_record), *decisions)
+    interrupted = events.Interrupted(event.running, reason, node, over, state.restarts)
+    return state, (events.Interrupt((event.agent,), interrupted, on_record=on_record), *decisions)
 
 
-def _disconnected(state: State, event: Disconnected, now: float) -> Result:
+def _disconnected(state: State, event: events.Disconnected, now: float) -> Result:
     """Note that the connection of an agent is broken."""
     state = transitions.withdraw(state, event.agent)
     agent = state.agents.get(event.agent)
@@ -207,7 +179,7 @@ def _disconnected(state: State, event: Disconnected, now: float) -> Result:
     return replace(state, broken=state.broken | {event.agent}, first_broken_at=first), ()
 
 
-def _returning(state: State, event: Returning, now: float) -> Result:
+def _returning(state: State, event: events.Returning, now: float) -> Result:
     """An agent whose connection broke is on its way with another one, and only waits for its turn.
 
     It has not proved who it is. So this is no sign of life: it may be silent for as long as any other agent.
@@ -219,7 +191,7 @@ def _returning(state: State, event: Returning, now: float) -> Result:
     return replace(state, broken=state.broken - {event.agent}), ()
 
 
-def _leaving(state: State, event: Leaving, now: float) -> Result:
+def _leaving(state: State, event: events.Leaving, now: float) -> Result:
     """Note that an agent has announced its leave."""
     state = transitions.withdraw(state, event.agent)
     agent = state.agents.get(event.agent)
@@ -248,7 +220,7 @@ def _leaving(state: State, event: Leaving, now: float) -> Result:
     return planned_stop.request(state, Reason.NODE_LEFT, node, detail, deadline, now)
 
 
-def _left(state: State, event: Left, now: float) -> Result:
+def _left(state: State, event: events.Left, now: float) -> Result:
     """Let an agent go that has no workers any more."""
     state = transitions.withdraw(state, event.agent)
     if state.base is not None and event.agent in state.base.node_of:
@@ -264,7 +236,7 @@ def _left(state: State, event: Left, now: float) -> Result:
     return transitions.retire(state, event.agent, event.reason, now)
 
 
-def _signs_of_life(state: State, event: SignsOfLife, now: float) -> Result:
+def _signs_of_life(state: State, event: events.SignsOfLife, now: float) -> Result:
     updated = {}
     for name, moment in event.signs:
         agent = state.agents.get(name)
@@ -273,7 +245,7 @@ def _signs_of_life(state: State, event: SignsOfLife, now: float) -> Result:
     return (replace(state, agents=state.agents.update(updated)) if updated else state), ()
 
 
-def _ponged(state: State, event: Ponged, now: float) -> Result:
+def _ponged(state: State, event: events.Ponged, now: float) -> Result:
     agent = state.agents.get(event.agent)
     if agent is None:
         return state, ()
@@ -287,7 +259,7 @@ def _ponged(state: State, event: Ponged, now: float) -> Result:
     return state, ()
 
 
-def _worker_failed(state: State, event: WorkerFailed, now: float) -> Result:
+def _worker_failed(state: State, event: events.WorkerFailed, now: float) -> Result:
     agent = state.agents.get(event.agent)
     if agent is None:
         return state, ()
@@ -303,7 +275,7 @@ def _worker_failed(state: State, event: WorkerFailed, now: float) -> Result:
         asks = event.failure.stalled and not inquest.dumps
         inquest = replace(inquest, dumps=inquest.dumps or asks)
         # Again, to members that have answered a probe that asked for no dumps.
-        decisions = (Send(_members(state), Probed(inquest.probe, dumps=True)),) if asks else ()
+        decisions = (events.Send(_members(state), events.Probed(inquest.probe, dumps=True)),) if asks else ()
         return replace(state, inquest=inquest), decisions
     # A dead node makes the workers of its peers fail: all members are probed before a worker is charged. The one that
     # reports it is probed, too, as its own node may be dying.
@@ -317,7 +289,9 @@ def _worker_failed(state: State, event: WorkerFailed, now: float) -> Result:
         failed=frozenset({event.agent}),
         roots=roots,
     )
-    return replace(state, inquest=inquest, probe=state.probe + 1), (Send(asked, Probed(inquest.probe, dumps)),)
+    return replace(state, inquest=inquest, probe=state.probe + 1), (
+        events.Send(asked, events.Probed(inquest.probe, dumps)),
+    )
 
 
 def _members(state: State) -> tuple[str, ...]:
@@ -329,7 +303,7 @@ def _members(state: State) -> tuple[str, ...]:
     )
 
 
-def _finished(state: State, event: Finished, now: float) -> Result:
+def _finished(state: State, event: events.Finished, now: float) -> Result:
     agent = state.agents.get(event.agent)
     if agent is None:
         return state, ()
@@ -339,15 +313,15 @@ def _finished(state: State, event: Finished, now: float) -> Result:
     return state, ()
 
 
-def _closed(state: State, event: Closed, now: float) -> Result:
-    return transitions.finish(state, Outcome.CLOSED, detail=f"closed by {event.agent}")
+def _closed(state: State, event: events.Closed, now: float) -> Result:
+    return transitions.finish(state, events.Outcome.CLOSED, detail=f"closed by {event.agent}")
 
 
-def _claimed(state: State, event: Claimed, now: float) -> Result:
+def _claimed(state: State, event: events.Claimed, now: float) -> Result:
     return replace(state, claimed=True), ()
 
 
-def _nodes_down(state: State, event: NodesDown, now: float) -> Result:
+def _nodes_down(state: State, event: events.NodesDown, now: float) -> Result:
     present = {agent.candidate.node for agent in state.agents.values()}
     state = replace(state, gone_nodes=state.gone_nodes | (event.down - present))
     # Slurm also calls a node down whose slurmd alone has died. Signs of life come three times in a limit, and are
@@ -358,19 +332,19 @@ def _nodes_down(state: State, event: NodesDown, now: float) -> Result:
         for name, agent in state.agents.items()
         if agent.candidate.node in event.down and now - agent.last_message_at > silence and not agent.departed
     ]
-    decisions: tuple[Decision, ...] = ()
+    decisions: tuple[events.Decision, ...] = ()
     for name in down:
         state, more = transitions.lose(state, name, "Slurm says that its node is down", now)
         decisions += more
     return leader_change.nodes_down(state, event.down), decisions
 
 
-def _held(state: State, event: Held, now: float) -> Result:
+def _held(state: State, event: events.Held, now: float) -> Result:
     agent = state.agents.get(event.agent)
     return planned_stop.answer(alive(state, agent, now), event, now) if agent is not None else (state, ())
 
 
-def _tick(state: State, event: Tick, now: float) -> Result:
+def _tick(state: State, event: events.Tick, now: float) -> Result:
     overdue = now - state.heartbeat_limit
     if state.calm and any(agent.last_message_at < overdue for agent in state.agents.values()):
         # No agent was missed at the last tick, so the leader itself was paused; agents that live answer until the next.
@@ -386,20 +360,20 @@ def _tick(state: State, event: Tick, now: float) -> Result:
 
 
 _HANDLERS: dict[type, Callable[[State, Any, float], Result]] = {
-    Claimed: _claimed,
-    Closed: _closed,
-    Connected: _connected,
-    Disconnected: _disconnected,
-    Finished: _finished,
-    Gone: leader_change.gone,
-    SignsOfLife: _signs_of_life,
-    Held: _held,
-    Joined: _joined,
-    Leaving: _leaving,
-    Left: _left,
-    NodesDown: _nodes_down,
-    Ponged: _ponged,
-    Returning: _returning,
-    Tick: _tick,
-    WorkerFailed: _worker_failed,
+    events.Claimed: _claimed,
+    events.Closed: _closed,
+    events.Connected: _connected,
+    events.Disconnected: _disconnected,
+    events.Finished: _finished,
+    events.Gone: leader_change.gone,
+    events.SignsOfLife: _signs_of_life,
+    events.Held: _held,
+    events.Joined: _joined,
+    events.Leaving: _leaving,
+    events.Left: _left,
+    events.NodesDown: _nodes_down,
+    events.Ponged: _ponged,
+    events.Returning: _returning,
+    events.Tick: _tick,
+    events.WorkerFailed: _worker_failed,
 }

@@ -36,11 +36,7 @@ class FailureInquest:
     """A worker failure whose cause is being looked into.
 
     Attributes:
-        failure: The root of those that are known.
-        since: Leader's monotonic time of the first one.
-        probe: Number of the probe that asks all members.
         unanswered: Members that have not answered it.
-        positions: How far workers are, by the answers.
         dumps: True if the members were asked for the dumps of their workers.
         failed, roots: Agents that have reported a failure; those of them whose failure is no consequence.
     """
@@ -60,12 +56,10 @@ class PlannedStop:
     """The planned end of the round that runs.
 
     Attributes:
-        reason, node, detail: Why the round ends; the next round has them, too.
         since: Leader's monotonic time when it asked the members for the earliest step at which their workers can stop.
         deadline: Leader's monotonic time at which it interrupts members that still run; None while no agent has a
             deadline.
         answers: The step that each member named, by its identity.
-        stop: The step at which all workers stop; None until all members have answered.
         gone: Members that left after their workers had stopped there. They may wait, to serve the workers' store, until
             the others have left.
     """
@@ -95,11 +89,8 @@ class State:
         broken: Identities of the agents whose connection is broken.
         first_broken_at: A time before which none of these connections broke. A tick finds out which one broke first;
             looked for after each event, it would cost the square of their number where many break at once.
-        table: The newest round that this leader has published; None before its first.
-        reason: Why the round that is being formed is formed.
         forming_since, complete_since: When forming began, and since when `min_nodes` agents wait.
         published_at: When the leader published the newest round.
-        restarts: Number of worker failures charged so far.
         ran: Numbers of nodes with which a round has worked, each with the seconds that its workers ran at least.
         unusable: Numbers of nodes with which the workers failed before their first step, though another number worked.
         unusable_failure: The last of these failures; None before.
@@ -116,7 +107,6 @@ class State:
         seen_until: When the leader processed the last event; after a long gap it was paused itself.
         ticked_at: When it processed the last tick.
         calm: True if by then all agents had given the last sign of life that was due, and the agents are few.
-        probe: Number of the last probe.
         base: The last published round, of this leader or an earlier one.
         gone: Members of `base` that join no leader any more.
         lingering: Members in `gone` that may still have workers: they announced their leave, and have sent nothing
@@ -127,7 +117,6 @@ class State:
             that.
         resigning: True if the leader's own agent leaves, so that another agent has to lead.
         resign_by: When workers have to stop for that; None if they may take their time.
-        finish: How the run ended; None until it has.
     """
 
     settings: Settings

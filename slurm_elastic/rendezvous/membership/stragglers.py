@@ -29,7 +29,6 @@ class WorkerPosition:
     """The position of a worker in its round.
 
     Attributes:
-        rank: Rank of the worker.
         steps: Number of steps that it has taken; 0 too if its script does not use the trainer API.
         in_collective: True if its main thread is in a collective; None if that is unknown.
         place: The line of the script at which it stays; empty if that is unknown.
@@ -48,7 +47,6 @@ class Stragglers:
     """The workers that the others wait for.
 
     Attributes:
-        ranks: Their ranks; none if nothing tells.
         text: One line; empty if fewer than two workers are known, or nothing tells.
     """
 

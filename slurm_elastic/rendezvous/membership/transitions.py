@@ -1,27 +1,28 @@
-"""The moves that several events share: lose or retire an agent, wait for new ones, begin, publish and end."""
+"""The moves that several events share: lose or retire an agent, wait for new ones, begin, publish, retreat and end."""
 
 from __future__ import annotations
 
 import dataclasses
 
-from slurm_elastic.rendezvous.membership.agents import Agent, AgentInfo, LeaveReason, Reason, Status, WorkerFailure
+from slurm_elastic.rendezvous.membership import events
+from slurm_elastic.rendezvous.membership.agents import (
+    STEPPED,
+    Agent,
+    AgentInfo,
+    LeaveReason,
+    Reason,
+    Status,
+    WorkerFailure,
+)
 from slurm_elastic.rendezvous.membership.assignment import build_table, members_by_segment, nodes_in_segments
 from slurm_elastic.rendezvous.membership.config import Base
-from slurm_elastic.rendezvous.membership.events import (
-    Decision,
-    Drop,
-    Ended,
-    Finish,
-    Interrupt,
-    Interrupted,
-    Outcome,
-    Publish,
-    Retire,
-    Spare,
-    Waiting,
-)
 from slurm_elastic.rendezvous.membership.persistent import NameSet, replace
 from slurm_elastic.rendezvous.membership.state import Phase, Result, State, with_agent, without_agent
+
+_SHARE = 0.25
+"""Of the time in which the workers of a round have failed: a round of another number that ran longer has worked. The
+start of workers takes longer in one round than in another: cold, or on a busy node. For the same reason a round of this
+number has worked for certain only if it ran four times as long."""
 
 
 def give_up(state: State, name: str, why: str, now: float) -> Result:
@@ -36,7 +37,7 @@ def lose(state: State, name: str, why: str, now: float) -> Result:
     """Give up an agent that has not announced its departure."""
     agent = state.agents[name]
     seconds = now - agent.last_message_at
-    drop = Drop(name, agent.candidate.node, why, seconds)
+    drop = events.Drop(name, agent.candidate.node, why, seconds)
     return _remove(state, name, drop, Reason.NODE_LOST, why, now)
 
 
@@ -45,14 +46,14 @@ def retire(state: State, name: str, reason: LeaveReason, now: float, *, lingers:
 
     With `lingers` that is not known: it was given up before its Left came.
     """
-    decision = Retire(name, state.agents[name].candidate.node, reason)
+    decision = events.Retire(name, state.agents[name].candidate.node, reason)
     # An agent that has announced its leave joins no leader any more: no other side can count on it.
     lingering = state.lingering | {name} if lingers else state.lingering
     state = replace(state, gone=state.gone | {name}, lingering=lingering, quorate=False)
     return _remove(state, name, decision, Reason.NODE_LEFT, reason.value, now)
 
 
-def _remove(state: State, name: str, decision: Decision, reason: Reason, detail: str, now: float) -> Result:
+def _remove(state: State, name: str, decision: events.Decision, reason: Reason, detail: str, now: float) -> Result:
     agent = state.agents[name]
     if not state.is_member(agent):
         return without_agent(state, name), (decision,)
@@ -104,7 +105,7 @@ def start_forming(
                 interrupted.append(place.agent)
             status = Status.STOPPING if agent.leave_reason is None else Status.LEAVING
             ending[place.agent] = replace(agent, status=status)
-    message = Interrupted(state.round, reason, node, detail, state.restarts)
+    message = events.Interrupted(state.round, reason, node, detail, state.restarts)
     state = replace(
         state,
         # These block the next round as they did: see `with_agent`.
@@ -121,7 +122,7 @@ def start_forming(
         newcomer_last=None,
         planned_stop=None,
     )
-    return state, (Interrupt(tuple(interrupted), message, step=step, failure=failure, unusable=unusable),)
+    return state, (events.Interrupt(tuple(interrupted), message, step=step, failure=failure, unusable=unusable),)
 
 
 def end_cut_off(state: State, node: str, now: float) -> Result:
@@ -165,7 +166,7 @@ def publish(state: State, now: float) -> Result:
     )
     absent = [node for node in settings.expected_nodes if node not in state.on_node]
     spares = tuple(
-        Spare((name,), Waiting(), node=agent.candidate.node)
+        events.Spare((name,), events.Waiting(), node=agent.candidate.node)
         for name, agent in agents_next.items()
         if agent.status is Status.WAITING
     )
@@ -197,14 +198,14 @@ def publish(state: State, now: float) -> Result:
         ended=NameSet(),
         awaited=NameSet(),
     )
-    return state, (Publish(table, now - state.forming_since), *spares)
+    return state, (events.Publish(table, now - state.forming_since), *spares)
 
 
-def finish(state: State, outcome: Outcome, failure: WorkerFailure | None = None, detail: str = "") -> Result:
+def finish(state: State, outcome: events.Outcome, failure: WorkerFailure | None = None, detail: str = "") -> Result:
     """End the run for all agents."""
     if state.finish is not None:
         return state, ()
-    decision = Finish(tuple(state.agents), Ended(outcome, failure, detail), everyone=True)
+    decision = events.Finish(tuple(state.agents), events.Ended(outcome, failure, detail), everyone=True)
     state = replace(
         state,
         phase=Phase.CLOSED,
@@ -281,3 +282,65 @@ def _more_to_come(state: State) -> bool:
     """Return whether agents are known to be on their way that make the next round larger."""
     here, more = len(state.agents), len(state.coming) + missing_of_cohorts(state)
     return more > 0 and state.round_size(here + more) > state.round_size(state.usable)
+
+
+# The numbers of nodes that the script can use, as the rounds of the run have shown.
+#
+# A round has worked if its workers took steps, as far as that is known: see `learn`. Workers of another round that fail
+# before their first step fail because of its number of nodes then: `is_unusable`. Each number is charged to no worker
+# at most once in a term, so a script that always fails ends its run all the same.
+def learn(state: State, event: events.Joined, agent: Agent) -> tuple[State, Agent]:
+    """Note that the last round has worked, as one of its members says that joins again.
+
+    Where no step is reported, the seconds count for which its workers ran before it ended for another reason than
+    their failure.
+    """
+    base, ran = state.base, event.candidate.ran
+    if event.candidate.proven:
+        agent = replace(agent, proven=True)
+    if base is None or event.last_round != base.round or ran <= 0:
+        return state, agent
+    if state.phase is Phase.FORMING:
+        ended_well = state.reason is not Reason.WORKER_FAILED
+    else:
+        ended_well = state.planned_stop is not None and state.inquest is None
+    if ran < STEPPED and not ended_well:
+        return state, agent
+    size = len(base.members)
+    if ran > state.ran.get(size, 0.0):
+        state = replace(state, ran={**state.ran, size: ran})
+    return state, replace(agent, proven=True)
+
+
+def may_be_unusable(state: State) -> bool:
+    """Return whether the failure that is being judged can come from the number of nodes, by the time of it."""
+    inquest = state.inquest
+    if inquest is None or inquest.failure.uncharged:
+        return False
+    size, ran = len(state.places), inquest.failure.ran
+    others = (seconds for other, seconds in state.ran.items() if other != size and other not in state.unusable)
+    has_worked = state.ran.get(size, 0.0) * _SHARE > ran
+    return ran < STEPPED and not has_worked and max(others, default=0.0) > ran * _SHARE
+
+
+def is_unusable(state: State) -> bool:
+    """Return whether that failure comes from the number of nodes: several nodes report one, or one that has trained.
+
+    A node whose workers fail alone in its first round may be bad itself.
+    """
+    inquest = state.inquest
+    if inquest is None or not may_be_unusable(state):
+        return False
+    agents = [agent for name in inquest.roots or inquest.failed if (agent := state.agents.get(name)) is not None]
+    return len(agents) > 1 or any(agent.proven for agent in agents)
+
+
+def retreat(state: State, failure: WorkerFailure, now: float) -> Result:
+    """End the round, and go on with a number of nodes that has worked; nothing is charged."""
+    size = len(state.places)
+    state = replace(state, unusable=state.unusable | {size}, unusable_failure=failure)
+    next_size = replace(state, phase=Phase.FORMING).round_size(state.usable)
+    worked = ",".join(str(size) for size in sorted(state.ran) if size not in state.unusable)
+    then = f"going on with {next_size}" if next_size else f"waiting {state.settings.join_timeout:g} s for other nodes"
+    detail = f"{state.why_unusable}; {then}: --valid-nodes={worked}"
+    return start_forming(state, Reason.WORKER_FAILED, failure.node, now, detail, failure=failure, unusable=size)

@@ -59,9 +59,7 @@ class Situation:
     """The records that an agent needs to find the run's leader.
 
     Attributes:
-        endpoint: As of :meth:`RunDirRecords.endpoint`.
         number: Number of the highest round written, None before the first.
-        round: Its record, None if there is none or the reader knows it.
     """
 
     endpoint: Record | None
@@ -76,10 +74,6 @@ class RunDirRecords:
 
     Every method may block until file system or etcd answers, so call it outside of event loops, and may raise
     RecordsError. Methods are safe among threads, processes and nodes.
-
-    Args:
-        run_dir: The run directory, opened.
-        incarnation: The incarnation to which epochs, endpoint and failure belong.
     """
 
     def __init__(self, run_dir: RunDir, incarnation: str) -> None:
@@ -198,7 +192,6 @@ def etcd_wanted(
 
     Args:
         endpoint: ``--rdzv-endpoint``. ``etcd://`` and ``etcds://`` select etcd; HOST:PORT is the leader's endpoint.
-        options: ``--rdzv-conf``.
         environment: Without an endpoint, SLURM_ELASTIC_ETCD_ENDPOINT or _CREDENTIALS select etcd.
 
     Raises:
@@ -230,9 +223,6 @@ def open_records(
     """Open the records of one incarnation of a run; the caller closes them.
 
     Args:
-        run_dir: The run directory, opened.
-        incarnation: The incarnation of the caller.
-        etcd: How to reach etcd; None for the run directory.
         limit: Seconds after which an etcd that does not answer counts as lost.
         interrupted: Called every 0.1 s while the main thread waits for etcd; True ends that wait.
 

@@ -10,14 +10,7 @@ import socket
 from collections.abc import Callable
 from typing import Any, cast
 
-from slurm_elastic.rendezvous.transport.messages import (
-    AgentMessage,
-    Endpoint,
-    LeaderMessage,
-    MessageError,
-    decode_leader_message,
-    encode,
-)
+from slurm_elastic.rendezvous.transport import messages
 from slurm_elastic.rendezvous.transport.session import ForeignError, Session, SessionError
 
 logger = logging.getLogger(__name__)
@@ -37,10 +30,11 @@ class Link(asyncio.Protocol):
     Attributes:
         endpoint: Address and port of the other end; a name is replaced by its address once connected.
         established: Done when both ends have proved that they belong to the run, or failed with the error.
-        closed: Done when the connection has ended.
     """
 
-    def __init__(self, endpoint: Endpoint, session: Session, on_message: Callable[[Link, LeaderMessage], None]) -> None:
+    def __init__(
+        self, endpoint: messages.Endpoint, session: Session, on_message: Callable[[Link, messages.LeaderMessage], None]
+    ) -> None:
         loop = asyncio.get_running_loop()
         self.endpoint = endpoint
         self.established: asyncio.Future[None] = loop.create_future()
@@ -65,7 +59,7 @@ class Link(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """See asyncio.Protocol."""
         try:
-            messages, answer = self._session.receive(data)
+            contents, answer = self._session.receive(data)
         except SessionError as error:
             self._fail(error)
             self._transport.abort()
@@ -74,7 +68,7 @@ class Link(asyncio.Protocol):
             self._transport.write(answer)
         if self._session.established and not self.established.done():
             self.established.set_result(None)
-        for content in messages:
+        for content in contents:
             self._receive(content)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -85,10 +79,10 @@ class Link(asyncio.Protocol):
         if not self.closed.done():
             self.closed.set_result(None)
 
-    def send(self, message: AgentMessage) -> None:
+    def send(self, message: messages.AgentMessage) -> None:
         """Send one message, unless the connection has ended."""
         if not self._transport.is_closing():
-            self._transport.write(self._session.seal(encode(message)))
+            self._transport.write(self._session.seal(messages.encode(message)))
 
     def abort(self) -> None:
         """End the connection at once."""
@@ -102,8 +96,8 @@ class Link(asyncio.Protocol):
 
     def _receive(self, content: dict[str, Any]) -> None:
         try:
-            message = decode_leader_message(content)
-        except MessageError as error:
+            message = messages.decode_leader_message(content)
+        except messages.MessageError as error:
             logger.warning("dropped %s", error)
             return
         self._on_message(self, message)
@@ -115,13 +109,10 @@ class Link(asyncio.Protocol):
             self.established.exception()
 
 
-async def open_link(endpoint: Endpoint, session: Session, on_message: Callable[[Link, LeaderMessage], None]) -> Link:
+async def open_link(
+    endpoint: messages.Endpoint, session: Session, on_message: Callable[[Link, messages.LeaderMessage], None]
+) -> Link:
     """Connect to a leader; both ends prove that they belong to the run.
-
-    Args:
-        endpoint: Where a leader may listen.
-        session: This agent's end of a new session.
-        on_message: Called with each message of the leader.
 
     Raises:
         ClosedError: An agent of this run listens there, and does not lead.
@@ -143,7 +134,7 @@ async def open_link(endpoint: Endpoint, session: Session, on_message: Callable[[
     return link
 
 
-async def reach(endpoint: Endpoint) -> tuple[socket.socket, Endpoint]:
+async def reach(endpoint: messages.Endpoint) -> tuple[socket.socket, messages.Endpoint]:
     """Connect to the first address of an endpoint that accepts; return the socket, and that address and port.
 
     asyncio (3.11, base_events.py, create_connection) makes one OSError of the errors of several addresses, whatever
@@ -181,7 +172,7 @@ async def _connected(address: str, port: int) -> socket.socket:
     return stream
 
 
-async def _addresses(endpoint: Endpoint) -> list[str]:
+async def _addresses(endpoint: messages.Endpoint) -> list[str]:
     host, port = endpoint
     try:
         ipaddress.ip_address(host)

@@ -29,6 +29,8 @@ _HANDSHAKE_TIMEOUT = 10.0
 _NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _ROOM_AGAIN = 0.2
 """Seconds until the listener accepts again, when the process has no descriptor left."""
+_AT_ONCE = 16
+"""Connections that the listener accepts before the loop serves others."""
 _GREETING = 16384
 """Bytes read at once from a stranger; a greeting has a few hundred."""
 
@@ -48,13 +50,9 @@ class Listener:
     in the same moment: they stay open, and the other end waits for an answer that never comes.
 
     Args:
-        listening: A listening socket, which stays open.
-        new_session: Makes the listening end of a session.
         serve: Takes over a connection that was admitted, with its session, which waits for the proof of identity, and
             the address of the other end. None where `new_session` admits no connection.
-        reject: Called with the address of each connection that was dropped, and the reason.
         room: Returns the number of strangers' connections for which there are descriptors now.
-        at_once: Connections that are accepted before the loop serves others.
     """
 
     def __init__(
@@ -64,10 +62,9 @@ class Listener:
         serve: Callable[[Session, str, socket.socket], object] | None = None,
         reject: Callable[[str, str], None] = lambda peer, why: None,
         room: Callable[[], int] = lambda: STRANGERS,
-        at_once: int = 16,
     ) -> None:
         self._listening, self._new_session, self._serve, self._reject = listening, new_session, serve, reject
-        self._room, self._at_once = room, at_once
+        self._room = room
         self._port: int = listening.getsockname()[1]
         self._loop = asyncio.get_running_loop()
         self._strangers: dict[_Stranger, None] = {}
@@ -92,12 +89,7 @@ class Listener:
                 return
 
     def _open(self) -> None:
-        self._loop.add_reader(self._listening, self._accept)
-
-    def _accept(self) -> None:
-        for _ in range(self._at_once):
-            if not self._accept_one():
-                return
+        self._loop.add_reader(self._listening, self.admit_waiting, _AT_ONCE)
 
     def _accept_one(self) -> bool:
         try:

@@ -41,12 +41,9 @@ class LeaveRequest:
     """To the leader: these agents have to leave.
 
     Attributes:
-        agent: Identity of the sender, an agent or a client.
         nodes: Nodes of the agents; empty for all.
         job: Job of the agents, as in `job_of`; empty for every job of the run.
-        reason: Reason of the leave.
         seconds: Seconds from now until they have to have left; None without a limit.
-        detail: The reason as text for logs.
     """
 
     agent: str
@@ -129,8 +126,6 @@ class StatusAnswer:
     """To the client that asked, after all parts: the leader's own knowledge.
 
     Attributes:
-        leader: the leader's agent.
-        epoch: of the leader.
         phase: ``forming`` while no round runs, ``running``, or ``closed`` when the run has ended.
         seconds: since this phase began.
         asked, answered: how many agents the leader has asked, and how many have reported in time.
@@ -188,12 +183,8 @@ class Assignment:
     Fields as in Place and Table, and besides:
 
     Attributes:
-        epoch: The leader's epoch.
-        leader: The leader's agent.
-        leader_node: The leader's node.
         successors: The first of the agents that may follow the leader, in order.
         members: The nodes of the round as a host list, which is short also for thousands.
-        heartbeat_limit: The limit in force, in seconds.
         origin: The snapshot that the workers start from, as text; membership does not read it.
     """
 
@@ -248,7 +239,6 @@ def decode_agent_message(content: Mapping[str, Any], agent: str) -> AgentMessage
     """Return the message of an agent.
 
     Args:
-        content: The JSON object.
         agent: The identity that the connection has proved; a message in the name of another agent is refused.
 
     Raises:

@@ -74,11 +74,7 @@ class RefusedError(SessionError):
 
 
 class ClosedError(ForeignError):
-    """The other end is an agent of this run, as it has proved, and does not lead.
-
-    Attributes:
-        agent: Its identity.
-    """
+    """The other end is an agent of this run, as it has proved, and does not lead."""
 
     def __init__(self, agent: str) -> None:
         super().__init__("an agent that does not lead")
@@ -112,8 +108,6 @@ class Session:
     """One end of one session.
 
     Args:
-        role: Which end this is.
-        secret: The run's secret.
         run: Run id and incarnation; agents of another one are foreign.
         agent: The agent's identity; the leader's end takes it from the greeting.
         epoch: The leader's epoch; the agent's end takes it from the answer.

@@ -26,6 +26,7 @@ from slurm_elastic.rendezvous.election.events import (
     CancelConnect,
     CloseLink,
     Connect,
+    CutOff,
     Deliver,
     Depart,
     Event,
@@ -43,7 +44,6 @@ from slurm_elastic.rendezvous.election.events import (
     ReportFailure,
     Send,
     StopLeading,
-    StopWorkers,
     Tick,
     Unreachable,
     Warn,
@@ -261,11 +261,11 @@ class Agent:
             case StopLeading():
                 if self.leader is not None:
                     self.leader.end()
-            case Deliver(told):
-                self._hear(told)
-            case StopWorkers(cut_off):
+            case Deliver(CutOff() as cut_off):
                 self.world.tell(self.name, f"stops by itself: {cut_off.detail}")
                 self._stop_workers(self._join)
+            case Deliver(told):
+                self._hear(told)
             case Warn(line):
                 self.world.tell(self.name, line)
                 # Of all that it warns of, a schedule has cuts only: there is one run, and its records are in order.

@@ -196,7 +196,7 @@ class Agent(Play):
                 return f"campaign in term {campaign.term}"
             case events.StopLeading():
                 return "step down"
-            case events.Deliver(event) | events.StopWorkers(event):
+            case events.Deliver(event):
                 return told(event)
             case events.Warn(line):
                 return f"warn: {line}"

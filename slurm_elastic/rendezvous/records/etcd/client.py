@@ -36,7 +36,6 @@ class KeyValue(Protocol):
 
     Attributes:
         key: The whole key, with all prefixes.
-        value: What it holds.
         create_revision: The revision of the store at which the key came to be.
         mod_revision: The revision at which it was last written.
     """
@@ -54,7 +53,6 @@ class TransactionResult:
     Attributes:
         succeeded: Whether all comparisons held.
         responses: For each operation of the branch taken: the keys that a read found, () for the others.
-        revision: The revision of the store after it.
         retried: Whether it was sent more than once. Then an earlier attempt, whose answer was lost with its member,
             may be what made the comparison fail.
     """
@@ -121,11 +119,6 @@ def shared_lease_id(name: str | bytes) -> int:
 class Lease:
     """A lease that a thread renews about three times in its ttl, together with all others who use the same name.
 
-    Args:
-        connection: The calls of a client.
-        ttl: Seconds.
-        name: The name from which all processes derive the lease's id.
-
     Attributes:
         id: etcd's number for it.
         ttl: Seconds that it lives on after the last renewal.
@@ -143,11 +136,7 @@ class Lease:
         self._thread = threading.Thread(target=self._keep_alive, name="etcd-keep-alive", daemon=True)
 
     def grant(self, limits: Limits) -> None:
-        """Have etcd make the lease, unless it is there already.
-
-        Raises:
-            EtcdError: See :meth:`Connection.call`.
-        """
+        """Have etcd make the lease, unless it is there already."""
         sent_at = time.monotonic()
         request = load_rpc().etcd.LeaseGrantRequest(TTL=self.ttl, ID=self.id)
         with contextlib.suppress(EtcdLeaseExistsError):
@@ -218,12 +207,8 @@ class EtcdClient:
         EtcdEndpointError, EtcdAuthenticationError, EtcdPermissionError: A person's mistake.
         EtcdNoSpaceError: The database is full.
 
-    Args:
-        config: Where etcd is and how to be let in.
-
     Attributes:
         limits: How long each call may take, 10 s in all unless :meth:`limited` says otherwise.
-        connection: All calls of this client.
 
     Raises:
         UsageError: etcd3 cannot be used in this process.
@@ -247,7 +232,6 @@ class EtcdClient:
         """Return this client with other limits; both share everything else, and one close closes both.
 
         Args:
-            timeout: Seconds.
             interrupted: Called every 0.1 s during each call; True ends it with EtcdInterruptedError.
         """
         view = copy.copy(self)
@@ -260,9 +244,6 @@ class EtcdClient:
         Args:
             read: A read to be done by the way, so that a thousand processes that start have one question each; by
                 default that of the prefix itself.
-
-        Returns:
-            What it found.
 
         Nothing is written: etcd checks the permissions of both branches of a transaction, and whether there is
         space, before it compares (etcd 3.4, etcdserver/apply_auth.go and apply.go).
@@ -319,8 +300,6 @@ class EtcdClient:
         it is made again, empty.
 
         Args:
-            name: From which all derive its id.
-            ttl: Seconds.
             heard: See :meth:`Lease.keep`. With it, the lease is granted by the first renewal or by :meth:`Lease.under`,
                 so that a client that never writes has nothing to ask first.
         """
@@ -359,9 +338,7 @@ class EtcdClient:
         The caller reads again in both cases.
 
         Args:
-            keys: The keys.
             revision: The revision at which the caller has read them.
-            deadline: On the monotonic clock.
             prefix: The keys are prefixes; one key with any of them is enough.
         """
         etcd, missing = self._etcd, set(keys)

@@ -77,9 +77,7 @@ class EtcdConfig:
         ssl_cert: The client's certificate, for members that ask for one.
         ssl_cert_key: The key of that certificate.
         user: The etcd user, together with ``password``, or neither.
-        password: The password of that user.
         prefix: All keys lie under it; starts and ends with a slash.
-        times: How long the client waits for members.
 
     Raises:
         UsageError: Values that do not go together, or files that cannot be read.

@@ -105,16 +105,7 @@ _REFUSALS: tuple[tuple[str, type[EtcdError], str], ...] = (
 
 
 def diagnose_answer(code: str, details: str, config: EtcdConfig) -> Retry | EtcdError:
-    """Say what a failed call means.
-
-    Args:
-        code: The name of gRPC's status code.
-        details: Its text.
-        config: How the member was called.
-
-    Returns:
-        How to try again, or the error for the caller.
-    """
+    """Say what a failed call means."""
     if "invalid auth token" in details or "revision of auth store is old" in details:
         return Retry.NEW_TOKEN
     # The last is what a member says that waited for a leader until our deadline; gRPC's own words are others.
@@ -154,7 +145,6 @@ def probe_endpoints(config: EtcdConfig, check: Callable[[], None]) -> dict[Endpo
     """Look at what answers at endpoints that gRPC could not talk to.
 
     Args:
-        config: The endpoints, and how they should be.
         check: Called every 0.1 s while the probes take their time; may raise.
 
     Returns:

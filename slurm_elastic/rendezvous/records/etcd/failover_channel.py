@@ -24,20 +24,8 @@ from typing import Any
 
 from slurm_elastic.environment import changed_environment
 from slurm_elastic.errors import UsageError
+from slurm_elastic.rendezvous.records.etcd import errors
 from slurm_elastic.rendezvous.records.etcd.config import Endpoint, EtcdConfig
-from slurm_elastic.rendezvous.records.etcd.errors import (
-    UNKNOWN_HOST,
-    EtcdEndpointError,
-    EtcdError,
-    EtcdInterruptedError,
-    EtcdUnavailableError,
-    EtcdUnknownHostError,
-    Retry,
-    diagnose_answer,
-    probe_endpoints,
-    short_reason,
-    system_authorities,
-)
 
 logger = logging.getLogger(__name__)
 
@@ -53,12 +41,7 @@ _SETTINGS = {
 
 @dataclass(frozen=True, slots=True)
 class Rpc:
-    """The modules behind etcd's API.
-
-    Attributes:
-        grpc: The module grpc.
-        etcd: The messages of etcd's API, etcd3.etcdrpc.
-    """
+    """The modules behind etcd's API."""
 
     grpc: Any
     etcd: Any
@@ -139,7 +122,7 @@ class Limits:
     def check(self) -> None:
         """Raise EtcdInterruptedError when the hook returns True."""
         if self.interrupted is not None and self.interrupted():
-            raise EtcdInterruptedError("the wait for etcd was interrupted")
+            raise errors.EtcdInterruptedError("the wait for etcd was interrupted")
 
 
 class _Member:
@@ -150,7 +133,7 @@ class _Member:
         self.endpoint = endpoint
         if config.tls:
             key, certificate = (path and path.read_bytes() for path in (config.ssl_cert_key, config.ssl_cert))
-            authorities = config.ca_cert.read_bytes() if config.ca_cert else system_authorities()
+            authorities = config.ca_cert.read_bytes() if config.ca_cert else errors.system_authorities()
             credentials = grpc.ssl_channel_credentials(authorities, key, certificate)
             self.channel = grpc.secure_channel(str(endpoint), credentials, _CHANNEL_OPTIONS)
         else:
@@ -159,9 +142,6 @@ class _Member:
 
 class Connection:
     """All calls of a client; safe to use from several threads, not after a fork.
-
-    Args:
-        config: The members, and how to be let in.
 
     Attributes:
         quiet: Whether lost members are logged for debugging only, as where many processes of one run see the same.
@@ -245,9 +225,9 @@ class Connection:
     def member(self) -> _Member:
         """Return the member that calls go to now."""
         if os.getpid() != self._process:
-            raise EtcdError("an etcd client does not survive a fork; make a new one in the child process")
+            raise errors.EtcdError("an etcd client does not survive a fork; make a new one in the child process")
         if self._closed.is_set():
-            raise EtcdError("the etcd client is closed")
+            raise errors.EtcdError("the etcd client is closed")
         return self._members[self._position]
 
     def pause(self, failures: int, deadline: float, limits: Limits) -> None:
@@ -287,7 +267,7 @@ class Connection:
             call = method.future(request, timeout=timeout, metadata=self._metadata())
         except ValueError:
             # gRPC's answer on a channel that another thread has just closed.
-            raise EtcdError("the etcd client is closed") from None
+            raise errors.EtcdError("the etcd client is closed") from None
         try:
             while True:
                 with contextlib.suppress(self._rpc.grpc.FutureTimeoutError):
@@ -299,17 +279,17 @@ class Connection:
     def _judge(self, member: _Member, error: Any) -> None:
         """Get ready for the next attempt after a call that failed, or raise what it means for the caller."""
         if self._closed.is_set():
-            raise EtcdError("the etcd client is closed") from None
+            raise errors.EtcdError("the etcd client is closed") from None
         code, details = error.code().name, error.details() or ""
-        outcome = diagnose_answer(code, details, self.config)
-        if isinstance(outcome, EtcdError):
+        outcome = errors.diagnose_answer(code, details, self.config)
+        if isinstance(outcome, errors.EtcdError):
             raise outcome from None
-        if outcome is Retry.NEW_TOKEN:
+        if outcome is errors.Retry.NEW_TOKEN:
             self.token = None
         else:
             # A member that is silent may wait for a new leader, as this client does.
-            lost = outcome is Retry.OTHER_MEMBER and code != "DEADLINE_EXCEEDED"
-            self._leave(member, short_reason(code, details), lost=lost)
+            lost = outcome is errors.Retry.OTHER_MEMBER and code != "DEADLINE_EXCEEDED"
+            self._leave(member, errors.short_reason(code, details), lost=lost)
 
     def _leave(self, member: _Member, reason: str, *, lost: bool) -> None:
         """Move on to the next member, unless another thread did so already, and log an outage once."""
@@ -358,14 +338,14 @@ class Connection:
     def _give_up_when_hopeless(self, failures: int, deadline: float, limits: Limits) -> None:
         """Raise when the time is up, or when, before any answer, no member is what it should be."""
         if not self._answered and failures % len(self._members) == 0:
-            self._findings = probe_endpoints(self.config, limits.check)
+            self._findings = errors.probe_endpoints(self.config, limits.check)
             self._failing.update(self._findings)
             if len(self._findings) == len(self._members):
-                unknown = all(UNKNOWN_HOST in finding for finding in self._findings.values())
-                error = EtcdUnknownHostError if unknown else EtcdEndpointError
+                unknown = all(errors.UNKNOWN_HOST in finding for finding in self._findings.values())
+                error = errors.EtcdUnknownHostError if unknown else errors.EtcdEndpointError
                 raise error(f"cannot use etcd: {self._reasons()}") from None
         if time.monotonic() >= deadline:
-            raise EtcdUnavailableError(
+            raise errors.EtcdUnavailableError(
                 f"no etcd member of {self.config} answered in time ({self._reasons()}); "
                 "check that etcd runs and that the endpoints are its client ports"
             ) from None

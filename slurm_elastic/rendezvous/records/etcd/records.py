@@ -32,14 +32,7 @@ from typing import Any, TypeVar
 from urllib.parse import quote
 
 from slurm_elastic import typed_json
-from slurm_elastic.rendezvous.records.api import (
-    Record,
-    RecordsError,
-    RecordsInterruptedError,
-    RecordsUnreachableError,
-    RunDirRecords,
-    Situation,
-)
+from slurm_elastic.rendezvous.records import api
 from slurm_elastic.rendezvous.records.etcd.client import EtcdClient, KeyValue, TransactionResult, get, put, unchanged
 from slurm_elastic.rendezvous.records.etcd.config import EtcdConfig
 from slurm_elastic.rendezvous.records.etcd.errors import EtcdError
@@ -74,9 +67,6 @@ class EtcdRecords:
     """Keeps the records of one incarnation in etcd; see :class:`~slurm_elastic.rendezvous.records.api.RunDirRecords`.
 
     Args:
-        config: How to reach etcd.
-        run_dir: The run directory, opened; it has the run's secret and the copy.
-        incarnation: The incarnation to which epochs, endpoint and failure belong.
         limit: Seconds that calls wait for an answer, and after which a silent etcd counts as lost.
         interrupted: Called every 0.1 s while the main thread waits; True ends that wait.
 
@@ -86,7 +76,6 @@ class EtcdRecords:
         RecordsError: etcd does not answer, or is full.
 
     Attributes:
-        client: The client.
         written: Signed records of this agent, by key, that it writes again if etcd loses them.
     """
 
@@ -100,17 +89,17 @@ class EtcdRecords:
     ) -> None:
         self.prefix = config.run_prefix(run_dir.run_id)
         self._secret, self._limit, self._interrupted = run_dir.secret(), limit, interrupted
-        self._copy = RunDirRecords(run_dir, incarnation)
+        self._copy = api.RunDirRecords(run_dir, incarnation)
         self._own = f"scopes/{quote(incarnation, safe='')}/"
         self._epochs = f"{self._own}epochs/"
         self._endpoint = f"{self._own}endpoint"
         self._copy_failed = self._silent = self._logs = False
-        self._opening: dict[tuple[str, ...], Mapping[str, Record]] = {}
+        self._opening: dict[tuple[str, ...], Mapping[str, api.Record]] = {}
         self._opening_ends = 0.0
         self._foreign: set[str] = set()
         self.written: dict[str, bytes] = {}
         self._leads: Callable[[], bool] = lambda: True
-        self._lost: Callable[[RecordsError], None] = lambda error: None
+        self._lost: Callable[[api.RecordsError], None] = lambda error: None
         self._ending = threading.Event()
         self.client = EtcdClient(config)
         # An agent asks for the lease when it writes; most agents never write, and only renew it.
@@ -141,14 +130,14 @@ class EtcdRecords:
             # Without the copy only etcd has the answer, so this call waits for it all the same.
             hurried = not can_wait and copied is not None
             epochs = self._fresh(self._epochs) or self._read(self._epochs, can_wait=not hurried)
-        except RecordsUnreachableError:
+        except api.RecordsUnreachableError:
             if not hurried:
                 raise
             self._silent = True
             return copied
         return _newest([*(int(key.removeprefix(self._epochs)) for key in epochs), copied])
 
-    def claim_epoch(self, number: int, record: Record) -> bool:
+    def claim_epoch(self, number: int, record: api.Record) -> bool:
         """See RunDirRecords."""
         self._opening.clear()
         self.written.clear()
@@ -159,22 +148,22 @@ class EtcdRecords:
             return True
         return False
 
-    def epoch(self, number: int) -> Record | None:
+    def epoch(self, number: int) -> api.Record | None:
         """See RunDirRecords."""
         record = self._get(f"{self._epochs}{number:06d}")
         return record if record is not None else self._copied(lambda: self._copy.epoch(number), None)
 
-    def publish_endpoint(self, record: Record) -> None:
+    def publish_endpoint(self, record: api.Record) -> None:
         """See RunDirRecords."""
         self._put(self._endpoint, record)
         # For `slurm-elastic drain` and the like, which know the run directory only.
         self._copied(lambda: self._copy.publish_endpoint(record), None)
 
-    def endpoint(self) -> Record | None:
+    def endpoint(self) -> api.Record | None:
         """See RunDirRecords."""
         return self._get(self._endpoint)
 
-    def claim_round(self, number: int, record: Record) -> bool:
+    def claim_round(self, number: int, record: api.Record) -> bool:
         """See RunDirRecords."""
         entry = {"number": number, "record": record}
         won = self._replace(_ROUND, entry, lambda there: int(there["number"]) < number)
@@ -184,11 +173,11 @@ class EtcdRecords:
         """See RunDirRecords."""
         return self._last(self._get(_ROUND))
 
-    def round(self, number: int) -> Record | None:
+    def round(self, number: int) -> api.Record | None:
         """See RunDirRecords."""
         return self._record(self._get(_ROUND), number)
 
-    def situation(self, known_round: int | None = None) -> Situation:
+    def situation(self, known_round: int | None = None) -> api.Situation:
         """See RunDirRecords."""
         records = self._fresh(self._endpoint, _ROUND)
         if not records or self._endpoint not in records:
@@ -200,15 +189,15 @@ class EtcdRecords:
             endpoint = self._copied(self._copy.endpoint, None)
         newest = records.get(_ROUND)
         number = self._last(newest)
-        return Situation(
+        return api.Situation(
             endpoint, number, None if number is None or number == known_round else self._record(newest, number)
         )
 
-    def mark_done(self, record: Record) -> bool:
+    def mark_done(self, record: api.Record) -> bool:
         """See RunDirRecords. The copy is enough, so the end of a run does not wait for etcd."""
         try:
             first = self._copy.mark_done(record)
-        except RecordsError as error:
+        except api.RecordsError as error:
             self._log_failure(error)
             return self._create(_DONE, record)
         try:
@@ -216,7 +205,7 @@ class EtcdRecords:
             if not self._silent:
                 self._create(_DONE, record, can_wait=False)
                 return first
-        except RecordsError as error:
+        except api.RecordsError as error:
             logger.debug("%s", error)
         logger.warning("only the run directory has the record that the run is finished: etcd does not take it")
         return first
@@ -228,17 +217,17 @@ class EtcdRecords:
         records = self._fresh(_DONE)
         return bool(self._read(_DONE) if records is None else records)
 
-    def publish_failure(self, record: Record) -> None:
+    def publish_failure(self, record: api.Record) -> None:
         """See RunDirRecords. The copy alone is enough, so the end of a run does not wait for etcd."""
         self._copied(lambda: self._copy.publish_failure(record), None)
-        with contextlib.suppress(RecordsError):
+        with contextlib.suppress(api.RecordsError):
             self._put(f"{self._own}failure", record, can_wait=False)
 
-    def failure(self) -> Record | None:
+    def failure(self) -> api.Record | None:
         """See RunDirRecords."""
         return self._get(f"{self._own}failure")
 
-    def on_loss(self, report: Callable[[RecordsError], None]) -> None:
+    def on_loss(self, report: Callable[[api.RecordsError], None]) -> None:
         """See RunDirRecords."""
         self._lost = report
 
@@ -250,14 +239,14 @@ class EtcdRecords:
         """See RunDirRecords. The lease expires unless other agents renew it."""
         self.client.close()
 
-    def _fresh(self, *keys: str) -> Mapping[str, Record] | None:
+    def _fresh(self, *keys: str) -> Mapping[str, api.Record] | None:
         """Return what an agent that has just started has read of some keys; None if it has to ask etcd."""
         return self._opening.pop(keys, None) if time.monotonic() < self._opening_ends else None
 
-    def _last(self, newest: Record | None) -> int | None:
+    def _last(self, newest: api.Record | None) -> int | None:
         return _newest([newest["number"] if newest else None, self._copied(self._copy.last_round, None)])
 
-    def _record(self, newest: Record | None, number: int) -> Record | None:
+    def _record(self, newest: api.Record | None, number: int) -> api.Record | None:
         if newest is not None and newest["number"] == number:
             return dict(newest["record"])
         return self._copied(lambda: self._copy.round(number), None)
@@ -266,16 +255,16 @@ class EtcdRecords:
         """Read or write the copy; without one, only etcd has the records."""
         try:
             return call()
-        except RecordsError as error:
+        except api.RecordsError as error:
             self._log_failure(error)
             return otherwise
 
-    def _log_failure(self, error: RecordsError) -> None:
+    def _log_failure(self, error: api.RecordsError) -> None:
         if not self._copy_failed:
             self._copy_failed = True
             logger.warning("%s; the run goes on with etcd alone", error)
 
-    def _get(self, key: str) -> Record | None:
+    def _get(self, key: str) -> api.Record | None:
         return self._read(key).get(key)
 
     def _read(self, *keys: str, can_wait: bool = True) -> dict[str, dict[str, Any]]:
@@ -289,11 +278,11 @@ class EtcdRecords:
         responses = self._ask(lambda etcd: etcd.transaction((), reads), can_wait=can_wait).responses
         return self._opened(kv for response in responses for kv in response)
 
-    def _create(self, key: str, record: Record, *, can_wait: bool = True) -> bool:
+    def _create(self, key: str, record: api.Record, *, can_wait: bool = True) -> bool:
         """Write a record; return False if there is one."""
         return self._swap(key, 0, signed_value(self._secret, self.prefix + key, record), can_wait=can_wait)
 
-    def _replace(self, key: str, record: Record, may_replace: Callable[[dict[str, Any]], bool]) -> bool:
+    def _replace(self, key: str, record: api.Record, may_replace: Callable[[dict[str, Any]], bool]) -> bool:
         """Write a record in place of one that `may_replace` accepts, or of none; return False if it refuses."""
         signed = signed_value(self._secret, self.prefix + key, record)
         while True:
@@ -303,7 +292,7 @@ class EtcdRecords:
                     return True
                 there = self._open(pair)
                 if there is None:
-                    raise RecordsError(
+                    raise api.RecordsError(
                         f"the etcd key {self.prefix}{key} was not written by this run; if nothing else uses it: "
                         f"etcdctl del {self.prefix}{key}"
                     )
@@ -312,7 +301,7 @@ class EtcdRecords:
             if self._swap(key, 0 if pair is None else pair.mod_revision, signed):
                 return True
 
-    def _put(self, key: str, record: Record, *, can_wait: bool = True) -> None:
+    def _put(self, key: str, record: api.Record, *, can_wait: bool = True) -> None:
         """Write a record in place of any other."""
         signed = signed_value(self._secret, self.prefix + key, record)
         self._ask(lambda etcd: etcd.put(self.prefix + key, signed, self._lease.id), can_wait=can_wait)
@@ -353,10 +342,10 @@ class EtcdRecords:
         etcd = self._limited(can_wait=can_wait)
         try:
             return self._lease.under(lambda: call(etcd), etcd.limits)
-        except RecordsError:
+        except api.RecordsError:
             raise
         except EtcdError as error:
-            raise RecordsError(str(error)) from error
+            raise api.RecordsError(str(error)) from error
 
     def _limited(self, *, can_wait: bool) -> EtcdClient:
         if not can_wait or self._ending.is_set():
@@ -368,19 +357,19 @@ class EtcdRecords:
     def _heard(self, silence: float) -> None:
         """Report an etcd that is lost, and restore records that it has lost."""
         if silence > self._limit:
-            self._lose(RecordsUnreachableError(f"etcd at {self.client.config} is silent for {silence:.0f} s"))
+            self._lose(api.RecordsUnreachableError(f"etcd at {self.client.config} is silent for {silence:.0f} s"))
         elif self.written and not silence:
             try:
                 self._restore()
-            except RecordsUnreachableError as error:
+            except api.RecordsUnreachableError as error:
                 if not self._ending.is_set():
                     self._lose(error)
-            except RecordsError as error:
-                if not (isinstance(error, RecordsInterruptedError) or self.client.connection.is_closed()):
+            except api.RecordsError as error:
+                if not (isinstance(error, api.RecordsInterruptedError) or self.client.connection.is_closed()):
                     # The next renewal tries again.
                     logger.warning("%s", error)
 
-    def _lose(self, error: RecordsError) -> None:
+    def _lose(self, error: api.RecordsError) -> None:
         report, self._lost = self._lost, lambda error: None
         report(error)
 

@@ -31,17 +31,7 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import RendezvousBa
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import create_handler as create_dynamic_handler
 
 from slurm_elastic.errors import UsageError
-from slurm_elastic.rendezvous.records.etcd.client import (
-    MAX_OPERATIONS,
-    EtcdClient,
-    KeyValue,
-    Lease,
-    TransactionResult,
-    delete,
-    get,
-    put,
-    unchanged,
-)
+from slurm_elastic.rendezvous.records.etcd import client as etcd
 from slurm_elastic.rendezvous.records.etcd.config import ENVIRONMENT_PREFIX, load_config
 from slurm_elastic.rendezvous.records.etcd.errors import EtcdError, EtcdUnavailableError, EtcdUnknownHostError
 
@@ -50,7 +40,7 @@ LEASE_SECONDS = 45
 
 _DEFAULT_TIMEOUT = timedelta(seconds=300)  # torch 2.13, csrc/distributed/c10d/Store.hpp, kDefaultTimeout
 _CONTENTION_SECONDS = 0.02
-_RECEIPTS = MAX_OPERATIONS // 2
+_RECEIPTS = etcd.MAX_OPERATIONS // 2
 """Receipts that one transaction deletes, of those that threads have left meanwhile."""
 
 _NAME = "etcd-v3"
@@ -84,7 +74,7 @@ class EtcdStore(Store):
         EtcdError: etcd could not be reached, or refused; the subclass says which.
     """
 
-    def __init__(self, etcd_client: EtcdClient, etcd_store_prefix: str, timeout: timedelta | None = None) -> None:
+    def __init__(self, etcd_client: etcd.EtcdClient, etcd_store_prefix: str, timeout: timedelta | None = None) -> None:
         super().__init__()
         self.set_timeout(_DEFAULT_TIMEOUT if timeout is None else timeout)
         self.client = etcd_client
@@ -93,14 +83,14 @@ class EtcdStore(Store):
         self._lock = threading.Lock()
         self._used: list[bytes] = []
         """Receipts of transactions whose answer is known, which the next transaction deletes."""
-        self.lease: Lease = etcd_client.shared_lease(self.prefix, LEASE_SECONDS)
+        self.lease: etcd.Lease = etcd_client.shared_lease(self.prefix, LEASE_SECONDS)
         # torch's C++ side keeps the C++ half of a store only (torch 2.13: neither PrefixStore nor a process group
         # keeps the Python object), and without its Python half a store can do nothing.
         etcd_client.hold(self)
 
     def set(self, key: str | bytes, value: str | bytes) -> None:
         """Write a key."""
-        self._transact([], [put(self._key(key), _bytes(value), self.lease.id)])
+        self._transact([], [etcd.put(self._key(key), _bytes(value), self.lease.id)])
 
     def get(self, key: str | bytes) -> bytes:
         """Return what a key holds, after waiting for it if need be."""
@@ -115,7 +105,7 @@ class EtcdStore(Store):
         """
         amount = operator.index(amount)
 
-        def raised(pair: KeyValue | None) -> bytes:
+        def raised(pair: etcd.KeyValue | None) -> bytes:
             return str((0 if pair is None else int(pair.value)) + amount).encode()
 
         return int(self._update(key, raised))
@@ -137,8 +127,8 @@ class EtcdStore(Store):
                 return before
             if pair is not None and pair.value != before:
                 return pair.value
-            compare = unchanged(whole, pair.mod_revision if pair else 0)
-            if self._transact([compare], [put(whole, after, self.lease.id)]).succeeded:
+            compare = etcd.unchanged(whole, pair.mod_revision if pair else 0)
+            if self._transact([compare], [etcd.put(whole, after, self.lease.id)]).succeeded:
                 return after
 
     def check(self, keys: Sequence[str | bytes]) -> bool:
@@ -168,9 +158,9 @@ class EtcdStore(Store):
         """Write several keys, up to 128 of them at once."""
         # A transaction may not write a key twice; the last one counts, as if they were written in order.
         values_by_key = {self._key(key): _bytes(value) for key, value in zip(keys, values, strict=True)}
-        puts = [put(key, value, self.lease.id) for key, value in values_by_key.items()]
-        for start in range(0, len(puts), MAX_OPERATIONS):
-            self._transact([], puts[start : start + MAX_OPERATIONS])
+        puts = [etcd.put(key, value, self.lease.id) for key, value in values_by_key.items()]
+        for start in range(0, len(puts), etcd.MAX_OPERATIONS):
+            self._transact([], puts[start : start + etcd.MAX_OPERATIONS])
 
     def delete_key(self, key: str | bytes) -> bool:
         """Delete a key; return whether there was one."""
@@ -187,7 +177,7 @@ class EtcdStore(Store):
 
     def queue_push(self, key: str | bytes, value: str | bytes) -> None:
         """Put a value at the end of a queue. Queues and keys have names of their own, but for `check`."""
-        self._once([], [put(self._queue(key) + uuid.uuid4().hex.encode(), _bytes(value), self.lease.id)])
+        self._once([], [etcd.put(self._queue(key) + uuid.uuid4().hex.encode(), _bytes(value), self.lease.id)])
 
     def queue_pop(self, key: str | bytes, block: bool = True) -> bytes:
         """Take the first value out of a queue, after waiting for it if need be.
@@ -200,7 +190,7 @@ class EtcdStore(Store):
         while True:
             pairs, revision = self._call(lambda client: client.get_prefix(queue))
             for value in sorted(pairs, key=lambda value: value.create_revision):
-                if self._once([unchanged(value.key, value.mod_revision)], [delete(value.key)])[0]:
+                if self._once([etcd.unchanged(value.key, value.mod_revision)], [etcd.delete(value.key)])[0]:
                     return value.value
             if pairs:
                 continue  # Others took all of them.
@@ -258,15 +248,15 @@ class EtcdStore(Store):
     def _await_put(self, prefixes: Sequence[bytes], revision: int, deadline: float) -> None:
         self._call(lambda client: client.await_puts(prefixes, revision, deadline, prefix=True))
 
-    def _update(self, key: str | bytes, change: Callable[[KeyValue | None], bytes]) -> bytes:
+    def _update(self, key: str | bytes, change: Callable[[etcd.KeyValue | None], bytes]) -> bytes:
         """Replace what a key holds by what ``change`` makes of it, exactly once."""
         whole = self._key(key)
         pair = self._call(lambda client: client.get(whole))
         contentions = 0
         while True:
             value = change(pair)
-            compare = unchanged(whole, pair.mod_revision if pair else 0)
-            done, (pairs, *_) = self._once([compare], [put(whole, value, self.lease.id)], get(whole))
+            compare = etcd.unchanged(whole, pair.mod_revision if pair else 0)
+            done, (pairs, *_) = self._once([compare], [etcd.put(whole, value, self.lease.id)], etcd.get(whole))
             if done:
                 return value
             pair = pairs[0] if pairs else None
@@ -275,7 +265,7 @@ class EtcdStore(Store):
 
     def _once(
         self, compare: Sequence[object], write: Sequence[object], *read: object
-    ) -> tuple[bool, Sequence[Sequence[KeyValue]]]:
+    ) -> tuple[bool, Sequence[Sequence[etcd.KeyValue]]]:
         """Write if the comparisons hold, and read if not, where doing it twice is not the same as once.
 
         A transaction whose answer was lost with its member may have been carried out. So it also leaves a receipt, by
@@ -284,8 +274,8 @@ class EtcdStore(Store):
         receipt = f"{self.prefix}receipts/{uuid.uuid4().hex}".encode()
         with self._lock:
             used, self._used = self._used[:_RECEIPTS], self._used[_RECEIPTS:]
-        success = [*write, put(receipt, b"", self.lease.id), *map(delete, used)]
-        result = self._transact([*compare, unchanged(receipt, 0)], success, [*read, get(receipt)])
+        success = [*write, etcd.put(receipt, b"", self.lease.id), *map(etcd.delete, used)]
+        result = self._transact([*compare, etcd.unchanged(receipt, 0)], success, [*read, etcd.get(receipt)])
         done = result.succeeded or bool(result.responses[-1])
         with self._lock:
             self._used += [receipt] if done else used
@@ -293,13 +283,13 @@ class EtcdStore(Store):
 
     def _transact(
         self, compare: Sequence[object], success: Sequence[object], failure: Sequence[object] = ()
-    ) -> TransactionResult:
-        def write(client: EtcdClient) -> TransactionResult:
+    ) -> etcd.TransactionResult:
+        def write(client: etcd.EtcdClient) -> etcd.TransactionResult:
             return self.lease.under(lambda: client.transaction(compare, success, failure), client.limits)
 
         return self._call(write)
 
-    def _call(self, call: Callable[[EtcdClient], _T], timeout: timedelta | None = None) -> _T:
+    def _call(self, call: Callable[[etcd.EtcdClient], _T], timeout: timedelta | None = None) -> _T:
         seconds = (self._timeout if timeout is None else timeout).total_seconds()
         try:
             return call(self.client.limited(seconds))
@@ -332,14 +322,13 @@ class EtcdV3RendezvousBackend(RendezvousBackend):
         prefix: The prefix of the run's keys, with a slash at its end.
 
     Attributes:
-        client: See above.
         lease: Of the run's keys, shared by all agents.
 
     Raises:
         RendezvousConnectionError: etcd did not answer, or refused.
     """
 
-    def __init__(self, client: EtcdClient, prefix: str) -> None:
+    def __init__(self, client: etcd.EtcdClient, prefix: str) -> None:
         self.client = client
         self._key = f"{prefix}state"
         self.lease = _translated(lambda: client.shared_lease(prefix, LEASE_SECONDS))
@@ -361,9 +350,11 @@ class EtcdV3RendezvousBackend(RendezvousBackend):
             return None if current is None else (*current, False)
         content = hashlib.sha256(state).digest() + state
 
-        def write() -> TransactionResult:
+        def write() -> etcd.TransactionResult:
             return self.client.transaction(
-                [unchanged(self._key, token or 0)], [put(self._key, content, self.lease.id)], [get(self._key)]
+                [etcd.unchanged(self._key, token or 0)],
+                [etcd.put(self._key, content, self.lease.id)],
+                [etcd.get(self._key)],
             )
 
         result = _translated(lambda: self.lease.under(write, self.client.limits))
@@ -399,7 +390,7 @@ def create_backend(params: RendezvousParameters) -> tuple[EtcdV3RendezvousBacken
     read_timeout = params.get_as_int("read_timeout", 60)
     if read_timeout is None or read_timeout <= 0:
         raise UsageError("the read_timeout in --rdzv-conf must be a positive number of seconds")
-    client = EtcdClient(config).limited(read_timeout)
+    client = etcd.EtcdClient(config).limited(read_timeout)
     try:
         _translated(client.connect)
         prefix = f"{config.run_prefix(params.run_id)}torch/"

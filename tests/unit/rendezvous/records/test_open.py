@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from slurm_elastic.environment import PRIVATE, take_private
 from slurm_elastic.errors import UsageError
 from slurm_elastic.rendezvous.records.api import RunDirRecords, etcd_wanted, open_records
 from slurm_elastic.rendezvous.records.etcd.config import ENVIRONMENT_PREFIX, Endpoint, EtcdConfig
-from slurm_elastic.rendezvous.secret_env import PRIVATE, take_private
 from slurm_elastic.rundir import RunDir
 
 ENDPOINT = f"{ENVIRONMENT_PREFIX}ENDPOINT"
