@@ -83,8 +83,7 @@ class PartsOfOrigin:
         if views is None:
             assert self._path is not None
             request = Request(self._round, part=part, own=own, ranges=None if own else self._ranges.get(part))
-            _, descriptors = ask(self._path, request, snapshot_missing(self._round))
-            slot = Slot(descriptors[0])
+            _, (slot,) = ask(self._path, request, snapshot_missing(self._round))
             contents = slot.contents()
             copy = Copy.of_part(self._origin.id, part, self._origin.parts)
             if contents is None or contents.copy != copy:

@@ -158,9 +158,7 @@ class WorkerMemory:
         answered = Answer(held=sum(slot.size for slot in self.slots))
         if self._path is not None:
             # What other workers have taken meanwhile is not free any more.
-            answered, descriptors = ask(self._path, Request(self._round))
-            for descriptor in descriptors:
-                os.close(descriptor)
+            answered, _ = ask(self._path, Request(self._round))
         workers = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         nodes = int(os.environ.get("GROUP_WORLD_SIZE", "1"))
         reserve = Reserve(whole, part, workers, answered.replicates, nodes, own, len(self.slots))
@@ -205,8 +203,8 @@ class WorkerMemory:
             assert self._path is not None
             local_rank = int(os.environ.get("LOCAL_RANK", "0"))
             failure = f"the agent has no memory for what rank {global_rank()} saves"
-            _, descriptors = ask(self._path, Request(self._round, writes=local_rank), failure)
-            self._own_writer = SlotWriter([Slot(descriptor) for descriptor in descriptors])
+            _, slots = ask(self._path, Request(self._round, writes=local_rank), failure)
+            self._own_writer = SlotWriter(slots)
         table = self._table_of("part", part.tensors)
         copy = Copy.of_part(snapshot, part.number, part.of)
         self._own_writer.write(copy, part.description, table, part.tensors, part.shards)
@@ -380,9 +378,8 @@ def _memory() -> WorkerMemory | None:
         _asked = True
         path = os.environ.get(VARIABLE)
         if path:
-            answered, descriptors = ask(path, Request(_round()), snapshot_missing(_round()))
+            answered, slots = ask(path, Request(_round()), snapshot_missing(_round()))
             writes = os.environ.get("LOCAL_RANK", "0") == "0"
-            slots = [Slot(descriptor) for descriptor in descriptors]
             _attached = WorkerMemory(slots, answered, _round(), writes=writes, path=path)
     return _attached
 

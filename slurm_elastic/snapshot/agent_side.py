@@ -25,8 +25,8 @@ from slurm_elastic.snapshot.hand_over import (
     Directory,
     HandOverError,
     Request,
-    answer,
     read_request,
+    send,
 )
 from slurm_elastic.snapshot.lineage import SLOTS, Copy, Holder, Origin, Protection
 from slurm_elastic.snapshot.memory import HEADER, OutOfMemoryError, Slot, copies_in, require_memory
@@ -163,7 +163,7 @@ class AgentMemory:
         self._lock = threading.Lock()
         self._sender: Sender | None = None
         self._path = directory / "snapshot"
-        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._listener.bind(str(self._path))
         self._listener.listen(128)
         self._round = _Round(-1, Origin())
@@ -417,15 +417,15 @@ class AgentMemory:
             threading.Thread(target=self._attend, args=(connection,), daemon=True).start()
 
     def _attend(self, connection: socket.socket) -> None:
-        with connection, contextlib.suppress(OSError, ValueError, HandOverError):
+        with connection, contextlib.suppress(OSError, ValueError):
             connection.settimeout(10.0)
             request = read_request(connection)
             slots: Sequence[Slot] = ()
             try:
                 answered, slots = self._answered(request, self._round)
-            except (HandOverError, OSError) as error:
+            except OSError as error:
                 answered = Answer(error=str(error))
-            answer(connection, answered, [slot.descriptor for slot in slots])
+            send(connection, answered, () if answered.error else slots)
 
     def _answered(self, request: Request, current: _Round) -> tuple[Answer, Sequence[Slot]]:
         if request.round == current.number and request.directory is not None:

@@ -385,8 +385,7 @@ class DiskWriter:
         return True
 
     def _order(self, target: Target, checkpoint: CheckpointId, task: Task) -> Order:
-        place, urgent = target.directory, self._progress.last
-        return Order(place.path, checkpoint.start, checkpoint.step, place.keep, place.start, task, urgent)
+        return Order(target.directory, checkpoint, task, self._progress.last)
 
     def _note(self, target: Target, following: Next, outcome: Outcome) -> bool:
         """Note how it went; False if what was written of the checkpoint is of no use."""

@@ -26,7 +26,7 @@ from slurm_elastic.snapshot import memory as memory_module
 from slurm_elastic.snapshot.agent_side import AgentMemory, Group
 from slurm_elastic.snapshot.hand_over import VARIABLE, Request, ask
 from slurm_elastic.snapshot.lineage import Copy, SnapshotId, choose, read_inventories, read_origin
-from slurm_elastic.snapshot.memory import HEADER, OutOfMemoryError, Reserve, Slot, free_memory, require_memory
+from slurm_elastic.snapshot.memory import HEADER, Contents, OutOfMemoryError, Reserve, Slot, free_memory, require_memory
 from tests.local.snapshot.memories import Agents, in_worker, loads, saves
 from tests.local.waiting import eventually
 
@@ -348,9 +348,9 @@ def test_ranges_that_a_part_does_not_have_are_refused(agents: Agents) -> None:
     for ranges in (((0, SHARDS + 1),), ((-1, 5),), ((5, 9), (8, 12)), ((9, 5),)):
         channel = transfer.connect(holder, settings)
         with channel.socket:
-            channel.say({**transfer._named(PART), "own": False, "ranges": ranges})
+            channel.say(transfer._Request(PART, ranges=ranges))
             with pytest.raises(transfer.TransferError, match="the connection ends"):
-                channel.next()
+                channel.next(Contents)
 
 
 def test_a_snapshot_that_changes_on_its_way_is_not_committed(agents: Agents) -> None:
@@ -376,9 +376,9 @@ def test_a_receiver_that_is_not_ready_gets_nothing(agents: Agents) -> None:
     session = Session(Role.AGENT, b"s" * 32, "7.0 snapshot", agent="two", port=port)
     with socket.create_connection(("127.0.0.1", port)) as connection:
         channel = transfer.Channel(connection, session)
-        channel.say({**transfer._named(PART), "own": False, "ranges": None})
-        assert channel.next() == {"tensors": TENSORS, "description": len(b"description"), "shards": SHARDS}
-        channel.say({"ready": "md5"})
+        channel.say(transfer._Request(PART))
+        assert channel.next(Contents) == Contents(PART, TENSORS, len(b"description"), SHARDS)
+        channel.say(transfer.Digest("md5"))
         assert connection.recv(1) == b""
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-from typing import Any
 
 import pytest
 
@@ -11,7 +10,7 @@ from slurm_elastic.snapshot import _replicator_main, replicator
 from slurm_elastic.snapshot.lineage import Copy, Holder, SnapshotId
 from slurm_elastic.snapshot.memory import Slot
 from slurm_elastic.snapshot.replication import Report
-from slurm_elastic.snapshot.transfer import Settings
+from slurm_elastic.snapshot.transfer import Digest, Ready, Settings
 
 SNAPSHOT = SnapshotId(0, 3)
 
@@ -22,15 +21,15 @@ class Partner:
     def __init__(self, room: float, sending: float) -> None:
         self.now = 1000.0
         self._room, self._sending = room, sending
-        self._answers: list[tuple[float, dict[str, Any]]] = []
+        self._answers: list[tuple[float, Ready]] = []
         self.socket, _ = socket.socketpair()
 
-    def say(self, content: dict[str, Any]) -> None:
-        if "digest" not in content:
-            self._answers = [(self._room, {"ready": True}), (self._sending / 2, {"copied": True})]
+    def say(self, message: object) -> None:
+        if not isinstance(message, Digest):
+            self._answers = [(self._room, Ready()), (self._sending / 2, Ready(copied=True))]
             self._room = 0.0
 
-    def next(self) -> dict[str, Any]:
+    def next(self, kind: type[Ready]) -> Ready:
         seconds, answer = self._answers.pop(0)
         self.now += seconds
         return answer
