@@ -28,15 +28,7 @@ if TYPE_CHECKING:
 
 
 class Part(NamedTuple):
-    """The shards and the own state of a rank.
-
-    Attributes:
-        number: Of the part.
-        of: Number of parts.
-        description: Of the state of its own.
-        tensors: Its shards, and then those of the state of its own.
-        shards: Bytes of the shards.
-    """
+    """The part of a rank, one of so many: its shards, of so many bytes, and then the state of its own."""
 
     number: int
     of: int
@@ -102,16 +94,9 @@ def restored_state(
     *,
     own: bool,
 ) -> dict[str, Any]:
-    """Return a state, with sharded tensors divided as those of the present state.
+    """Return the state of a tree, see `flatten`, with sharded tensors divided as those of the present state.
 
-    Args:
-        tree: The state, with indices in the places of its tensors, which stay as they are.
-        tensors: These.
-        layout: Of its sharded tensors; None if it has no parts.
-        parts: Its parts.
-        present: Returns the present state.
-        in_place: See :class:`~.state.PresentTensors`.
-        own: True to return what the ranks had of their own, too, as a list.
+    `layout` is None if it has no parts. With `own` the state has what the ranks had of their own, too, as a list.
     """
     asked = present()
     places = PresentTensors(tree, asked, in_place)

@@ -26,11 +26,7 @@ _TIMEOUT = 5.0
 class RankValues:
     """Compares the values of this rank with those of rank 0, until they differ once.
 
-    Args:
-        rank: The rank of this worker.
-        nodes: The nodes of the round: one copies for itself only.
-        round_: The number of the round.
-        store: The store of the round; None to connect to it.
+    A round of one node has nothing to compare. Without a store it connects to that of the round.
     """
 
     def __init__(self, rank: int, nodes: int, round_: int, store: Any = None) -> None:

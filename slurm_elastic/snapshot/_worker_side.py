@@ -49,14 +49,10 @@ logger = logging.getLogger("slurm_elastic")
 
 
 class WorkerMemory:
-    """The slots of the agent, as a worker uses them.
+    """The slots of the agent, as a worker uses them; those of this process if it has no agent, and so no `path`.
 
     Args:
-        slots: Of the agent, or of this process if it has none.
-        answered: The answer of the agent, which names the slot that this worker starts from.
-        round_: The round of this worker.
         writes: True if this worker writes snapshots for its node.
-        path: Of the socket of the agent; None without an agent.
         part_slots: Without an agent, the slots for the part of this process; None if nothing reads them.
     """
 

@@ -43,15 +43,7 @@ _SETTLE = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """The place of an agent among those of a round.
-
-    Attributes:
-        rank: Of the agent.
-        nodes: Number of agents.
-        workers: Number of its workers.
-        base_rank: Global rank of its first worker.
-        world: Number of workers of all agents.
-    """
+    """The rank of an agent among those of a round, and the global rank of its first worker among those of all."""
 
     rank: int
     nodes: int
@@ -64,15 +56,12 @@ class _Round:
     """The preparation of the memory for one round, and what it holds for that.
 
     Attributes:
-        number: Of the round.
-        origin: Of the round.
-        group: The place of the agent among those of the round; None if it copies no parts to other nodes.
+        group: None if the agent copies no parts to other nodes.
         slot: Index of the slot from which its workers start; None if from none.
         replacement: An empty slot that takes its place if the round ends before the transfer: made before, because
             there may be no descriptor left then, and the agent cannot wait for the other side.
-        ready: Set when the slot has its snapshot, or will not have it.
+        ready: Set when the slot has its snapshot, or will not have it, because of `error`.
         cancelled: Set when the round is over.
-        error: Why the slot does not have it.
         borrowed: Memory with parts of the origin that other agents hold, until the workers have loaded them: by number,
             whether without shards, and ranges.
         asked: Those of them that a worker has asked for.
@@ -133,11 +122,9 @@ class AgentMemory:
 
     Args:
         directory: That only this user can enter; the socket for workers is made in it.
-        settings: Who this agent is.
         replicates: True to have copies of parts on another node.
         slots: Number of snapshots that it holds.
         fewest_nodes: Number of nodes that a round has at least.
-        fork: See :class:`.WriterProcess`.
 
     Raises:
         OSError: The memory or the socket cannot be made.
@@ -205,13 +192,9 @@ class AgentMemory:
         return lineage.take_inventory(copies, holder, self._node, INVENTORY_LIMIT, replicates=self._replicates)
 
     def begin(self, round_: int, text: str, *, first: bool, group: Group | None = None) -> dict[str, str]:
-        """Prepare the memory for the workers of a round; returns variables for their environment.
+        """Prepare the memory for the workers of a round, by its origin; returns variables for their environment.
 
-        Args:
-            round_: Its number.
-            text: Its origin.
-            first: True for the agent of rank 0, which logs what all agents do.
-            group: The place of this agent among those of the round; None to copy no parts to other nodes.
+        The first agent logs what all do. Without `group` no parts are copied to other nodes.
         """
         self._end_round()
         origin = lineage.read_origin(text)

@@ -30,13 +30,9 @@ PROCESS = "slurm_elastic.snapshot._replicator_main"
 
 
 class Members(msgspec.Struct, frozen=True, tag=True):
-    """An order: a round has started.
+    """An order: a round has started. The agent has this rank among its nodes, and so many workers.
 
     Attributes:
-        round: Its number.
-        rank: Of the agent among those of the round.
-        nodes: Number of agents in the round.
-        workers: Number of workers of the agent.
         collector: The agent that collects reports.
         safe: The snapshot that is kept until a step of the round is safe; None if there is none, and if nothing is
             copied to other nodes.

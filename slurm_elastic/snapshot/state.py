@@ -37,14 +37,7 @@ class StateError(TypeError):
 
 @dataclass(frozen=True, slots=True)
 class TensorPlace:
-    """The place of a tensor in a slot.
-
-    Attributes:
-        dtype: Name of its type, such as ``float32``.
-        shape: Its shape; it is contiguous.
-        offset: In bytes, from the first tensor.
-        size: In bytes.
-    """
+    """The place of a contiguous tensor in a slot: offset, from the first tensor, and size in bytes."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -54,13 +47,7 @@ class TensorPlace:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """The places of all tensors.
-
-    Attributes:
-        places: By index.
-        size: Bytes of all tensors.
-        text: The table as JSON.
-    """
+    """The places of all tensors, by index, their bytes, and the places as JSON."""
 
     places: tuple[TensorPlace, ...]
     size: int

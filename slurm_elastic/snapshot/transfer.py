@@ -241,14 +241,11 @@ def receive(
     own: bool = False,
     ranges: Ranges | None = None,
 ) -> None:
-    """Get a snapshot, or a part of one, from one of the agents that hold it.
+    """Get a snapshot, or a part of one, into a slot, from one of the agents that hold it.
 
     Args:
-        copy: The snapshot.
-        slot: To write.
         slots: All slots of this agent that will have to hold as much.
         holders: To ask, again and again, beginning with one that depends on this agent.
-        settings: Of this agent.
         cancelled: Asked all the time: True if the snapshot is not wanted any more.
         own: True to get a part without its shards.
         ranges: Where the bytes of the shards begin and end that are needed, in order; the others stay zero. None for

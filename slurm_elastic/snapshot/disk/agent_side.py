@@ -39,13 +39,7 @@ _STALLED = 5.0
 
 
 class HeldSlots(NamedTuple):
-    """The memory of an agent.
-
-    Attributes:
-        whole: For the state that all ranks have.
-        parts: For the parts of its ranks.
-        replicas: For copies of the parts of other ranks.
-    """
+    """The memory of an agent: for the state of all ranks, the parts of its ranks, and copies of others' parts."""
 
     whole: Sequence[Slot]
     parts: Sequence[Slot] = ()
@@ -53,7 +47,7 @@ class HeldSlots(NamedTuple):
 
 
 class Held(NamedTuple):
-    """The committed snapshots and parts in the memory of an agent; see `HeldSlots`."""
+    """The committed snapshots and parts in `HeldSlots`."""
 
     whole: Sequence[Copy]
     parts: Sequence[Copy] = ()
@@ -62,14 +56,10 @@ class Held(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The directory in which the snapshots of a round are written.
+    """The directory in which the snapshots of a round of so many agents are written.
 
-    Attributes:
-        directory: The directory.
-        round: Number of the round.
-        origin: The snapshot that the round started from, if it came from memory, and its name on disk.
-        nodes: Number of agents in the round.
-        workers: Number of workers of this agent.
+    `origin` is the snapshot that the round started from, if it came from memory, and its name on disk; `workers` is the
+    number of workers of this agent.
     """
 
     directory: Directory
@@ -183,9 +173,7 @@ class _Unfinished:
 
     Attributes:
         target: Of the agent when it wrote its part.
-        found: The snapshot.
-        alive_at: Own monotonic time in seconds at which its size has grown last.
-        size: Then, in bytes.
+        alive_at: Own monotonic time in seconds at which its size, in bytes, has grown last.
         is_only: False if the agent has written the step before, too, or this is that step.
     """
 

@@ -31,13 +31,7 @@ _STORE_TIMEOUT = 300.0
 
 
 class Choice(msgspec.Struct, frozen=True):
-    """The choice of rank 0, for the other ranks.
-
-    Attributes:
-        checkpoint: The start and the step of the checkpoint that the group starts from; None if from none.
-        directory: Of rank 0.
-        error: Why the directory cannot be used; empty if it can.
-    """
+    """The choice of rank 0: start and step of the checkpoint that the group starts from, or why it has no directory."""
 
     checkpoint: tuple[int, int] | None = None
     directory: Directory | None = None
