@@ -16,7 +16,6 @@ from slurm_elastic.snapshot.state import (
     Flat,
     PresentTensors,
     StateError,
-    Table,
     flatten,
     read_description,
     rebuild,
@@ -114,11 +113,6 @@ def restored_state(
     if own and layout is not None and layout.own:
         restored[PER_RANK] = [parts.own(rank) for rank in range(layout.world)]
     return restored
-
-
-def slot_size(table: Table, description: bytes) -> int:
-    """Return the bytes of a slot for a state. Plain values change their length, so there is room for twice as much."""
-    return HEADER + table.size + 2 * len(description)
 
 
 def own_state(per_rank: Mapping[str, Any]) -> Flat:

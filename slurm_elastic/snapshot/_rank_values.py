@@ -9,18 +9,19 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
 from collections.abc import Mapping
+from datetime import timedelta
 from typing import Any
 
 from slurm_elastic import typed_json
+from slurm_elastic.snapshot.hand_over import round_store
 
 logger = logging.getLogger("slurm_elastic")
 
 _SHOWN = 24
 """Characters of a value that is shown; of a longer one there is a digest."""
-_TIMEOUT = 5.0
-"""Seconds for a request to the store, which is on a node of the round."""
+_TIMEOUT = timedelta(seconds=5)
+"""For a request to the store, which is on a node of the round."""
 
 
 class RankValues:
@@ -98,16 +99,3 @@ def difference(first: Mapping[str, str], second: Mapping[str, str]) -> tuple[str
 def _text(value: Any) -> str:
     text = json.dumps(value)
     return text if len(text) <= _SHOWN else hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
-
-
-def round_store(timeout: float) -> Any:
-    """Connect to the store of the round, torch's TCPStore, with a time limit in seconds for each request.
-
-    Values are bytes; nothing is unpickled. Raises RuntimeError, or LookupError without an address.
-    """
-    from datetime import timedelta
-
-    from torch.distributed import TCPStore  # type: ignore[attr-defined]
-
-    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    return TCPStore(address, port, is_master=False, timeout=timedelta(seconds=timeout), wait_for_workers=False)

@@ -287,7 +287,7 @@ class _Side:
 
     def run(self) -> None:
         """Take part until the workers have ended, and send what is newest then."""
-        turn = (_TURN if self.members.replicates else _SLOW_TURN) * max(1.0, self.members.nodes / 32)
+        turn = (_TURN if self.members.replicates else _SLOW_TURN) * max(1.0, self.members.group.nodes / 32)
         last = None
         while not self._abandoned and (not self.ended.is_set() or self._seeks(last)):
             if self.ended.is_set():
@@ -322,7 +322,8 @@ class _Side:
 
     def _seeks(self, last: float | None) -> bool:
         """Return True if this agent does not know yet to which other one it sends, and can still learn that."""
-        alone = self.members.nodes == 1 or len(self._banks()) < self.members.workers
+        group = self.members.group
+        alone = group.nodes == 1 or len(self._banks()) < group.workers
         seeks = self.members.replicates and self.partner is None and not alone
         return seeks and (last is None or time.monotonic() < last)
 
@@ -337,7 +338,7 @@ class _Side:
     def _turn(self) -> None:
         members, settings, shared = self.members, self._owner.settings, self.shared
         banks = self._banks()
-        if not shared or len(banks) < members.workers:
+        if not shared or len(banks) < members.group.workers:
             return
         groups = (shared, *banks.values())
         protection = self.protection()
@@ -368,7 +369,7 @@ class _Side:
         if self._collector is None:
             holder = members.collector
             self._collector = self._connect(find_replicator(holder, settings) if members.replicates else holder)
-        hello = _Hello(round_, members.rank, members.nodes, members.replicates, report)
+        hello = _Hello(round_, members.group.rank, members.group.nodes, members.replicates, report)
         self._collector.say(hello)
         answer = self._collector.next(_Answer)
         if members.replicates and answer.goal.safe != self._goal.safe and answer.goal.safe is not None:
@@ -391,7 +392,7 @@ class _Side:
         return Protection(safe, None if goal.take is None else SnapshotId(round_, goal.take))
 
     def _copy(self, banks: dict[int, list[Slot]], snapshot: SnapshotId) -> None:
-        if self.members.replicates and self.members.nodes > 1 and self.partner is None:
+        if self.members.replicates and self.members.group.nodes > 1 and self.partner is None:
             # All agents are on one node, or have not reported yet.
             return
         began, self._sending = time.monotonic(), 0.0

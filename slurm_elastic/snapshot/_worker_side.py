@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from slurm_elastic.snapshot._rank_values import RankValues
-from slurm_elastic.snapshot._slot_writer import SlotWriter
+from slurm_elastic.snapshot._slot_writer import SlotWriter, slot_size
 from slurm_elastic.snapshot.disk.worker_side import DiskSide
 from slurm_elastic.snapshot.hand_over import VARIABLE, Answer, Directory, Request, ask
 from slurm_elastic.snapshot.lineage import SLOTS, Copy, Holder, SnapshotId
@@ -27,8 +27,10 @@ from slurm_elastic.snapshot.state import (
     Table,
     describe,
     flatten,
+    is_stateful,
     read_description,
     read_layout,
+    state_of,
     table_of,
 )
 
@@ -41,7 +43,6 @@ from slurm_elastic.snapshot._parts import (
     global_rank,
     own_state,
     restored_state,
-    slot_size,
     snapshot_missing,
 )
 
@@ -249,7 +250,7 @@ def save(step: int, /, *, check_finite: bool = False, per_rank: Mapping[str, Any
     memory = _memory()
     _disk.require_start()
     if memory is not None:
-        memory.save(step, _state_of(state), per_rank, check_finite=check_finite)
+        memory.save(step, state_of(state), per_rank, check_finite=check_finite)
 
 
 def to_disk(
@@ -302,17 +303,17 @@ def load(**state: Any) -> Any:
     """
     memory, own = _memory(), PER_RANK in state
     modules = [name for name, value in state.items() if _is_module(value)]
-    restored = memory.load(lambda: _state_of(state), modules, own=own) if memory is not None else None
+    restored = memory.load(lambda: state_of(state), modules, own=own) if memory is not None else None
     is_in_memory = restored is not None
     if _disk.is_configured:
         # A process that has sharded tensors has imported their module.
-        has_sharded = "torch.distributed.tensor" in sys.modules and bool(flatten(_state_of(state)).sharded)
+        has_sharded = "torch.distributed.tensor" in sys.modules and bool(flatten(state_of(state)).sharded)
         origin, answered = (None, Answer()) if memory is None else (memory.origin(), memory.answered)
         start = origin if is_in_memory else None
         stored = _disk.start(start, answered, _name_directory, has_parts=own or has_sharded)
         if stored is not None:
             is_in_memory = False
-            layout, present = stored.layout, lambda: _state_of(state)
+            layout, present = stored.layout, lambda: state_of(state)
             restored = _disk.read(
                 lambda: restored_state(stored.tree, stored.tensors, layout, stored, present, modules, own=own)
             )
@@ -322,7 +323,7 @@ def load(**state: Any) -> Any:
             raise KeyError(
                 f"the snapshot has no state {name!r}, only {', '.join(restored)}; save and load the same names"
             )
-        if _is_stateful(value):
+        if is_stateful(value):
             if restored is not None:
                 value.load_state_dict(restored[name])
         else:
@@ -330,14 +331,6 @@ def load(**state: Any) -> Any:
     if len(plain) > 1:
         return tuple(plain)
     return plain[0] if plain else None
-
-
-def _state_of(state: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value.state_dict() if _is_stateful(value) else value for name, value in state.items()}
-
-
-def _is_stateful(value: Any) -> bool:
-    return hasattr(value, "state_dict") and hasattr(value, "load_state_dict")
 
 
 def _is_module(value: Any) -> bool:

@@ -10,7 +10,6 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
 from pathlib import Path
 
 from slurm_elastic.rendezvous.transport.messages import INVENTORY_LIMIT
@@ -28,7 +27,7 @@ from slurm_elastic.snapshot.hand_over import (
     read_request,
     send,
 )
-from slurm_elastic.snapshot.lineage import SLOTS, Copy, Holder, Origin, Protection
+from slurm_elastic.snapshot.lineage import SLOTS, Copy, Group, Holder, Origin, Protection
 from slurm_elastic.snapshot.memory import HEADER, OutOfMemoryError, Slot, copies_in, require_memory
 from slurm_elastic.snapshot.replicator import Ended, Members, ReplicatorProcess, Slots, Wanted
 from slurm_elastic.snapshot.sharding import expected_ranges
@@ -39,17 +38,6 @@ logger = logging.getLogger("slurm_elastic")
 
 _SETTLE = 30.0
 """Seconds at most for the copies of the newest parts when the workers have ended; others that fall silent end it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Group:
-    """The rank of an agent among those of a round, and the global rank of its first worker among those of all."""
-
-    rank: int
-    nodes: int
-    workers: int
-    base_rank: int
-    world: int
 
 
 class _Round:
@@ -300,10 +288,7 @@ class AgentMemory:
                 first, current.reports = not current.reports, True
             if first:
                 safe = current.origin.protected if self._replicates else None
-                order = Members(
-                    current.number, group.rank, group.nodes, group.workers, collector, safe, self._replicates
-                )
-                self._replicator.order(order)
+                self._replicator.order(Members(current.number, group, collector, safe, self._replicates))
                 self._replicator.order(Slots(None), self._slots)
             self._replicator.order(Slots(local_rank), slots)
         except OSError as error:

@@ -1,4 +1,4 @@
-"""Messages with descriptors (unix(7)), and the socket at which a worker gets the memory of its agent by one of them.
+"""Messages with descriptors (unix(7)), the socket at which a worker gets the memory of its agent, the store of a round.
 
 A worker asks when it uses snapshots for the first time, whatever started it; no other process inherits a descriptor. At
 the same socket it names the directory in which the agent writes checkpoints. The socket is in a directory that only
@@ -12,13 +12,16 @@ import socket
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from slurm_elastic import typed_json
 from slurm_elastic.snapshot.lineage import Holder, SnapshotId
 from slurm_elastic.snapshot.memory import Slot
+
+if TYPE_CHECKING:
+    from datetime import timedelta
 
 VARIABLE = "SLURM_ELASTIC_SNAPSHOT"
 """Environment variable of a worker: the path of the socket."""
@@ -181,3 +184,14 @@ def _require_own_user(connection: socket.socket) -> None:
     _, user, _ = _CREDENTIALS.unpack(credentials)
     if user != os.geteuid():
         raise HandOverError(f"the other side is user {user}")
+
+
+def round_store(timeout: timedelta) -> Any:
+    """Connect to the store of the round, torch's TCPStore, with a time limit for each request.
+
+    Values are bytes; nothing is unpickled. Raises torch's DistError, a RuntimeError, or LookupError without an address.
+    """
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    return TCPStore(address, port, is_master=False, timeout=timeout, wait_for_workers=False)

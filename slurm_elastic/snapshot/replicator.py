@@ -19,7 +19,7 @@ import msgspec
 
 from slurm_elastic.snapshot._child_process import Child, start_child
 from slurm_elastic.snapshot.hand_over import receive, send
-from slurm_elastic.snapshot.lineage import Holder, SnapshotId
+from slurm_elastic.snapshot.lineage import Group, Holder, SnapshotId
 from slurm_elastic.snapshot.memory import Slot
 from slurm_elastic.snapshot.transfer import Settings
 
@@ -30,7 +30,7 @@ PROCESS = "slurm_elastic.snapshot._replicator_main"
 
 
 class Members(msgspec.Struct, frozen=True, tag=True):
-    """An order: a round has started. The agent has this rank among its nodes, and so many workers.
+    """An order: a round has started.
 
     Attributes:
         collector: The agent that collects reports.
@@ -41,9 +41,7 @@ class Members(msgspec.Struct, frozen=True, tag=True):
     """
 
     round: int
-    rank: int
-    nodes: int
-    workers: int
+    group: Group
     collector: Holder
     safe: SnapshotId | None
     replicates: bool = True

@@ -66,6 +66,16 @@ class Flat(NamedTuple):
     sharded: list[DTensor]
 
 
+def is_stateful(value: Any) -> bool:
+    """Return whether this is an object with `state_dict` and `load_state_dict`, and no plain value."""
+    return hasattr(value, "state_dict") and hasattr(value, "load_state_dict")
+
+
+def state_of(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the present state of these values, by name."""
+    return {name: value.state_dict() if is_stateful(value) else value for name, value in values.items()}
+
+
 def flatten(state: Mapping[str, Any]) -> Flat:
     """Take a state apart; raises StateError if a snapshot cannot hold it."""
     # A process that has tensors has imported torch.

@@ -330,14 +330,14 @@ class DiskWriter:
                 if target.first:
                     orders.insert(0, ("state", [whole]))
                 for task, arguments in orders:
-                    outcome = self._process.carry_out(self._order(target, checkpoint, task), *arguments)
+                    outcome = self._carry_out(target, checkpoint, task, *arguments)
                     arguments[-1].busy = task == "state"
                     if not outcome.written:
                         break
         finally:
             self._free(target.round, snapshot)
         if not self._note(target, following, outcome) and target.first:
-            self._process.carry_out(self._order(target, checkpoint, "discard"))
+            self._carry_out(target, checkpoint, "discard")
         elif target.first or (outcome.written and self._progress.last and not (self._closing and beside)):
             # The agent of rank 0 may leave, and complete it after this one has joined the next round.
             self._unfinished = (*beside, _Unfinished(target, following, time.monotonic(), is_only=not beside))
@@ -347,7 +347,7 @@ class DiskWriter:
         target, following, now = unfinished.target, unfinished.found, time.monotonic()
         others = tuple(one for one in self._unfinished if one.found != following)
         task: Task = "complete" if target.first else "look"
-        outcome = self._process.carry_out(self._order(target, following.checkpoint, task))
+        outcome = self._carry_out(target, following.checkpoint, task)
         waits = not (outcome.written or outcome.error or outcome.superseded)
         if waits and outcome.size != unfinished.size:
             self._unfinished = (*others, replace(unfinished, size=outcome.size, alive_at=now))
@@ -369,11 +369,11 @@ class DiskWriter:
         if outcome.written:
             logger.info("step %d is on disk: %s", following.checkpoint.step, target.directory.path)
         elif not self._note(target, following, outcome):
-            self._process.carry_out(self._order(target, following.checkpoint, "discard"))
+            self._carry_out(target, following.checkpoint, "discard")
         return True
 
-    def _order(self, target: Target, checkpoint: CheckpointId, task: Task) -> Order:
-        return Order(target.directory, checkpoint, task, self._progress.last)
+    def _carry_out(self, target: Target, checkpoint: CheckpointId, task: Task, *slots: Slot) -> Outcome:
+        return self._process.carry_out(Order(target.directory, checkpoint, task, self._progress.last), *slots)
 
     def _note(self, target: Target, following: Next, outcome: Outcome) -> bool:
         """Note how it went; False if what was written of the checkpoint is of no use."""

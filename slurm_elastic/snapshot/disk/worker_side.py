@@ -8,13 +8,13 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
 from slurm_elastic import typed_json
-from slurm_elastic.snapshot._rank_values import round_store
-from slurm_elastic.snapshot.hand_over import Answer, Directory
+from slurm_elastic.snapshot.hand_over import Answer, Directory, round_store
 from slurm_elastic.snapshot.lineage import Holder, SnapshotId
 
 if TYPE_CHECKING:
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 
-_STORE_TIMEOUT = 300.0
-"""Seconds that ranks wait for the choice of rank 0, as torch waits for a process group."""
+_STORE_TIMEOUT = timedelta(minutes=5)
+"""For which ranks wait for the choice of rank 0, as torch waits for a process group."""
 
 
 class Choice(msgspec.Struct, frozen=True):

@@ -17,11 +17,12 @@ from slurm_elastic.agent.forkserver._linux import children
 from slurm_elastic.agent.forkserver._processes import ForkedProcess
 from slurm_elastic.agent.forkserver.client import ForkServer
 from slurm_elastic.agent.forkserver.protocol import State
-from slurm_elastic.snapshot.agent_side import AgentMemory, Group
+from slurm_elastic.snapshot.agent_side import AgentMemory
 from slurm_elastic.snapshot.disk import writer as checkpoint_writer
 from slurm_elastic.snapshot.disk.lineage import CheckpointId
 from slurm_elastic.snapshot.disk.writer import Order, Outcome, WriterProcess
 from slurm_elastic.snapshot.hand_over import Directory
+from slurm_elastic.snapshot.lineage import Group
 from slurm_elastic.snapshot.transfer import Settings
 from tests.local.forkserver.helpers import agent_child
 from tests.local.forkserver.helpers.workplace import HANG, Workplace

@@ -7,7 +7,7 @@ import socket
 import pytest
 
 from slurm_elastic.snapshot import _replicator_main, replicator
-from slurm_elastic.snapshot.lineage import Copy, Holder, SnapshotId
+from slurm_elastic.snapshot.lineage import Copy, Group, Holder, SnapshotId
 from slurm_elastic.snapshot.memory import Slot
 from slurm_elastic.snapshot.replication import Report
 from slurm_elastic.snapshot.transfer import Digest, Ready, Settings
@@ -45,7 +45,7 @@ def test_an_agent_pauses_as_long_as_a_copy_has_used_the_network(monkeypatch: pyt
     here, _there = socket.socketpair()
     settings = Settings(b"s" * 32, "7.0", "one", "one", "127.0.0.1", 1.0)
     owner = _replicator_main._Replicator(settings, here)
-    members = replicator.Members(0, 0, 2, 2, Holder("127.0.0.1", 1), None)
+    members = replicator.Members(0, Group(0, 2, 2, 0, 4), Holder("127.0.0.1", 1), None)
     side = _replicator_main._Side(owner, members)
     side.partner = Report("two", Holder("127.0.0.1", 2))
     monkeypatch.setattr(side, "_channel_to_partner", lambda: partner)
