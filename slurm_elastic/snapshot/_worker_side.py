@@ -276,7 +276,7 @@ def to_disk(
     if every_steps is not None and every_steps < 1:
         raise ValueError(f"every_steps={every_steps}: a checkpoint is due after 1 step or more")
     place = os.path.abspath(os.fspath(path))  # noqa: PTH100 (pathlib takes time to import)
-    _disk.configure(place, every, keep, every_steps or 0)
+    _disk.configure(Directory(place, float(every), keep, every_steps=every_steps or 0))
 
 
 def load(**state: Any) -> Any:

@@ -63,7 +63,7 @@ class Directory:
         path: Of the directory, absolute.
         every: Seconds between checkpoints.
         keep: Number of checkpoints that stay.
-        start: Number of the round's start in the directory.
+        start: Number of the round's start in the directory; 0 before it has one.
         origin: Number of the start in the directory that took the snapshot in memory which the round started from;
             None if there is none.
         checkpoint: Name of the checkpoint that the round starts from; empty for none.
@@ -77,7 +77,7 @@ class Directory:
     path: str
     every: float
     keep: int
-    start: int
+    start: int = 0
     origin: int | None = None
     checkpoint: str = ""
     first: bool = True

@@ -358,12 +358,7 @@ def _finish(directory: Path) -> bool:
     parts = [typed_json.decode(record, StoredPart) for record in records]
     paths = _paths(description["state"], "s", len(layout.tensors))
     _add_parts(metadata, planner, parts, [path or (_EXTRA, f"s{index}") for index, path in enumerate(paths)])
-    temporary = directory / ".metadata.parts"
-    with temporary.open("wb") as file:
-        pickle.dump(metadata, file)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(directory / ".metadata")
+    publish_file(directory / ".metadata", pickle.dumps(metadata))
     _seal(directory, description, [part_record(number) for number in range(planner.parts)])
     return True
 
