@@ -238,8 +238,6 @@ class RoundControl(Agreement):
 
     Args:
         directory: Scratch directory of this agent, see `agent.node.claims`; made if it does not exist.
-        round: Number of the round.
-        local_world_size: Number of workers on this node.
     """
 
     def __init__(self, directory: Path, round: int, local_world_size: int) -> None:

@@ -59,16 +59,9 @@ class TransferError(Exception):
 
 
 class Settings(msgspec.Struct, frozen=True):
-    """The identity of an agent, for its processes and for the other agents of its run.
+    """The identity of an agent of an incarnation, for its processes and for the other agents.
 
-    Attributes:
-        secret: Of the run.
-        run: Name of the incarnation.
-        agent: Identity of the agent.
-        node: Of the agent.
-        address: At which other agents reach it.
-        silence: Seconds without a byte after which the end of what another agent sends is not waited for.
-        domain: Its failure domain: copies go to another one.
+    `silence` is the number of seconds without a byte after which the end of what another agent sends is not waited for.
     """
 
     secret: bytes
