@@ -8,7 +8,6 @@ TMPDIR, and from the memory of the kernel. One process, no Slurm.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import shutil
@@ -20,6 +19,7 @@ from pathlib import Path
 
 import torch
 
+from benchmarks.options import make_parser
 from benchmarks.tables import Bar, Results, Table, median
 from slurm_elastic.snapshot.disk.stored import Stored
 
@@ -29,9 +29,7 @@ _TIMES = 15
 
 def main() -> int:
     """Measure and show."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.checkpoints")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the results there")
-    options = parser.parse_args()
+    options = make_parser("checkpoints").parse_args()
     results = Results.of("checkpoints")
     torch.set_num_threads(1)
     table = Table(

@@ -6,18 +6,14 @@ happen.
 
 from __future__ import annotations
 
-import contextlib
 import subprocess
 import sys
-import tempfile
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 
-from benchmarks.herd import Herd
-from benchmarks.scale import RUN, LeadingAgent, Rows, rows_table
+from benchmarks.leading import LIMIT, LeadingAgent, running
+from benchmarks.scale import Found, Rows, rows_table
 from benchmarks.tables import Bar, Results, Table
 from slurm_elastic.rendezvous.leader_client import find_leader
-from slurm_elastic.rundir import incarnation
 
 _STRANGERS, _SILENT, _PAUSE = 10_000, 100, 5.0
 _FIRST, _MUTE, _FALLEN, _PAUSED, _AFTER = (
@@ -27,8 +23,6 @@ _FIRST, _MUTE, _FALLEN, _PAUSED, _AFTER = (
     f"first round, leader paused for {_PAUSE:.0f} s",
     f"leader paused for {_PAUSE:.0f} s, one killed",
 )
-_LIMIT = 120.0
-"""Seconds in which half of the agents have to come, before the pause."""
 _BARS = {_FIRST: 5.0, _MUTE: 35.0, _FALLEN: 8.0, _PAUSED: 10.0, _AFTER: 10.0}
 """Seconds for 1,024 agents. Those that say nothing are waited for as long as `last_call_timeout` says: 30 s."""
 
@@ -54,7 +48,7 @@ def measure(results: Results, sizes: list[int]) -> None:
         "that led before."
     )
     table = rows_table("Thousands of agents, disturbed", note)
-    found: dict[tuple[str, int], float | None] = {}
+    found: Found = {}
     for size in sizes:
         _strangers(table, size, found)
         _silent(table, size, found)
@@ -65,44 +59,22 @@ def measure(results: Results, sizes: list[int]) -> None:
             results.bars.append(Bar.at_most(f"1,024 agents: {what}", found.get((what, 1024)), most))
 
 
-_Found = dict[tuple[str, int], float | None]
-
-
-@contextlib.contextmanager
-def _run(table: Table, size: int, found: _Found) -> Iterator[tuple[Rows, LeadingAgent, LeadingAgent]]:
-    """A run that no agent of the herd has come to yet; the agent that leads it, and the one that follows that."""
-    with (
-        tempfile.TemporaryDirectory(prefix="benchmark-") as place,
-        LeadingAgent(Path(place), size, 0) as leader,
-        LeadingAgent(Path(place), size, 1) as second,
-    ):
-        herd = Herd(incarnation(RUN, 0), leader.run_dir, size)
-        try:
-            yield Rows(table, size, herd, found), leader, second
-        finally:
-            herd.close()
-
-
-def _come(herd: Herd, size: int) -> None:
-    herd.add(range(2, size))
-
-
-def _strangers(table: Table, size: int, found: _Found) -> None:
-    with _run(table, size, found) as (rows, leader, _):
-        command = [sys.executable, "-c", _FLOOD, str(leader.endpoint[1]), str(_STRANGERS)]
+def _strangers(table: Table, size: int, found: Found) -> None:
+    with running(size, 0, 1) as (herd, (leader, _)):
+        command = [sys.executable, "-c", _FLOOD, str(leader.port), str(_STRANGERS)]
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as flood:
             assert flood.stdout is not None
             flood.stdout.readline()
-            rows.add(_FIRST, leader, lambda: _come(rows.herd, size), size - 2)
+            Rows(table, size, herd, found).add(_FIRST, leader, lambda: herd.add(range(2, size)), size - 2)
             flood.kill()
 
 
-def _silent(table: Table, size: int, found: _Found) -> None:
-    with _run(table, size, found) as (rows, leader, _):
-        herd = rows.herd
+def _silent(table: Table, size: int, found: Found) -> None:
+    with running(size, 0, 1) as (herd, (leader, _)):
+        rows = Rows(table, size, herd, found)
 
         def come() -> None:
-            _come(herd, size)
+            herd.add(range(2, size))
             herd.mute(range(2, 2 + _SILENT))
 
         if rows.add(_MUTE, leader, come, size - 2 - _SILENT):
@@ -110,9 +82,9 @@ def _silent(table: Table, size: int, found: _Found) -> None:
             rows.add(_FALLEN, leader, lambda: herd.mute(range(size - _SILENT, size)), size - 2 - 2 * _SILENT)
 
 
-def _paused(table: Table, size: int, found: _Found) -> None:
-    with _run(table, size, found) as (rows, *leaders):
-        herd = rows.herd
+def _paused(table: Table, size: int, found: Found) -> None:
+    with running(size, 0, 1) as (herd, leaders):
+        rows = Rows(table, size, herd, found)
 
         def pause() -> None:
             leader = _leading(leaders)
@@ -121,9 +93,9 @@ def _paused(table: Table, size: int, found: _Found) -> None:
             leader.go_on()
 
         def come() -> None:
-            _come(herd, size)
+            herd.add(range(2, size))
             # Each says two things at once when it is connected, so this is half of them.
-            herd.wait(lambda: herd.traffic().messages >= size, _LIMIT)
+            herd.wait(lambda: herd.traffic().messages >= size, LIMIT)
             pause()
 
         def lose() -> None:
@@ -137,4 +109,4 @@ def _paused(table: Table, size: int, found: _Found) -> None:
 
 def _leading(leaders: Sequence[LeadingAgent]) -> LeadingAgent:
     port = find_leader(leaders[0].run_dir).port
-    return next(leader for leader in leaders if leader.endpoint[1] == port)
+    return next(leader for leader in leaders if leader.port == port)

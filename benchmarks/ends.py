@@ -10,12 +10,10 @@ there are several such runs at a time, which load the machine for each other.
 
 from __future__ import annotations
 
-import argparse
 import os
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -24,11 +22,11 @@ from statistics import median
 
 from benchmarks import sandbox
 from benchmarks.launchers import PYTHON, Launcher
-from benchmarks.options import add_parts
+from benchmarks.options import add_parts, make_parser
 from benchmarks.tables import Bar, Results, Table, seconds
 from tests.local.waiting import process_state
 
-SCRIPT = Path(__file__).with_name("end_scripts") / "shapes.py"
+SCRIPT = Path(__file__).with_name("scripts") / "shapes.py"
 SHAPES = (
     "in-a-local",
     "in-an-object",
@@ -56,11 +54,10 @@ LAUNCHERS = {
 
 def main() -> int:
     """Measure."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser("ends")
     parser.add_argument("--ends", type=int, default=200, help="of each shape, for each kind of start (default: 200)")
     parser.add_argument("--torchrun-ends", type=int, default=40, help="the same under torchrun (default: 40)")
     parser.add_argument("--runs", type=int, default=1, help="at a time (default: 1)")
-    parser.add_argument("--json", type=Path, metavar="FILE")
     add_parts(parser, *SHAPES)
     options = parser.parse_args()
     sandbox.enter("benchmarks.ends")
@@ -71,13 +68,15 @@ def main() -> int:
         for shape in shapes
         for name in LAUNCHERS
     }
-    with ThreadPoolExecutor(options.runs) as pool, Load() as load:
+    loads: list[float] = []
+    with ThreadPoolExecutor(options.runs) as pool:
         found = {key: pool.submit(ends, key[1], key[0], number) for key, number in wanted.items()}
         for (shape, name), future in found.items():
             seen = future.result()
+            loads.append(os.getloadavg()[0])
             print(f"{shape}, {name}: {len(seen)} ends, longest {max(seen, default=0):.1f} s", flush=True)
     note = (
-        f"Seconds; median of the load, as the kernel counts it in the last minute: {load.median():.1f}. "
+        f"Seconds; median of the load, as the kernel counts it in the last minute: {median(loads):.1f}. "
         f"The row of {CONTROL} is a script that needs 20 s for its end: such a one is seen."
     )
     runs = "one run" if options.runs == 1 else f"{options.runs} runs"
@@ -136,31 +135,6 @@ def watch(process: subprocess.Popen[bytes], directory: Path) -> Iterator[tuple[i
         if is_over and not ending:
             return
         time.sleep(0.01)
-
-
-class Load:
-    """The load of the machine, looked at each 10 s as long as this is entered."""
-
-    def __init__(self) -> None:
-        self._seen: list[float] = []
-        self._is_over = threading.Event()
-        self._thread = threading.Thread(target=self._look)
-
-    def __enter__(self) -> Load:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._is_over.set()
-        self._thread.join()
-
-    def median(self) -> float:
-        """Return the median of what was seen."""
-        return median(self._seen)
-
-    def _look(self) -> None:
-        while not self._is_over.wait(10):
-            self._seen.append(os.getloadavg()[0])
 
 
 if __name__ == "__main__":

@@ -7,18 +7,16 @@ As benchmarks.rendezvous, with a private etcd beside; and what agents that have 
 
 from __future__ import annotations
 
-import argparse
-import asyncio
 import sys
 import tempfile
-from concurrent.futures import ThreadPoolExecutor
+import time
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
 from benchmarks import sandbox
-from benchmarks.agents import Crowd
-from benchmarks.etcd_load import SETTLING, Newcomers, requests_by_phase, steady_rate
-from benchmarks.leading import RUN, LeaderProcess
-from benchmarks.silent_leader import followed_after
+from benchmarks.etcd_load import SETTLING, Newcomers, followed_after, requests_by_phase, steady_rate
+from benchmarks.leading import COORDINATOR, INCARNATION, LIMIT, running
+from benchmarks.options import make_parser
 from benchmarks.tables import Bar, Results, Table, median, seconds
 from slurm_elastic.rendezvous.records.etcd import EtcdClient, EtcdServer
 from slurm_elastic.rundir import RunDir
@@ -31,10 +29,7 @@ _COUNTED = (3, 6)
 
 def main() -> int:
     """Measure, show and judge."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.etcd", description=__doc__)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the results there")
-    parser.add_argument("--repetitions", type=int, default=5, metavar="N", help="of which medians are taken")
-    options = parser.parse_args()
+    options = make_parser("etcd", repetitions=5).parse_args()
     sandbox.enter("benchmarks.etcd")
     sandbox.raise_descriptor_limit()
     results = Results.of("etcd")
@@ -50,7 +45,7 @@ def _measure(results: Results, repetitions: int) -> None:
             note="Every agent starts to connect at once: it asks etcd for all that it has of the run, finds the leader "
             f"there, and joins; the round is written to etcd. Medians of {repetitions}.",
         )
-        taken = [asyncio.run(_over_etcd(etcd, _SIZE)) for _ in range(repetitions)]
+        taken = [_over_etcd(etcd, _SIZE) for _ in range(repetitions)]
         table.rows.append([_SIZE, seconds(median(taken), 3), seconds(max(taken), 3)])
         results.add(table)
         with tempfile.TemporaryDirectory() as directory:
@@ -90,26 +85,22 @@ def _measure(results: Results, repetitions: int) -> None:
     results.bars.append(Bar.at_most("at most 1 request to etcd per agent and second", rate, 1, "requests"))
 
 
-async def _over_etcd(etcd: EtcdServer, size: int) -> float:
-    loop = asyncio.get_running_loop()
-    with LeaderProcess(size, size, str(etcd.config)) as leader, ThreadPoolExecutor(_THREADS) as threads:
+def _over_etcd(etcd: EtcdServer, size: int) -> float:
+    with (
+        running(size, COORDINATOR, etcd=str(etcd.config)) as (herd, (leader,)),
+        Newcomers(etcd, leader.run_dir, INCARNATION) as newcomers,
         # In a run every agent has a process of its own.
-        loop.set_default_executor(threads)
-        newcomers = Newcomers(etcd, leader.run_dir, RUN)
-        crowd = Crowd(leader)
-
-        async def come(index: int) -> None:
-            if await asyncio.to_thread(newcomers.ask, index) != leader.endpoint[1]:
+        ThreadPoolExecutor(_THREADS) as threads,
+    ):
+        begin = time.monotonic()
+        asked = {threads.submit(newcomers.ask, index): index for index in range(size)}
+        for each in as_completed(asked):
+            if each.result() != leader.port:
                 raise RuntimeError("the leader's place is not in etcd")
-            agent = crowd.add(index)
-            agent.connect()
-            agent.join()
-
-        begin = loop.time()
-        await asyncio.gather(*map(come, range(size)))
-        taken = await crowd.next_round(size) - begin
-        await crowd.close()
-        newcomers.close()
+            herd.add([asked[each]])
+            herd.follow(0.0)
+        herd.wait(herd.hold_places(size, -1), LIMIT)
+        taken = herd.placed_at - begin
     with EtcdClient(etcd.config) as client:
         client.delete(etcd.config.run_prefix(leader.run_dir.run_id), prefix=True)
     return taken

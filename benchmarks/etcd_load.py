@@ -1,19 +1,23 @@
-"""What a run asks of etcd: when many agents start at once, and while nothing happens."""
+"""What a run asks of etcd, and how soon a leader that falls silent is followed when the records are there."""
 
 from __future__ import annotations
 
 import itertools
+import os
 import re
+import signal
 import tempfile
 import time
 import urllib.request
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from slurm_elastic.rendezvous.records.etcd import EtcdServer
 from slurm_elastic.rendezvous.records.etcd.records import EtcdRecords
 from slurm_elastic.rundir import RunDir
-from tests.local.agents import allocation
+from tests.local.agents import Allocation, allocation
+from tests.local.waiting import eventually
 
 _CONNECTIONS = 16
 _STARTED = re.compile(r"^grpc_server_started_total\{.*\} ([0-9.e+]+)$", re.MULTILINE)
@@ -42,8 +46,10 @@ class Newcomers:
         place = records.situation().endpoint
         return 0 if place is None else int(place["port"])
 
-    def close(self) -> None:
-        """End the clients."""
+    def __enter__(self) -> Newcomers:
+        return self
+
+    def __exit__(self, *_: object) -> None:
         self._stack.close()
 
 
@@ -64,9 +70,7 @@ def requests_by_phase(etcd: EtcdServer, size: int) -> dict[str, float]:
     Start: until all workers run. Change: one agent that does not lead is killed, until the others' workers run again.
     End: from the end of the workers on.
     """
-    # A run of its own each time: etcd still has the records of the one before.
-    job_id = str(next(_job_ids))
-    with tempfile.TemporaryDirectory() as directory, allocation(Path(directory), size, job_id=job_id) as nodes:
+    with _run(size) as nodes:
         counts = [_requests(etcd)]
         nodes.start_all(f"--rdzv-endpoint={etcd.config}", PET_RDZV_CONF="")
         for round_ in (0, 1):
@@ -81,6 +85,30 @@ def requests_by_phase(etcd: EtcdServer, size: int) -> dict[str, float]:
         counts.append(_requests(etcd))
     phases = zip(("start", "change", "end"), counts[:-1], counts[1:], strict=True)
     return {phase: after - before for phase, before, after in phases}
+
+
+def followed_after(etcd: EtcdServer) -> float:
+    """Seconds from the moment at which the leader's agent stands still to the next round, which is of the two others.
+
+    Its connections stand, as those of a node without power do, so nothing but its silence tells. The agents are real;
+    their workers wait.
+    """
+    with _run(3) as nodes:
+        # The default limits, which the tests' own replace.
+        leader, *_ = nodes.start_all(f"--rdzv-endpoint={etcd.config}", PET_RDZV_CONF="")
+        nodes.seen(0)
+        began = time.monotonic()
+        os.kill(leader.pid, signal.SIGSTOP)
+        eventually(lambda: nodes.rounds() == 2, nodes.log)
+        return time.monotonic() - began
+
+
+@contextmanager
+def _run(size: int) -> Iterator[Allocation]:
+    """A run of its own each time: etcd still has the records of the one before."""
+    job_id = str(next(_job_ids))
+    with tempfile.TemporaryDirectory() as directory, allocation(Path(directory), size, job_id=job_id) as nodes:
+        yield nodes
 
 
 def _open(stack: ExitStack, etcd: EtcdServer, run_dir: RunDir, incarnation: str) -> EtcdRecords:

@@ -9,7 +9,6 @@ leader killed. About 5 minutes in all. Needs root, for the cluster.
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
 from collections.abc import Iterator
@@ -17,7 +16,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from benchmarks.job import require_root, running_cluster, wait
-from benchmarks.tables import Bar, Results, Table, median, seconds
+from benchmarks.options import make_parser
+from benchmarks.tables import Bar, Results, Table, longest, median, seconds
 from tests.cluster import gaps
 from tests.cluster.conftest import CHECKOUT, own_environment, remove_shared_directory, shared_directory
 from tests.cluster.jobs import Job, Jobs
@@ -40,10 +40,7 @@ Found = dict[str, list[float | None]]
 
 def main() -> int:
     """Measure, show and judge."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.failover")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the results there")
-    parser.add_argument("--repetitions", type=int, default=5, metavar="N", help="of which medians are taken")
-    options = parser.parse_args()
+    options = make_parser("failover", repetitions=5).parse_args()
     require_root()
     results = Results.of("failover")
     with running_cluster(Settings("failover")) as cluster, own_environment() as programs:
@@ -153,9 +150,7 @@ def _show(results: Results, found: Found) -> None:
         "of the workers, and without the writing of the checkpoint where there is time for one.",
     )
     for event, gaps_ in found.items():
-        known = [gap for gap in gaps_ if gap is not None]
-        longest = max(known) if len(known) == len(gaps_) else None
-        table.rows.append([event, len(gaps_), seconds(median(gaps_)), seconds(longest)])
+        table.rows.append([event, len(gaps_), seconds(median(gaps_)), seconds(longest(gaps_))])
         limit = _HAND_OVER_LIMIT if event == _HAND_OVER else _KILLED_LIMIT
         results.bars.append(Bar.at_most(f"{event}: gap of at most {limit} s", median(gaps_), limit))
     results.add(table)

@@ -3,7 +3,7 @@
     python -m benchmarks.frameworks [--json FILE] [--repetitions 3] [--frameworks transformers,lightning]
                                     [--only killed,start,node,files,memory]
 
-The scripts are `benchmarks/framework_scripts`, as users write them: no line of them is for slurm-elastic. `killed` and
+The scripts are `benchmarks/scripts`, as users write them: no line of them is for slurm-elastic. `killed` and
 `start` run on a real Slurm cluster of four nodes on this machine, one worker per node; the other parts run 8 workers of
 one node. The launchers take turns. Needs root, for the cluster, and the frameworks' environment of .ci/setup.
 """
@@ -17,22 +17,20 @@ import shlex
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from benchmarks.history import Recovery, Worker, read, recovery
-from benchmarks.job import WORK, Job, installed_package, require_root, running_cluster, wait
+from benchmarks.history import Recovery, Worker, read
+from benchmarks.job import Job, directory_of_user, installed_package, require_root, running_cluster, wait
 from benchmarks.launch import end, memory
 from benchmarks.launchers import FRAMEWORKS_PYTHON, Launcher
-from benchmarks.options import add_parts
+from benchmarks.options import add_parts, make_parser
 from benchmarks.scenarios import Scenario
-from benchmarks.tables import Bar, Results, Table, median, seconds
+from benchmarks.tables import Bar, Results, Table, longest, median, seconds
 from tests.cluster.testbed import Cluster, Settings
 
-_SCRIPTS = Path(__file__).with_name("framework_scripts")
 _TRAININGS = {"transformers": "transformers_gpt2.py", "lightning": "lightning_layers.py"}
 _LAUNCHERS = (Launcher.TUNED, Launcher.OURS)
 _WORKERS = 8
@@ -40,13 +38,21 @@ _LIMIT = 240.0
 """Seconds after which something counts as never."""
 _SETTLE = 30.0
 """Seconds of training before the kill: the state that a long training is in."""
+_MOST = {"first run": 1.0, "second run": 0.7, "requeued": 0.5}
+"""Of torchrun's time to the first step, by kind of start."""
 _LONG = 400
 """Steps, of 50 ms and more, of a first run: imports are learned by its end."""
+
+_Starts = dict[tuple[str, str, Launcher], list[float | None]]
+"""Seconds by framework, kind of start and launcher."""
 
 
 def main() -> int:
     """Measure, show and judge."""
-    options = _options()
+    parser = make_parser("frameworks", repetitions=3)
+    add_parts(parser, *_TRAININGS, option="--frameworks")
+    add_parts(parser, "killed", "start", "node", "files", "memory")
+    options = parser.parse_args()
     require_root()
     if not FRAMEWORKS_PYTHON.exists():
         print(f"{FRAMEWORKS_PYTHON} is missing: run .ci/setup first", file=sys.stderr)
@@ -62,20 +68,6 @@ def main() -> int:
     return results.finish(options.json)
 
 
-def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.frameworks")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the results there")
-    parser.add_argument("--repetitions", type=int, default=3, metavar="N", help="of which medians are taken")
-    add_parts(parser, "transformers", "lightning", option="--frameworks")
-    add_parts(parser, "killed", "start", "node", "files", "memory")
-    parser.add_argument("--name", default="frameworks", help="of the test cluster")
-    return parser.parse_args()
-
-
-def _scripts(framework: str) -> list[Path]:
-    return [_SCRIPTS / _TRAININGS[framework], _SCRIPTS / "marks.py"]
-
-
 def _turns(options: argparse.Namespace) -> Iterator[tuple[int, str, Launcher]]:
     for number in range(options.repetitions):
         for framework in options.frameworks:
@@ -88,15 +80,11 @@ def _turns(options: argparse.Namespace) -> Iterator[tuple[int, str, Launcher]]:
 
 def _killed(results: Results, package: Path, options: argparse.Namespace) -> None:
     found: dict[tuple[str, Launcher], list[Recovery | None]] = defaultdict(list)
-    with running_cluster(Settings(options.name)) as cluster:
+    with running_cluster(Settings("frameworks")) as cluster:
         for number, framework, launcher in _turns(options):
-            with Job(cluster, launcher, "warm", package, scripts=_scripts(framework), python=FRAMEWORKS_PYTHON) as job:
-                job.start(Scenario.KILLED.nodes_before)
-                job.wait_training(4, limit=_LIMIT)
-                time.sleep(_SETTLE)
-                event = Scenario.KILLED.happen(cluster, job)
-                wait(lambda job=job, event=event: recovery(job.workers(), event, 3) is not None, _LIMIT)  # type: ignore[misc]
-                one = recovery(job.workers(), event, 3)
+            with Job(cluster, launcher, package, _TRAININGS[framework], python=FRAMEWORKS_PYTHON) as job:
+                job.train(Scenario.KILLED.nodes_before, _SETTLE, _LIMIT)
+                _, one = Scenario.KILLED.recover(cluster, job, _LIMIT)
             found[framework, launcher].append(one)
             print(f"{number + 1}: {framework}, {launcher.value}: {one}", flush=True)
     table = Table(
@@ -108,13 +96,13 @@ def _killed(results: Results, package: Path, options: argparse.Namespace) -> Non
     )
     gaps: dict[tuple[str, Launcher], float | None] = {}
     for (framework, launcher), runs in found.items():
-        gaps[framework, launcher] = median(None if one is None else one.gap for one in runs)
-        split = [
-            median(None if one is None else getattr(one, part) for one in runs) for part in ("table", "imports", "own")
-        ]
-        longest = None if None in runs else max(one.gap for one in runs if one is not None)
-        lost = median(None if one is None else float(one.lost) for one in runs)
-        cells = [seconds(value) for value in (gaps[framework, launcher], longest, *split)]
+        parts = {
+            part: [None if one is None else float(getattr(one, part)) for one in runs]
+            for part in ("gap", "table", "imports", "own", "lost")
+        }
+        gap, *split, lost = map(median, parts.values())
+        gaps[framework, launcher] = gap
+        cells = [seconds(value) for value in (gap, longest(parts["gap"]), *split)]
         table.rows.append([framework, launcher.value, *cells, "?" if lost is None else f"{lost:.0f}"])
     results.add(table)
     for framework in options.frameworks:
@@ -127,13 +115,12 @@ def _killed(results: Results, package: Path, options: argparse.Namespace) -> Non
 
 def _start(results: Results, package: Path, options: argparse.Namespace) -> None:
     """Four nodes with one worker each: a script's very first run, the next one, and a job that Slurm has requeued."""
-    kinds = ("first run", "second run", "requeued")
-    found: dict[tuple[str, str, Launcher], list[float | None]] = defaultdict(list)
-    with running_cluster(Settings(options.name)) as cluster:
+    found: _Starts = defaultdict(list)
+    with running_cluster(Settings("frameworks")) as cluster:
         for number, framework, launcher in _turns(options):
             with _shared_directory(framework) as directory:
                 taken = _first_steps(cluster, launcher, package, directory, framework)
-            for kind, value in zip(kinds, taken, strict=True):
+            for kind, value in zip(_MOST, taken, strict=True):
                 found[framework, kind, launcher].append(value)
             print(f"{number + 1}: {framework}, {launcher.value}: {[seconds(value) for value in taken]}", flush=True)
     table = Table(
@@ -142,23 +129,24 @@ def _start(results: Results, package: Path, options: argparse.Namespace) -> None
         note=f"Medians of {options.repetitions}. A first run finds no list of imports. Requeued: from the "
         "new start of the batch script; the training goes on from its checkpoint.",
     )
-    for framework in options.frameworks:
-        for kind, limit in zip(kinds, (1.0, 0.7, 0.5), strict=True):
+    _compare(results, table, found, options.frameworks)
+
+
+def _compare(results: Results, table: Table, found: _Starts, frameworks: list[str], workers: str = "") -> None:
+    for framework in frameworks:
+        for kind, most in _MOST.items():
             theirs, ours = (median(found[framework, kind, launcher]) for launcher in _LAUNCHERS)
-            table.rows.append([framework, kind, seconds(theirs), seconds(ours)])
-            promise = f"{framework}, {kind}: first step after at most {limit:g} of torchrun's time"
-            results.bars.append(Bar.at_most(promise, _share(ours, theirs), limit, "times"))
+            if found[framework, kind, Launcher.OURS]:
+                table.rows.append([framework, kind, seconds(theirs), seconds(ours)])
+                promise = f"{framework}{workers}, {kind}: first step after at most {most:g} of torchrun's time"
+                results.bars.append(Bar.at_most(promise, _share(ours, theirs), most, "times"))
     results.add(table)
 
 
 @contextlib.contextmanager
 def _shared_directory(framework: str) -> Iterator[Path]:
     """A directory of the ordinary user with the training's scripts."""
-    directory = Path(tempfile.mkdtemp(prefix="run-", dir=WORK))
-    directory.chmod(0o755)
-    for script in _scripts(framework):
-        shutil.copy(script, directory)
-    shutil.chown(directory, "elastic", "elastic")
+    directory = directory_of_user(_TRAININGS[framework])
     try:
         yield directory
     finally:
@@ -171,8 +159,7 @@ def _first_steps(
     """The first run, the second and a requeued one, in the same directory."""
     taken: list[float | None] = []
     for _ in range(2):
-        for name in ("steps", "out"):
-            shutil.rmtree(directory / name, ignore_errors=True)
+        _clear(directory)
         begun = time.time()
         job = _submit(cluster, launcher, package, directory, framework, str(begun))
         taken.append(_first_step(directory, begun, 0.0))
@@ -193,7 +180,7 @@ def _first_steps(
 
 def _submit(cluster: Cluster, launcher: Launcher, package: Path, directory: Path, framework: str, run_id: str) -> int:
     script = str(directory / _TRAININGS[framework])
-    agent = launcher.agent(run_id, "warm", directory, script, python=FRAMEWORKS_PYTHON, nodes="4")
+    agent = launcher.agent(run_id, directory, script, python=FRAMEWORKS_PYTHON, nodes="4")
     if launcher is not Launcher.OURS:
         # It is where the agents meet.
         agent = [word.replace("n1:29400", "$(hostname):29400") for word in agent]
@@ -227,7 +214,7 @@ def _first_step(directory: Path, begun: float, since: float) -> float | None:
 
 def _node(results: Results, package: Path, options: argparse.Namespace) -> None:
     """From the launcher's start to the first step of 8 workers: a first run, and the next one."""
-    found: dict[tuple[str, str, Launcher], list[float | None]] = defaultdict(list)
+    found: _Starts = defaultdict(list)
     for number, framework, launcher in _turns(options):
         with _shared_directory(framework) as directory:
             for kind in ("first run", "second run"):
@@ -240,13 +227,7 @@ def _node(results: Results, package: Path, options: argparse.Namespace) -> None:
         ["training", "start", *(launcher.value for launcher in _LAUNCHERS)],
         note=f"Medians of {options.repetitions}.",
     )
-    for framework in options.frameworks:
-        for kind, limit in (("first run", 1.0), ("second run", 0.7)):
-            theirs, ours = (median(found[framework, kind, launcher]) for launcher in _LAUNCHERS)
-            table.rows.append([framework, kind, seconds(theirs), seconds(ours)])
-            promise = f"{framework}, {_WORKERS} workers, {kind}: at most {limit:g} of torchrun's time"
-            results.bars.append(Bar.at_most(promise, _share(ours, theirs), limit, "times"))
-    results.add(table)
+    _compare(results, table, found, options.frameworks, f", {_WORKERS} workers")
 
 
 def _memory(results: Results, package: Path, options: argparse.Namespace) -> None:
@@ -288,8 +269,7 @@ def _files(results: Results, package: Path, options: argparse.Namespace) -> None
                     (directory / _TRAININGS["transformers"]).write_text(_TORCH_ONLY)
                 with _launched(launcher, package, directory, framework, "--steps", str(_LONG)) as process:
                     _wait_trained(process, directory, framework)
-                for name in ("steps", "out"):
-                    shutil.rmtree(directory / name, ignore_errors=True)
+                _clear(directory)
                 trace = directory / "trace"
                 with _launched(launcher, package, directory, framework, "--steps", "1", trace=trace) as process:
                     _wait_trained(process, directory, framework)
@@ -308,6 +288,11 @@ torch.distributed.init_process_group("gloo")
 torch.distributed.barrier()
 torch.distributed.destroy_process_group()
 """
+
+
+def _clear(directory: Path) -> None:
+    for name in ("steps", "out"):
+        shutil.rmtree(directory / name, ignore_errors=True)
 
 
 def _wait_trained(process: subprocess.Popen[bytes], directory: Path, framework: str) -> None:
@@ -332,15 +317,8 @@ def _launched(
     """8 workers of one node, without Slurm."""
     module = "slurm_elastic agent" if launcher is Launcher.OURS else "torch.distributed.run"
     script = _TRAININGS.get(framework, _TRAININGS["transformers"])
-    command = [
-        str(FRAMEWORKS_PYTHON),
-        "-m",
-        *module.split(),
-        "--standalone",
-        f"--nproc-per-node={_WORKERS}",
-        script,
-        *arguments,
-    ]
+    options = ["--standalone", f"--nproc-per-node={_WORKERS}"]
+    command = [str(FRAMEWORKS_PYTHON), "-m", *module.split(), *options, script, *arguments]
     if trace is not None:
         # All other calls run at full speed.
         command = ["strace", "--seccomp-bpf", "-f", "-c", "-e", "trace=file", "-o", str(trace), *command]

@@ -8,7 +8,6 @@ agent takes from it is seen. A stranger asks from another process.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import http.client
 import json
@@ -20,11 +19,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.options import make_parser
 from benchmarks.tables import Bar, Results, Table, median
+from tests.local.waiting import eventually
 
 _PAGES = ("/healthz", "/status", "/metrics")
 _WORKER = """
@@ -92,12 +93,11 @@ class Node:
 
 def main() -> int:
     """Measure, show, judge."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.health", description="Measure the health port.")
+    parser = make_parser("health")
     parser.add_argument("--seconds", type=float, default=10.0, help="of each measurement (default: 10)")
     parser.add_argument("--pairs", type=int, default=5, help="with and without a flood (default: 5)")
     parser.add_argument("--rounds", type=int, default=10, help="round changes (default: 10)")
     parser.add_argument("--rate", type=float, default=1000.0, help="requests per second of the flood (default: 1000)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="where to keep the results")
     options = parser.parse_args()
     results = Results.of("health")
     with _node() as node:
@@ -120,10 +120,10 @@ def _node() -> Iterator[Node]:
     )
     try:
         published = directory / "elastic-runs/benchmark/health/localhost.0.json"
-        _wait(published.exists)
+        eventually(published.exists)
         target = json.loads(published.read_text())[0]["targets"][0]
         node = Node(directory, int(target.rpartition(":")[2]))
-        _wait(lambda: len(node.steps()) > 20)
+        eventually(lambda: len(node.steps()) > 20)
         yield node
     finally:
         agent.send_signal(signal.SIGTERM)
@@ -193,15 +193,7 @@ def _flood(results: Results, node: Node, round_: int, pairs: int, seconds: float
 
 
 def _p99(values: list[float]) -> float:
-    return sorted(values)[min(len(values) - 1, int(len(values) * 0.99))]
-
-
-def _wait(happened: Callable[[], object]) -> None:
-    end = time.monotonic() + 120
-    while not happened():
-        if time.monotonic() > end:
-            raise RuntimeError("the agent does not train")
-        time.sleep(0.05)
+    return statistics.quantiles(values, n=100, method="inclusive")[98]
 
 
 if __name__ == "__main__":

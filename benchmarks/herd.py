@@ -12,9 +12,10 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
+from multiprocessing.context import SpawnProcess
 
-from benchmarks.herd_process import Add, Command, Kill, Mute, Progress, play
-from benchmarks.usage import process_cpu_seconds
+from benchmarks.herd_process import Command, Progress, no_report, play
+from benchmarks.usage import Usage, cpu_seconds, usage
 from slurm_elastic.rundir import RunDir
 
 PROCESS_AGENTS = 4096
@@ -32,28 +33,29 @@ class Traffic:
     messages: int = 0
     bytes: int = 0
 
-    def __sub__(self, other: Traffic) -> Traffic:
-        return Traffic(self.messages - other.messages, self.bytes - other.bytes)
-
 
 class Herd:
     """The agents of one run.
 
     Args:
         run: Run id and incarnation.
-        run_dir: The run directory, which has the records.
+        run_dir: The run directory.
         size: Number of agents that the run expects.
+        etcd: Where the records are; empty for the run directory.
+        report: Returns what the agent on node n<index> reports to a client of the leader.
     """
 
-    def __init__(self, run: str, run_dir: RunDir, size: int) -> None:
+    def __init__(
+        self, run: str, run_dir: RunDir, size: int, etcd: str = "", report: Callable[[int], str] = no_report
+    ) -> None:
         context = multiprocessing.get_context("spawn")
         self._pipes: list[Connection] = []
-        self._processes = []
+        self._processes: list[SpawnProcess] = []
         self._progress: dict[Connection, Progress] = {}
         self._agents: set[int] = set()
         for _ in range(math.ceil(size / PROCESS_AGENTS)):
             pipe, other = context.Pipe()
-            process = context.Process(target=play, args=(other, run, run_dir, size), daemon=True)
+            process = context.Process(target=play, args=(other, run, run_dir, size, etcd, report), daemon=True)
             process.start()
             other.close()
             self._pipes.append(pipe)
@@ -61,38 +63,56 @@ class Herd:
         for pipe in self._pipes:
             self._progress[pipe] = pipe.recv()
 
+    def connect(self, indices: Iterable[int]) -> None:
+        """Let new agents on the nodes n<index> connect to the leader."""
+        self._agents.update(indices := [*indices])
+        self._tell("connect", indices)
+
+    def join(self, indices: Iterable[int]) -> None:
+        """Let agents that connect ask for a place."""
+        self._tell("join", indices)
+
     def add(self, indices: Iterable[int]) -> None:
         """Let new agents on the nodes n<index> connect and join."""
-        self._agents.update(indices := [*indices])
-        self._tell(Add, indices)
+        self.connect(indices := [*indices])
+        self.join(indices)
 
     def mute(self, indices: Iterable[int]) -> None:
         """Let agents say nothing from here on; what comes after the proof of identity on a new connection, too."""
-        self._tell(Mute, indices)
+        self._tell("mute", indices)
+
+    def leave(self, indices: Iterable[int]) -> None:
+        """Let agents announce their leave, and go."""
+        self._agents.difference_update(indices := [*indices])
+        self._tell("leave", indices)
 
     def kill(self, indices: Iterable[int]) -> None:
         """End agents as the end of their processes does."""
         self._agents.difference_update(indices := [*indices])
         # All processes know of it: an agent that looks for a leader finds that those have ended.
         for pipe in self._pipes:
-            pipe.send(Kill(indices))
+            pipe.send(("kill", indices))
 
     def first(self, number: int) -> list[int]:
         """So many of the agents that live."""
         return sorted(self._agents)[:number]
 
-    def processes(self) -> int:
-        """Number of the processes that play the agents."""
-        return len(self._processes)
+    def usage(self) -> Usage:
+        """What the first of these processes uses now."""
+        return usage(self._processes[0].pid)
 
     def cpu(self) -> float:
         """CPU time of all these processes until now, in seconds."""
-        return sum(process_cpu_seconds(process.pid) for process in self._processes if process.pid is not None)
+        return sum(cpu_seconds(process.pid) for process in self._processes)
 
     def traffic(self) -> Traffic:
         """What was said until now."""
         found = self._progress.values()
         return Traffic(sum(each.messages for each in found), sum(each.bytes for each in found))
+
+    def connected(self, agents: int) -> Callable[[], bool]:
+        """Whether so many agents are connected."""
+        return lambda: sum(each.connected for each in self._progress.values()) >= agents
 
     @property
     def newest(self) -> int:
@@ -125,31 +145,15 @@ class Herd:
             left = end - time.monotonic()
             if left <= 0.0:
                 raise NotReachedError(f"not within {timeout:.0f} s")
-            self._follow(left)
+            self.follow(left)
 
     def rest(self, seconds: float) -> None:
         """Let the agents live for so long."""
         until = time.monotonic() + seconds
         while (left := until - time.monotonic()) > 0.0:
-            self._follow(left)
+            self.follow(left)
 
-    def close(self) -> None:
-        """End all."""
-        for process in self._processes:
-            process.kill()
-            process.join()
-        for pipe in self._pipes:
-            pipe.close()
-
-    def _tell(self, kind: Callable[[list[int]], Command], indices: Iterable[int]) -> None:
-        shares: list[list[int]] = [[] for _ in self._pipes]
-        for index in indices:
-            shares[index % len(shares)].append(index)
-        for pipe, share in zip(self._pipes, shares, strict=True):
-            if share:
-                pipe.send(kind(share))
-
-    def _follow(self, seconds: float) -> None:
+    def follow(self, seconds: float) -> None:
         """Take in what the processes report, within so many seconds."""
         for pipe in wait(self._pipes, seconds):
             assert isinstance(pipe, Connection)
@@ -160,3 +164,19 @@ class Herd:
             self._progress[pipe] = found
             if found.problem:
                 raise NotReachedError(found.problem)
+
+    def close(self) -> None:
+        """End all."""
+        for process in self._processes:
+            process.kill()
+            process.join()
+        for pipe in self._pipes:
+            pipe.close()
+
+    def _tell(self, command: Command, indices: Iterable[int]) -> None:
+        shares: list[list[int]] = [[] for _ in self._pipes]
+        for index in indices:
+            shares[index % len(shares)].append(index)
+        for pipe, share in zip(self._pipes, shares, strict=True):
+            if share:
+                pipe.send((command, share))

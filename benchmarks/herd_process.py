@@ -1,8 +1,8 @@
 """One process that plays thousands of agents: the product's own election machine and sessions, and no workers.
 
-:mod:`benchmarks.agents` runs the product's runner too, with tasks for each agent. Here a process plays as many agents
-as a large cluster has nodes beside one leader, so one loop around epoll carries out the actions of the machines. What
-each agent does on a node of its own is done at once. The records of the run are read for all of them together.
+It plays as many agents as a large cluster has nodes beside one leader, so one loop around epoll carries out the actions
+of the machines. What each agent does on a node of its own is done at once. The records of the run are read for all of
+them together.
 """
 
 from __future__ import annotations
@@ -20,17 +20,20 @@ from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
+from typing import Literal
 
 from benchmarks.sandbox import raise_descriptor_limit
 from slurm_elastic.rendezvous.election import machine
 from slurm_elastic.rendezvous.election.campaign import locate
 from slurm_elastic.rendezvous.election.events import (
     Action,
+    AnnounceLeave,
     AnswerProbe,
     CancelConnect,
     CloseLink,
     Connect,
     Deliver,
+    Depart,
     Event,
     Join,
     LeaderEvent,
@@ -47,15 +50,18 @@ from slurm_elastic.rendezvous.election.events import (
 )
 from slurm_elastic.rendezvous.election.leader_location import Answer, LeaderLocation
 from slurm_elastic.rendezvous.election.state import ElectionConfig, initial_election
-from slurm_elastic.rendezvous.membership.agents import AgentInfo
+from slurm_elastic.rendezvous.membership.agents import AgentInfo, LeaveReason
 from slurm_elastic.rendezvous.membership.config import adapted_limit
 from slurm_elastic.rendezvous.membership.events import Ended, Interrupted, Ponged
 from slurm_elastic.rendezvous.options import RendezvousOptions
-from slurm_elastic.rendezvous.records.api import RunDirRecords
+from slurm_elastic.rendezvous.records.api import open_records
+from slurm_elastic.rendezvous.records.etcd import load_config
 from slurm_elastic.rendezvous.transport.messages import (
     AgentMessage,
     Assignment,
     Endpoint,
+    StatusReport,
+    StatusRequested,
     decode_leader_message,
     encode,
 )
@@ -75,28 +81,9 @@ _REPORT = 0.01
 """Seconds between two reports of the progress."""
 
 
-@dataclass(frozen=True, slots=True)
-class Add:
-    """New agents on the nodes n<index>, which connect and join at once."""
-
-    indices: list[int]
-
-
-@dataclass(frozen=True, slots=True)
-class Mute:
-    """Agents that say nothing from here on; what comes after the proof of identity on a new connection, too."""
-
-    indices: list[int]
-
-
-@dataclass(frozen=True, slots=True)
-class Kill:
-    """Agents that end as the end of their processes does."""
-
-    indices: list[int]
-
-
-Command = Add | Mute | Kill
+Command = Literal["connect", "join", "mute", "leave", "kill"]
+"""What agents do: connect to the leader, ask for a place, say nothing from here on (on a new connection nothing but the
+proof of identity), announce their leave and go, or end as the end of their processes does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +94,7 @@ class Progress:
         round: The newest round in which one of them holds a place.
         placed: The number of those that do.
         placed_at: Monotonic time at which one got its place last.
+        connected: The number of times that one has connected to the leader.
         messages, bytes: Both ways; handshakes count as bytes only.
         problem: Why an agent gave up; empty if none did.
     """
@@ -114,36 +102,47 @@ class Progress:
     round: int = -1
     placed: int = 0
     placed_at: float = -math.inf
+    connected: int = 0
     messages: int = 0
     bytes: int = 0
     problem: str = ""
 
 
-def play(pipe: Connection, run: str, run_dir: RunDir, expected: int) -> None:
+def no_report(index: int) -> str:
+    """Return what an agent reports of which nobody asks what it does."""
+    return "{}"
+
+
+def play(pipe: Connection, run: str, run_dir: RunDir, expected: int, etcd: str, report: Callable[[int], str]) -> None:
     """Play agents, by the commands that come through the pipe; report their progress through it.
 
     Args:
         pipe: To the process that measures; this one ends with it.
         run: Run id and incarnation.
-        run_dir: The run directory, which has the records.
+        run_dir: The run directory.
         expected: Number of agents that the run expects, in all processes.
+        etcd: Where the records are; empty for the run directory.
+        report: Returns what the agent on node n<index> reports to a client of the leader.
     """
     raise_descriptor_limit()
     # Each agent has a node of its own, so together they do not keep the leader from its core.
     os.nice(_NICE)
-    _Herd(pipe, run, run_dir, expected).live()
+    _Herd(pipe, run, run_dir, expected, etcd, report).live()
 
 
 class _Herd:
     """The agents of this process."""
 
-    def __init__(self, pipe: Connection, run: str, run_dir: RunDir, expected: int) -> None:
+    def __init__(
+        self, pipe: Connection, run: str, run_dir: RunDir, expected: int, etcd: str, report: Callable[[int], str]
+    ) -> None:
         self.pipe, self.run, self.secret, self.expected = pipe, run, run_dir.secret(), expected
-        self._records = RunDirRecords(run_dir, run)
+        self.report = report
+        self._records = open_records(run_dir, run, load_config(etcd) if etcd else None, limit=60.0)
         self._location, self._read_again_at = LeaderLocation(), -math.inf
         self.ended: set[str] = set()
         self.agents: dict[int, _Agent] = {}
-        self.messages = self.bytes = 0
+        self.connected = self.messages = self.bytes = 0
         self.poll = select.epoll()
         self.poll.register(pipe.fileno(), select.EPOLLIN)
         self.links: dict[int, _Link] = {}
@@ -187,31 +186,32 @@ class _Herd:
                     link.ready()
                 elif descriptor == self.pipe.fileno():
                     try:
-                        self._obey(self.pipe.recv())
+                        self._obey(*self.pipe.recv())
                     except EOFError:
                         return
             now = time.monotonic()
             while self.due and self.due[0][0] <= now:
                 heapq.heappop(self.due)[2]()
 
-    def _obey(self, command: Command) -> None:
-        match command:
-            case Add(indices):
-                for index in indices:
-                    agent = self.agents[index] = _Agent(self, index)
-                    self.at(time.monotonic(), agent.start)
-            case Mute(indices):
-                for index in indices:
+    def _obey(self, command: Command, indices: list[int]) -> None:
+        for index in indices:
+            match command:
+                case "connect":
+                    self.ended.discard(_address(index))
+                    self.agents[index] = _Agent(self, index)
+                    self.at(time.monotonic(), self.agents[index].connect)
+                case "join":
+                    self.at(time.monotonic(), self.agents[index].join)
+                case "mute":
                     self.agents[index].mute = True
-            case Kill(indices):
-                for index in indices:
+                case "leave" | "kill":
                     self.ended.add(_address(index))
                     if index in self.agents:
-                        self.agents.pop(index).kill()
+                        self.agents.pop(index).end(announced=command == "leave")
 
     def _progress(self) -> Progress:
         placed = self.placed[self.newest]
-        return Progress(self.newest, placed, self.placed_at, self.messages, self.bytes, self.problem)
+        return Progress(self.newest, placed, self.placed_at, self.connected, self.messages, self.bytes, self.problem)
 
     def _report(self) -> None:
         now, progress = time.monotonic(), self._progress()
@@ -248,8 +248,8 @@ class _Agent:
     """One agent: joins again at once when a round ends, as one does whose workers end quickly."""
 
     def __init__(self, herd: _Herd, index: int) -> None:
-        self.herd = herd
-        self.name = f"n{index}/0.0/0"
+        self.herd, self.index = herd, index
+        self.name = f"n{index}/0.0/{next(herd.order)}"
         self.listener = _Listener(herd, _address(index))
         self.candidate = AgentInfo(self.name, f"n{index}", index, 8, "default", _address(index), 29400, _PORT)
         config = ElectionConfig(
@@ -262,11 +262,16 @@ class _Agent:
         self.woken = float("inf")
         self.mute = False
 
-    def start(self) -> None:
-        self.handle(Join(self.candidate))
+    def connect(self) -> None:
         self.handle(Tick())
 
-    def kill(self) -> None:
+    def join(self) -> None:
+        self.handle(Join(self.candidate))
+
+    def end(self, *, announced: bool) -> None:
+        if announced:
+            self.handle(AnnounceLeave(LeaveReason.PREEMPTED, None))
+            self.handle(Depart(LeaveReason.PREEMPTED, stopped=False))
         self.woken = -1.0
         self.listener.close()
         for link in [*self.links.values()]:
@@ -424,10 +429,15 @@ class _Link:
         if answer:
             self.write(answer)
         if session.established and not before:
+            self.herd.connected += 1
             self.agent.handle(LinkOpened(self.number, self.endpoint, session.epoch))
         for content in messages:
             self.herd.messages += 1
-            self.agent.handle(Received(self.number, decode_leader_message(content)))
+            message = decode_leader_message(content)
+            if isinstance(message, StatusRequested):
+                self.send(StatusReport(self.agent.name, message.request, self.herd.report(self.agent.index)))
+            else:
+                self.agent.handle(Received(self.number, message))
 
     def send(self, message: AgentMessage) -> None:
         if self.descriptor >= 0 and self.session is not None:

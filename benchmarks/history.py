@@ -1,4 +1,4 @@
-"""What the workers of :mod:`benchmarks.training` wrote down."""
+"""What the workers of :mod:`benchmarks.scripts` wrote down."""
 
 from __future__ import annotations
 

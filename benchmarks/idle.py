@@ -10,7 +10,7 @@ from pathlib import Path
 from benchmarks.job import Job, wait
 from benchmarks.launchers import Launcher
 from benchmarks.tables import Bar, Results, Table
-from benchmarks.usage import cpu_seconds, usage
+from benchmarks.usage import cpu_seconds
 from tests.cluster.testbed import Cluster
 from tests.cluster.testbed.processes import Process
 
@@ -26,13 +26,12 @@ class Idle:
     others: float
     sent: float
     received: float
-    resident: float
 
 
-def measure(cluster: Cluster, launcher: Launcher, start: str, package: Path, seconds: float) -> Idle:
+def measure(cluster: Cluster, launcher: Launcher, package: Path, seconds: float) -> Idle:
     """Watch the agents of four nodes for some seconds while their workers sleep."""
     nodes = cluster.settings.node_names
-    with Job(cluster, launcher, start, package, idle=True) as job:
+    with Job(cluster, launcher, package, "steps.py", "idle") as job:
         job.start(nodes)
         if not wait(lambda: len(job.workers()) == len(nodes), limit=120.0):
             raise RuntimeError(f"{launcher.value}: the workers do not start")
@@ -49,7 +48,6 @@ def measure(cluster: Cluster, launcher: Launcher, start: str, package: Path, sec
             others=max(value for node, value in share.items() if node != _HOST),
             sent=(later[0] - messages[0]) / taken,
             received=(later[1] - messages[1]) / taken,
-            resident=usage(agents["n2"].pid).resident,
         )
 
 
@@ -58,13 +56,8 @@ def judge(results: Results, found: dict[Launcher, Idle], seconds: float) -> None
     table = Table(
         "An idle agent",
         [
-            "launcher",
-            "first node: CPU s/min",
-            "% of a core",
-            "others: CPU s/min",
-            "% of a core",
-            "sent/s",
-            "received/s",
+            *("launcher", "first node: CPU s/min", "% of a core", "others: CPU s/min", "% of a core"),
+            *("sent/s", "received/s"),
         ],
         note=f"Over {seconds:.0f} s with four nodes whose workers sleep; the first node leads, or hosts the store. "
         "Others: the busiest of three. Messages: TCP segments with data on all connections of one agent.",

@@ -20,7 +20,8 @@ from tests.cluster.testbed import Cluster, Settings
 from tests.cluster.testbed.processes import Process
 
 WORK = Path("/var/tmp/slurm-elastic-benchmarks")
-_CHECKOUT = Path(__file__).parents[1]
+SCRIPTS = Path(__file__).with_name("scripts")
+_CHECKOUT = SCRIPTS.parents[1]
 
 
 def require_root() -> None:
@@ -60,6 +61,16 @@ def installed_package() -> Iterator[Path]:
         shutil.rmtree(target)
 
 
+def directory_of_user(*scripts: str) -> Path:
+    """A new directory of the ordinary user, with these of `scripts`."""
+    directory = Path(tempfile.mkdtemp(prefix="run-", dir=WORK))
+    directory.chmod(0o755)
+    for script in (*scripts, "marks.py"):
+        shutil.copy(SCRIPTS / script, directory)
+    shutil.chown(directory, "elastic", "elastic")
+    return directory
+
+
 class Job:
     """All four nodes, with nothing on them until :meth:`start`; ended with everything in it by the with statement."""
 
@@ -67,14 +78,11 @@ class Job:
         self,
         cluster: Cluster,
         launcher: Launcher,
-        start: str,
         package: Path,
-        *,
-        idle: bool = False,
-        scripts: Sequence[Path] = (),
+        script: str = "steps.py",
+        *arguments: str,
         python: Path = PYTHON,
         options: Sequence[str] = (),
-        arguments: Sequence[str] = (),
         variables: Mapping[str, str] | None = None,
     ) -> None:
         """Note what will be started.
@@ -82,31 +90,18 @@ class Job:
         Args:
             cluster: four idle nodes.
             launcher: of the agents.
-            start: warm or cold; for ours.
             package: see :func:`installed_package`.
-            idle: whether the workers only sleep.
-            scripts: another training, which writes into `steps` as training.py does, and files beside it.
+            script: of `scripts`, with its arguments.
             python: of the agents and their workers.
             options: more of the agents.
-            arguments: of `scripts`.
             variables: of the environment of the agents.
         """
         self.launcher = launcher
         self._cluster = cluster
-        self._start, self._package, self._python = start, package, python
+        self._package, self._python = package, python
         self._variables = variables or {}
-        self.directory = Path(tempfile.mkdtemp(prefix="run-", dir=WORK))
-        self.directory.chmod(0o755)
-        (self.directory / "steps").mkdir()
-        for path in scripts or [Path(__file__).with_name("training.py")]:
-            shutil.copy(path, self.directory)
-        self._script = (
-            [*options, str(self.directory / scripts[0].name), *arguments]
-            if scripts
-            else [str(self.directory / "training.py"), str(self.directory / "steps"), *(["idle"] if idle else [])]
-        )
-        for path in (self.directory, self.directory / "steps"):
-            shutil.chown(path, "elastic", "elastic")
+        self.directory = directory_of_user(script)
+        self._script = [*options, str(self.directory / script), *arguments]
         self._steps: list[subprocess.Popen[str]] = []
 
     def __enter__(self) -> Job:
@@ -130,7 +125,7 @@ class Job:
     def start(self, nodes: Sequence[str]) -> None:
         """Start an agent on each of these nodes."""
         run_id = f"benchmark-{self._id}"
-        agent = self.launcher.agent(run_id, self._start, self.directory, *self._script, python=self._python)
+        agent = self.launcher.agent(run_id, self.directory, *self._script, python=self._python)
         step = [
             *("srun", f"--jobid={self._id}", f"--nodelist={','.join(nodes)}", f"--nodes={len(nodes)}"),
             *(f"--ntasks={len(nodes)}", "--ntasks-per-node=1", "--overlap", "--cpu-bind=none"),
@@ -169,18 +164,20 @@ class Job:
         ]
         return min(found, key=lambda process: process.inner_pid)
 
-    def wait_training(self, nodes: int, steps: int = 20, limit: float = 180.0) -> None:
-        """Wait until this many nodes train together and have done a number of steps.
+    def train(self, nodes: Sequence[str], settle: float, limit: float = 180.0) -> None:
+        """Start an agent on each of these nodes, and let them train together for so many seconds.
 
         Raises:
-            RuntimeError: they never did.
+            RuntimeError: they never did 20 steps within `limit` seconds.
         """
+        self.start(nodes)
 
         def training() -> bool:
-            return sum(worker.world == nodes and len(worker.steps) >= steps for worker in self.workers()) >= nodes
+            return sum(len(worker.steps) >= 20 for worker in self.workers() if worker.world == len(nodes)) >= len(nodes)
 
         if not wait(training, limit):
-            raise RuntimeError(f"{self.launcher.value}: {nodes} nodes do not train after {limit:.0f} s")
+            raise RuntimeError(f"{self.launcher.value}: {len(nodes)} nodes do not train after {limit:.0f} s")
+        time.sleep(settle)
 
 
 def wait(condition: Callable[[], bool], limit: float, pause: float = 0.2) -> bool:

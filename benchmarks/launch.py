@@ -27,13 +27,14 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks import sandbox
-from benchmarks.options import add_parts
-from benchmarks.tables import Bar, Cell, Results, Table, median, seconds
+from benchmarks.options import add_parts, make_parser
+from benchmarks.tables import Bar, Cell, Results, Table, longest, median, seconds
 from benchmarks.tricks import TRICKS, copy_without
 from benchmarks.usage import usage
 
@@ -74,6 +75,9 @@ _LAUNCHERS = {
     "slurm-elastic": ["slurm_elastic", "agent"],
 }
 
+_Taken = dict[str, list[float | None]]
+"""What was measured, by launcher."""
+
 
 def main() -> int:
     """Measure, show and judge."""
@@ -94,8 +98,7 @@ def main() -> int:
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.launch", description=__doc__)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the results there")
+    parser = make_parser("launch")
     parser.add_argument(
         "--repetitions", type=int, metavar="N", help="of which medians are taken (default: 5, pairs: 20)"
     )
@@ -113,22 +116,22 @@ def _options() -> argparse.Namespace:
 
 def _interpreters(results: Results, pythons: list[str], repetitions: int, workers: int) -> None:
     """From the launcher's start to the first barrier, with each interpreter."""
-    times = {python: _Taken() for python in pythons}
+    times: dict[str, _Taken] = {python: defaultdict(list) for python in pythons}
     for python in pythons:
         subprocess.run([python, "-m", "compileall", "-q", str(_ROOT / "slurm_elastic")], check=True)
     for repetition in range(repetitions):
         for python in pythons if repetition % 2 else reversed(pythons):
             for name in _LAUNCHERS:
                 with _launch(name, workers, "hold", python=python) as launch:
-                    times[python].add(name, launch.last("barrier", workers, since=launch.started))
+                    times[python][name].append(launch.last("barrier", workers, since=launch.started))
     table = Table(
         f"{workers} workers of one node: start to first gloo barrier with several interpreters",
         ["Python", "torchrun (s)", "slurm-elastic (s)", "times faster", "middle half of pairs"],
         note=f"Medians of {repetitions}; times faster: of the quotients within pairs, and their quartiles.",
     )
     for python in pythons:
-        low, middle, high = statistics.quantiles(times[python].quotients(), n=4)
-        medians = [seconds(times[python].median(name)) for name in _LAUNCHERS]
+        low, middle, high = statistics.quantiles(_quotients(times[python]), n=4)
+        medians = [seconds(median(times[python][name])) for name in _LAUNCHERS]
         table.rows.append([python, *medians, f"{middle:.2f}", f"{low:.2f} to {high:.2f}"])
     results.add(table)
 
@@ -159,58 +162,57 @@ def _paid(without: Path, pairs: int, workers: int) -> list[Cell]:
     differences = [slow - fast for slow, fast in zip(taken[without], taken[_ROOT], strict=True)]
     middle, usual = statistics.median(differences), statistics.median(taken[_ROOT])
     low, _, high = statistics.quantiles(differences, n=4)
-    return [
-        seconds(usual),
-        seconds(statistics.median(taken[without])),
-        f"{middle:.3f}",
-        f"{100 * middle / usual:.1f}",
-        f"{low:.3f} to {high:.3f}",
-    ]
+    times = (seconds(usual), seconds(statistics.median(taken[without])))
+    return [*times, f"{middle:.3f}", f"{100 * middle / usual:.1f}", f"{low:.3f} to {high:.3f}"]
 
 
 def _barrier(results: Results, repetitions: int, workers: int) -> None:
     """From the launcher's start to the first barrier of many workers, and their memory then."""
-    times, memory = _Taken(), _Taken()
+    times: _Taken = defaultdict(list)
+    memory: _Taken = defaultdict(list)
     for name in _in_turns(repetitions):
         with _launch(name, workers, "hold") as launch:
-            times.add(name, launch.last("barrier", workers, since=launch.started))
-            memory.add(name, launch.memory())
+            times[name].append(launch.last("barrier", workers, since=launch.started))
+            memory[name].append(launch.memory())
     table = Table(
         f"{workers} workers of one node: start to first gloo barrier, and memory of all processes then",
         ["launcher", "barrier (s)", "longest (s)", "PSS (MiB)"],
         note=f"Medians of {repetitions}.",
     )
     for name in _LAUNCHERS:
-        share = memory.median(name)
+        share = median(memory[name])
         table.rows.append(
-            [name, seconds(times.median(name)), seconds(times.longest(name)), f"{share:.0f}" if share else "?"]
+            [name, seconds(median(times[name])), seconds(longest(times[name])), f"{share:.0f}" if share else "?"]
         )
     results.add(table)
-    results.bars.append(Bar.at_least("first barrier 6 times faster than torchrun", times.ratio(), 6))
-    part = memory.ratio()
+    results.bars.append(Bar.at_least("first barrier 6 times faster than torchrun", _ratio(times), 6))
+    part = _ratio(memory)
     results.bars.append(Bar.at_most("memory at most half of torchrun's", 1 / part if part else None, 0.5, "times"))
 
 
 def _line(results: Results, repetitions: int, _workers: int) -> None:
     """From the launcher's start to the first line of a single worker, and to the line after `import torch`."""
-    first, imported = _Taken(), _Taken()
+    first: _Taken = defaultdict(list)
+    imported: _Taken = defaultdict(list)
     for name in _in_turns(repetitions):
         with _launch(name, 1, "hold") as launch:
-            imported.add(name, launch.last("torch", 1, since=launch.started))
-            first.add(name, launch.last("line", 1, since=launch.started))
+            imported[name].append(launch.last("torch", 1, since=launch.started))
+            first[name].append(launch.last("line", 1, since=launch.started))
     table = Table(
         "1 worker: start to first line",
         ["launcher", "first line (s)", "torch imported (s)"],
-        [[name, seconds(first.median(name)), seconds(imported.median(name))] for name in _LAUNCHERS],
+        [[name, seconds(median(first[name])), seconds(median(imported[name]))] for name in _LAUNCHERS],
         note=f"Medians of {repetitions}.",
     )
     results.add(table)
-    results.bars.append(Bar.at_least("1 worker: not slower than torchrun to its first line", first.ratio(), 1))
+    results.bars.append(Bar.at_least("1 worker: not slower than torchrun to its first line", _ratio(first), 1))
 
 
 def _restart(results: Results, repetitions: int, workers: int) -> None:
     """From the moment that one worker ends by itself to the first line of all new ones."""
-    first, imported, barrier = _Taken(), _Taken(), _Taken()
+    first: _Taken = defaultdict(list)
+    imported: _Taken = defaultdict(list)
+    barrier: _Taken = defaultdict(list)
     for name in _in_turns(repetitions):
         with _launch(name, workers, "restart") as launch:
             launch.last("barrier", workers, since=launch.started)
@@ -218,19 +220,19 @@ def _restart(results: Results, repetitions: int, workers: int) -> None:
             time.sleep(8)
             (launch.directory / "fail").touch()
             failed = launch.moment("failure")
-            barrier.add(name, launch.last("barrier", workers, since=failed, again=True))
-            imported.add(name, launch.last("torch", workers, since=failed, again=True))
-            first.add(name, launch.last("line", workers, since=failed, again=True))
+            barrier[name].append(launch.last("barrier", workers, since=failed, again=True))
+            imported[name].append(launch.last("torch", workers, since=failed, again=True))
+            first[name].append(launch.last("line", workers, since=failed, again=True))
     table = Table(
         f"{workers} workers of one node: restart after one of them ended by itself",
         ["launcher", "first line of all (s)", "torch imported (s)", "barrier (s)"],
         note=f"Until the last of them is there. Medians of {repetitions}.",
     )
     for name in _LAUNCHERS:
-        table.rows.append([name, *(seconds(taken.median(name)) for taken in (first, imported, barrier))])
+        table.rows.append([name, *(seconds(median(taken[name])) for taken in (first, imported, barrier))])
     results.add(table)
     results.bars.append(
-        Bar.at_most(f"restart of {workers} workers to their first line in 0.3 s", first.median("slurm-elastic"), 0.3)
+        Bar.at_most(f"restart of {workers} workers to their first line in 0.3 s", median(first["slurm-elastic"]), 0.3)
     )
 
 
@@ -239,30 +241,16 @@ def _in_turns(repetitions: int) -> Iterator[str]:
         yield from _LAUNCHERS
 
 
-class _Taken:
-    """What was measured, by launcher."""
+def _quotients(taken: _Taken) -> list[float]:
+    """How many times torchrun's time is ours, of each pair."""
+    pairs = zip(taken["torchrun"], taken["slurm-elastic"], strict=True)
+    return [(torchs or _LIMIT) / (ours or _LIMIT) for torchs, ours in pairs]
 
-    def __init__(self) -> None:
-        self._values: dict[str, list[float | None]] = {name: [] for name in _LAUNCHERS}
 
-    def add(self, name: str, value: float | None) -> None:
-        self._values[name].append(value)
-
-    def median(self, name: str) -> float | None:
-        return median(self._values[name])
-
-    def longest(self, name: str) -> float | None:
-        return None if None in self._values[name] else max(value for value in self._values[name] if value is not None)
-
-    def quotients(self) -> list[float]:
-        """How many times torchrun's time is ours, of each pair."""
-        pairs = zip(self._values["torchrun"], self._values["slurm-elastic"], strict=True)
-        return [(torchs or _LIMIT) / (ours or _LIMIT) for torchs, ours in pairs]
-
-    def ratio(self) -> float | None:
-        """How many times torchrun's median is ours."""
-        torchs, ours = self.median("torchrun"), self.median("slurm-elastic")
-        return torchs / ours if torchs and ours else None
+def _ratio(taken: _Taken) -> float | None:
+    """How many times torchrun's median is ours."""
+    torchs, ours = median(taken["torchrun"]), median(taken["slurm-elastic"])
+    return torchs / ours if torchs and ours else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,12 +287,9 @@ def _launch(name: str, workers: int, plan: str, root: Path = _ROOT, python: str 
         script = Path(directory, "train.py")
         script.write_text(_SCRIPT)
         started = time.monotonic()
+        command = [python, "-m", *_LAUNCHERS[name], "--nproc-per-node", str(workers), "--max-restarts", "1"]
         process = subprocess.Popen(
-            [
-                *(python, "-m", *_LAUNCHERS[name]),
-                *("--nproc-per-node", str(workers), "--max-restarts", "1"),
-                *(str(script), directory, plan),
-            ],
+            [*command, str(script), directory, plan],
             cwd=directory,
             env={**os.environ, "PYTHONPATH": str(root)},
             stdout=subprocess.DEVNULL,
@@ -318,34 +303,32 @@ def _launch(name: str, workers: int, plan: str, root: Path = _ROOT, python: str 
 
 def memory(pid: int) -> float:
     """Of a process and all its descendants, MiB; what they share is counted once."""
-    total, parents = 0.0, {pid}
-    while parents:
-        for each in parents:
-            with contextlib.suppress(FileNotFoundError, ProcessLookupError, KeyError):
-                total += usage(each).share
-        parents = {child for child, parent in _parents().items() if parent in parents}
+    total = 0.0
+    for each in _family(pid):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError, KeyError):
+            total += usage(each).share
     return total
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
     """Kill a launcher and its workers: torchrun leaves them when it is killed, so they have to be found before."""
-    family = {process.pid}
-    parents = _parents()
-    while more := {pid for pid, parent in parents.items() if parent in family} - family:
-        family |= more
-    for pid in family:
+    for pid in _family(process.pid):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     process.wait()
 
 
-def _parents() -> dict[int, int]:
-    found = {}
+def _family(pid: int) -> set[int]:
+    """Return a process and all its descendants."""
+    parents = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal():
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-                found[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-    return found
+                parents[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+    family = {pid}
+    while more := {child for child, parent in parents.items() if parent in family} - family:
+        family |= more
+    return family
 
 
 if __name__ == "__main__":

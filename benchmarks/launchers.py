@@ -34,7 +34,6 @@ class Launcher(enum.Enum):
     def agent(
         self,
         run_id: str,
-        start: str,
         directory: Path,
         *script: str,
         python: Path = PYTHON,
@@ -45,7 +44,6 @@ class Launcher(enum.Enum):
 
         Args:
             run_id: of this run alone.
-            start: warm or cold; for ours.
             directory: which all nodes share.
             script: with its arguments.
             python: of the agent and its workers.
@@ -54,7 +52,7 @@ class Launcher(enum.Enum):
         """
         common = [f"--nnodes={nodes}", f"--nproc-per-node={workers}", "--max-restarts=100", f"--rdzv-id={run_id}"]
         if self is Launcher.OURS:
-            return [str(python), *self.program.split(), *common, f"--start={start}", f"--run-dir={directory}", *script]
+            return [str(python), *self.program.split(), *common, f"--run-dir={directory}", *script]
         command = [str(python), *self.program.split(), *common, "--rdzv-backend=c10d", "--rdzv-endpoint=n1:29400"]
         if self is Launcher.TUNED:
             command.append("--rdzv-conf=last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=2")

@@ -6,12 +6,12 @@
 On a real Slurm cluster of four nodes on this machine, one worker per node. The fourth node is killed, one joins three,
 the fourth is told to go, as by a preemption, or Slurm requeues the job. Needs root, for the cluster.
 
-`ddp` and `fsdp2` run `benchmarks/snapshot_scripts/wide.py` with 256 MiB of state on each node: by
+`ddp` and `fsdp2` run `benchmarks/scripts/wide.py` with 256 MiB of state on each node: by
 DistributedDataParallel, where all ranks have all of it, and by FSDP2, where each has its shards, which agents copy to
 another node (--snapshot-replicas 1), and on disk when the job is requeued. The same without snapshots, which begins
 anew, takes turns.
 
-The others run `benchmarks/framework_scripts` with the lines of docs/howto/frameworks.md, and as their users write them
+The others run scripts of frameworks with the lines of docs/howto/frameworks.md, and as their users write them
 under torchrun tuned by hand, with the framework's own checkpoint every 20 steps. `transformers-wide` and
 `lightning-wide` have 256 MiB of state, and take turns with the same scripts without it if those are chosen, too.
 """
@@ -30,12 +30,12 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from benchmarks.history import Recovery, Worker, recovery
-from benchmarks.job import Job, installed_package, require_root, running_cluster, wait
+from benchmarks.history import Recovery, Worker
+from benchmarks.job import Job, installed_package, require_root, running_cluster
 from benchmarks.launchers import FRAMEWORKS_PYTHON, PYTHON, Launcher
-from benchmarks.options import add_parts
+from benchmarks.options import add_parts, make_parser
 from benchmarks.scenarios import Scenario
-from benchmarks.tables import Bar, Cell, Results, Table, median, seconds
+from benchmarks.tables import Bar, Cell, Results, Table, longest, median, seconds
 from tests.cluster.testbed import Cluster, Settings, network
 
 
@@ -45,7 +45,7 @@ class _Kind:
 
     Attributes:
         name: for readers.
-        script: below `benchmarks`.
+        script: of `scripts`.
         words: its arguments.
     """
 
@@ -55,21 +55,21 @@ class _Kind:
 
     @property
     def is_framework(self) -> bool:
-        return self.script.startswith("framework_scripts/")
+        return self.script != "wide.py"
 
 
 _KINDS = {
-    "ddp": _Kind("DistributedDataParallel", "snapshot_scripts/wide.py", ("ddp",)),
-    "fsdp2": _Kind("FSDP2", "snapshot_scripts/wide.py", ("fsdp2",)),
-    "transformers": _Kind("Transformers", "framework_scripts/transformers_gpt2.py"),
-    "transformers-wide": _Kind("Transformers, 256 MiB", "framework_scripts/transformers_gpt2.py", ("--mib=256",)),
-    "lightning": _Kind("Lightning", "framework_scripts/lightning_layers.py"),
-    "lightning-wide": _Kind("Lightning, 256 MiB", "framework_scripts/lightning_layers.py", ("--mib=256",)),
-    "fabric": _Kind("Fabric", "framework_scripts/layers_loop.py", ("fabric",)),
-    "accelerate": _Kind("Accelerate", "framework_scripts/layers_loop.py", ("accelerate",)),
+    "ddp": _Kind("DistributedDataParallel", "wide.py", ("ddp",)),
+    "fsdp2": _Kind("FSDP2", "wide.py", ("fsdp2",)),
+    "transformers": _Kind("Transformers", "transformers_gpt2.py"),
+    "transformers-wide": _Kind("Transformers, 256 MiB", "transformers_gpt2.py", ("--mib=256",)),
+    "lightning": _Kind("Lightning", "lightning_layers.py"),
+    "lightning-wide": _Kind("Lightning, 256 MiB", "lightning_layers.py", ("--mib=256",)),
+    "fabric": _Kind("Fabric", "layers_loop.py", ("fabric",)),
+    "accelerate": _Kind("Accelerate", "layers_loop.py", ("accelerate",)),
 }
 _WIDE = {"transformers-wide": "transformers", "lightning-wide": "lightning"}
-_EVENTS = {"killed": Scenario.KILLED, "joins": Scenario.JOINS, "leaves": Scenario.LEAVES, "requeued": Scenario.REQUEUED}
+_EVENTS = ("killed", "joins", "leaves", "requeued")
 _SETTLE = 10.0
 """Seconds of training before anything happens: some snapshots are safe by then."""
 _SETTLE_FRAMEWORKS = 30.0
@@ -101,24 +101,22 @@ _Found = dict[tuple[str, Scenario, bool], list[_Loss | None]]
 
 def main() -> int:
     """Measure, show and judge."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.lost_steps")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the results there")
-    parser.add_argument("--repetitions", type=int, default=3, metavar="N", help="of which medians are taken")
+    parser = make_parser("lost_steps", repetitions=3)
     parser.add_argument("--torchrun", type=int, default=1, metavar="N", help="repetitions of what torchrun runs")
     add_parts(parser, *_KINDS)
     add_parts(parser, *_EVENTS, option="--events")
-    parser.add_argument("--name", default="lost-steps", help="of the test cluster")
     options = parser.parse_args()
     require_root()
     results = Results.of("lost_steps")
     found: _Found = defaultdict(list)
-    with installed_package() as package, running_cluster(Settings(options.name, kill_wait=30)) as cluster:
+    with installed_package() as package, running_cluster(Settings("lost-steps", kill_wait=30)) as cluster:
         for number, name, event, snapshots in _turns(options):
-            one = _lose(cluster, package, _KINDS[name], _EVENTS[event], snapshots=snapshots)
-            found[name, _EVENTS[event], snapshots].append(one)
+            scenario = Scenario[event.upper()]
+            one = _lose(cluster, package, _KINDS[name], scenario, snapshots=snapshots)
+            found[name, scenario, snapshots].append(one)
             what = "every step" if snapshots else "torchrun" if _KINDS[name].is_framework else "no snapshots"
             print(f"{number + 1}: {name}, {event}, {what}: {one}", flush=True)
-    events = [_EVENTS[event] for event in options.events]
+    events = [Scenario[event.upper()] for event in options.events]
     if own := [name for name in options.only if not _KINDS[name].is_framework]:
         _show(results, found, own, events, options.repetitions)
     if frameworks := [name for name in options.only if _KINDS[name].is_framework]:
@@ -137,30 +135,29 @@ def _turns(options: argparse.Namespace) -> Iterator[tuple[int, str, str, bool]]:
 
 
 def _lose(cluster: Cluster, package: Path, kind: _Kind, scenario: Scenario, *, snapshots: bool) -> _Loss | None:
-    here = Path(__file__).parent
     launcher = Launcher.TUNED if kind.is_framework and not snapshots else Launcher.OURS
     takes = "--elastic" if kind.is_framework else "--snapshots"
     is_sharded = kind is _KINDS["fsdp2"]
     # Memory ends with the job.
-    words = [takes, *(["--to-disk"] if scenario is Scenario.REQUEUED and not kind.is_framework else [])]
+    taken = [takes, *(["--to-disk"] if scenario is Scenario.REQUEUED and not kind.is_framework else [])]
     with Job(
-        *(cluster, launcher, "warm", package),
-        scripts=[here / kind.script, here / "framework_scripts/marks.py"],
+        cluster,
+        launcher,
+        package,
+        kind.script,
+        *kind.words,
+        *(taken if snapshots else []),
         python=FRAMEWORKS_PYTHON if kind.is_framework else PYTHON,
         options=["--snapshot-replicas=1"] if is_sharded else [],
-        arguments=[*kind.words, *words] if snapshots else kind.words,
         # Frameworks take as many threads as there are processors, in each of the four nodes that share these.
         variables={"OMP_NUM_THREADS": "1"} if kind.is_framework else None,
     ) as job:
-        job.start(scenario.nodes_before)
-        job.wait_training(len(scenario.nodes_before))
+        job.train(scenario.nodes_before, settle=0.0)
         with ExitStack() as asking:
             safe = asking.enter_context(_safe_steps(cluster, job)) if is_sharded else []
             time.sleep(_SETTLE_FRAMEWORKS if kind.is_framework else _SETTLE)
-            event = scenario.happen(cluster, job)
-            wait(lambda: recovery(job.workers(), event, scenario.nodes_after) is not None, _LIMIT)
+            event, found = scenario.recover(cluster, job, _LIMIT)
             workers = job.workers()
-        found = recovery(workers, event, scenario.nodes_after)
         if found is None:
             return None
         first_start = _first_start(workers, event, len(scenario.nodes_before))
@@ -258,9 +255,8 @@ def _show_frameworks(
             name, ours, theirs = _KINDS[kind].name, found[kind, scenario, True], found[kind, scenario, False]
             lost, most = _lost(ours)
             gaps = _gaps(ours)
-            longest = None if None in gaps else max(each for each in gaps if each is not None)
             first_start = median(None if one is None else one.first_start for one in ours)
-            cells: list[Cell] = [_steps(lost), _steps(most), *map(seconds, (median(gaps), longest, first_start))]
+            cells: list[Cell] = [_steps(lost), _steps(most), *map(seconds, (median(gaps), longest(gaps), first_start))]
             beside = [_steps(_lost(theirs)[0]), seconds(median(_gaps(theirs)))] if theirs else ["", ""]
             table.rows.append([name, scenario.value, *cells, *beside])
             promise = f"{name}, {scenario.value}: at most 1 step repeated"
@@ -280,7 +276,7 @@ def _gaps(losses: Iterable[_Loss | None]) -> list[float | None]:
 def _lost(losses: Iterable[_Loss | None]) -> tuple[float | None, float | None]:
     """The steps that were repeated: the median, and the most."""
     lost = [None if one is None else float(one.recovery.lost) for one in losses]
-    return median(lost), None if None in lost else max(each for each in lost if each is not None)
+    return median(lost), longest(lost)
 
 
 def _steps(value: float | None) -> str:

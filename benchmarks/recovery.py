@@ -1,7 +1,6 @@
 """How long training stands still when nodes come and go: torchrun's defaults, torchrun tuned by hand, slurm-elastic.
 
-    python -m benchmarks.recovery [--json FILE] [--repetitions 5] [--start cold|warm]
-                                  [--scenarios killed,silent,leaves,joins]
+    python -m benchmarks.recovery [--json FILE] [--repetitions 5] [--scenarios killed,silent,leaves,joins]
                                   [--beside killed,joins] [--beside-repetitions 2]
 
 Runs the same script on a real Slurm cluster of four nodes on this machine, one worker per node, 50 ms steps with an
@@ -14,21 +13,22 @@ from __future__ import annotations
 
 import argparse
 import sys
-import time
 from collections import defaultdict
 from pathlib import Path
 
 from benchmarks import idle
-from benchmarks.history import Recovery, recovery
-from benchmarks.job import Job, installed_package, require_root, running_cluster, wait
+from benchmarks.history import Recovery
+from benchmarks.job import Job, installed_package, require_root, running_cluster
 from benchmarks.launchers import Launcher
+from benchmarks.options import add_parts, make_parser
 from benchmarks.scenarios import Scenario
-from benchmarks.tables import Bar, Cell, Results, Table, median, seconds
+from benchmarks.tables import Bar, Cell, Results, Table, longest, median, seconds
 from tests.cluster.testbed import Cluster, Settings
 
 _SETTLE = 5.0
 """Seconds of training before anything happens: the state that a long training is in."""
 _TABLE_LIMITS = {Scenario.KILLED: 0.7, Scenario.SILENT: 3.5, Scenario.LEAVES: 0.2, Scenario.JOINS: 0.2}
+_SCENARIOS = [scenario.name.lower() for scenario in _TABLE_LIMITS]
 _GAP_LIMITS = {Scenario.KILLED: 1.2, Scenario.JOINS: 1.2}
 """With warm workers, and the least that torchrun's gap has to be above ours when a node is killed."""
 _TIMES_BETTER = {Launcher.DEFAULTS: 25, Launcher.TUNED: 4}
@@ -41,60 +41,47 @@ def main() -> int:
     options = _options()
     require_root()
     results = Results.of("recovery")
-    with installed_package() as package, running_cluster(Settings(options.name)) as cluster:
+    with installed_package() as package, running_cluster(Settings("benchmark")) as cluster:
         found = _recoveries(cluster, package, options)
         _show(results, found, options)
         if options.idle:
             idles = {
-                launcher: idle.measure(cluster, launcher, options.start, package, options.idle)
-                for launcher in options.launchers
+                launcher: idle.measure(cluster, launcher, package, options.idle)
+                for launcher in map(_launcher, options.launchers)
             }
             idle.judge(results, idles, options.idle)
     return results.finish(options.json)
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.recovery")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the results there")
-    parser.add_argument("--repetitions", type=int, default=5, metavar="N", help="of ours, of which medians are taken")
-    parser.add_argument("--start", choices=["cold", "warm"], default="warm", help="how slurm-elastic starts workers")
+    parser = make_parser("recovery", repetitions=5)
     parser.add_argument("--limit", type=float, default=75.0, metavar="S", help="seconds after which it is never")
     parser.add_argument("--idle", type=float, default=20.0, metavar="S", help="seconds to watch idle agents; 0: not")
-    parser.add_argument("--name", default="benchmark", help="of the test cluster")
-    parser.add_argument("--launchers", type=_launchers, default=list(Launcher), help="some of defaults,tuned,ours")
-    parser.add_argument(
-        "--beside",
-        type=_scenarios,
-        default=[Scenario.KILLED, Scenario.JOINS],
-        metavar="SCENARIOS",
-        help="the scenarios in which torchrun is measured, too; default: killed,joins",
-    )
+    add_parts(parser, *(launcher.name.lower() for launcher in Launcher), option="--launchers")
+    add_parts(parser, *_SCENARIOS, option="--scenarios")
+    add_parts(parser, *_SCENARIOS, option="--beside", default=["killed", "joins"])
     parser.add_argument("--beside-repetitions", type=int, default=2, metavar="N", help="of torchrun's; default: 2")
-    parser.add_argument(
-        "--scenarios", type=_scenarios, default=list(_TABLE_LIMITS), help="some of killed,silent,leaves,joins"
-    )
     return parser.parse_args()
 
 
-def _launchers(text: str) -> list[Launcher]:
-    return [Launcher[name.upper()] for name in text.split(",") if name]
-
-
-def _scenarios(text: str) -> list[Scenario]:
-    return [Scenario[name.upper()] for name in text.split(",") if name]
+def _launcher(name: str) -> Launcher:
+    return Launcher[name.upper()]
 
 
 def _recoveries(cluster: Cluster, package: Path, options: argparse.Namespace) -> Found:
     found: Found = defaultdict(list)
     for number in range(max(options.repetitions, options.beside_repetitions)):
-        for scenario in options.scenarios:
-            for launcher in options.launchers:
-                if launcher is not Launcher.OURS and scenario not in options.beside:
+        for name in options.scenarios:
+            scenario = Scenario[name.upper()]
+            for launcher in map(_launcher, options.launchers):
+                if launcher is not Launcher.OURS and name not in options.beside:
                     continue
                 repetitions = options.repetitions if launcher is Launcher.OURS else options.beside_repetitions
                 if number >= repetitions or _median_is_never(found[scenario, launcher], repetitions):
                     continue
-                one = _recover(cluster, launcher, scenario, package, options)
+                with Job(cluster, launcher, package) as job:
+                    job.train(scenario.nodes_before, _SETTLE)
+                    _, one = scenario.recover(cluster, job, options.limit)
                 found[scenario, launcher].append(one)
                 shown = f"table {one.table:.3f} s, gap {one.gap:.2f} s" if one else f"never ({options.limit:.0f} s)"
                 print(f"{number + 1}: {scenario.value}, {launcher.value}: {shown}", flush=True)
@@ -106,30 +93,13 @@ def _median_is_never(runs: list[Recovery | None], repetitions: int) -> bool:
     return runs.count(None) > repetitions / 2
 
 
-def _recover(
-    cluster: Cluster, launcher: Launcher, scenario: Scenario, package: Path, options: argparse.Namespace
-) -> Recovery | None:
-    with Job(cluster, launcher, options.start, package) as job:
-        job.start(scenario.nodes_before)
-        job.wait_training(len(scenario.nodes_before))
-        time.sleep(_SETTLE)
-        event = scenario.happen(cluster, job)
-
-        def again() -> bool:
-            return recovery(job.workers(), event, scenario.nodes_after) is not None
-
-        if not wait(again, options.limit):
-            return None
-        return recovery(job.workers(), event, scenario.nodes_after)
-
-
 def _show(results: Results, found: Found, options: argparse.Namespace) -> None:
     table = Table(
         "Seconds from an event on the fourth node to the next round, and without a training step",
         ["event", "launcher", "times", "new table", "longest", "gap", "longest"],
         note="New table: until the last node has started its worker in the new round, from the kill, the cut, the "
         "signal to the agent, or the new agent's first connection. Gap: between two training steps, so with the start "
-        f"of the workers ({options.start}). Medians of so many times; of two the better one. Never: not within "
+        "of the workers (warm). Medians of so many times; of two the better one. Never: not within "
         f"{options.limit:.0f} s in most of them, after which the launcher was not run again.",
     )
     gaps: dict[tuple[Scenario, Launcher], float | None] = {}
@@ -139,14 +109,13 @@ def _show(results: Results, found: Found, options: argparse.Namespace) -> None:
         gaps[scenario, launcher] = _median(whole)
         cells: list[Cell] = [scenario.value, launcher.value, len(runs)]
         for values in (tables, whole):
-            cells += [seconds(_median(values)), seconds(_longest(values))]
+            cells += [seconds(_median(values)), seconds(longest(values))]
         table.rows.append(cells)
         if launcher is Launcher.OURS:
             limit = _TABLE_LIMITS[scenario]
             results.bars.append(Bar.at_most(f"{scenario.value}: new table in {limit} s", _median(tables), limit))
     results.add(table)
-    if options.start == "warm":
-        _judge_gaps(results, gaps, options.limit)
+    _judge_gaps(results, gaps, options.limit)
 
 
 def _judge_gaps(results: Results, gaps: dict[tuple[Scenario, Launcher], float | None], limit: float) -> None:
@@ -172,11 +141,6 @@ def _median(values: list[float | None]) -> float | None:
     """Of an even number the worst does not count: torchrun, which is run less often, is not made worse than it is."""
     ordered = sorted(values, key=lambda value: float("inf") if value is None else value)
     return median(ordered if len(ordered) % 2 else ordered[:-1])
-
-
-def _longest(values: list[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return max(known) if len(known) == len(values) else None
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """How long agents need to agree who is in a round.
 
-    python -m benchmarks.rendezvous [--json FILE] [--repetitions 5] [--only ours,scale,disturbed,torch,queue,churn]
+    python -m benchmarks.rendezvous [--json FILE] [--repetitions 5] [--only ours,scale,disturbed,torch,churn]
 
-The leader runs in one process, the agents in another: real connections, real sealed messages, rounds written to a run
+The leader runs in one process, the agents in others: real connections, real sealed messages, rounds written to a run
 directory; only workers are missing. torch's dynamic rendezvous over c10d runs in the same harness: its store in one
 process, its agents as threads of another. Both have a network namespace of their own when root runs this, so that no
 name server takes part.
@@ -10,16 +10,15 @@ name server takes part.
 
 from __future__ import annotations
 
-import argparse
-import asyncio
 import sys
-from pathlib import Path
+import time
+from collections.abc import Callable
 
 from benchmarks import disturbed, sandbox, scale
-from benchmarks.agents import Crowd
-from benchmarks.leading import GIVEN_LIMITS, LeaderProcess
-from benchmarks.tables import Bar, Results, Table, median, seconds
-from benchmarks.usage import Usage, usage
+from benchmarks.leading import COORDINATOR, GIVEN_LIMITS, LIMIT, running
+from benchmarks.options import add_parts, add_sizes, make_parser
+from benchmarks.tables import Bar, Results, Table, longest, median, seconds
+from benchmarks.usage import Usage
 
 _SIZES = (64, 128, 256, 1024)
 _MANY = 16384
@@ -31,40 +30,29 @@ _CHURN_SIZE, _CHURN_ROUNDS = 256, 50
 
 def main() -> int:
     """Measure, show and judge."""
-    options = _options()
+    parser = make_parser("rendezvous", repetitions=5)
+    add_parts(parser, "ours", "scale", "disturbed", "torch", "churn")
+    parser.add_argument("--limit", type=float, default=180.0, metavar="S", help="seconds for one rendezvous of torch")
+    add_sizes(parser, "--sizes", *_SIZES)
+    add_sizes(parser, "--scale", 1024, 4096, 16384)
+    add_sizes(parser, "--disturbed", 1024)
+    parser.add_argument("--many", type=int, default=_MANY, metavar="N", help="agents of the single large rendezvous")
+    options = parser.parse_args()
     sandbox.enter("benchmarks.rendezvous")
     sandbox.raise_descriptor_limit()
     results = Results.of("rendezvous")
-    repetitions, only = options.repetitions, set(options.only.split(","))
     ours: dict[int, float | None] = {}
-    if "ours" in only:
-        ours = _ours(results, options.sizes, repetitions, many=options.many)
-    if "scale" in only:
+    if "ours" in options.only:
+        ours = _ours(results, options.sizes, options.repetitions, many=options.many)
+    if "scale" in options.only:
         scale.measure(results, options.scale)
-    if "disturbed" in only:
+    if "disturbed" in options.only:
         disturbed.measure(results, options.disturbed)
-    if "queue" in only:
-        _queue(results, options.sizes, repetitions)
-    if "torch" in only:
-        _torch(results, ours, repetitions, options.limit)
-    if "churn" in only:
+    if "torch" in options.only:
+        _torch(results, ours, options.repetitions, options.limit)
+    if "churn" in options.only:
         _churn(results)
     return results.finish(options.json)
-
-
-def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.rendezvous", description=__doc__)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the results there")
-    parser.add_argument("--repetitions", type=int, default=5, metavar="N", help="of which medians are taken")
-    parser.add_argument("--only", default="ours,scale,disturbed,queue,torch,churn", help="the parts to run")
-    parser.add_argument("--limit", type=float, default=180.0, metavar="S", help="seconds for one rendezvous of torch")
-    parser.add_argument("--sizes", type=lambda text: [int(size) for size in text.split(",")], default=list(_SIZES))
-    parser.add_argument(
-        "--scale", type=lambda text: [int(size) for size in text.split(",")], default=[1024, 4096, 16384]
-    )
-    parser.add_argument("--disturbed", type=lambda text: [int(size) for size in text.split(",")], default=[1024])
-    parser.add_argument("--many", type=int, default=_MANY, metavar="N", help="agents of the single large rendezvous")
-    return parser.parse_args()
 
 
 def _ours(results: Results, sizes: list[int], repetitions: int, many: int) -> dict[int, float | None]:
@@ -73,25 +61,17 @@ def _ours(results: Results, sizes: list[int], repetitions: int, many: int) -> di
         ["agents", "from connecting", "longest", "from joining", "longest", "leader resident MiB", "share MiB"],
         note="From connecting: every agent starts to connect at once. From joining: all were connected before. "
         f"Medians of {repetitions}; {many} agents once. The leader begins with a limit of {GIVEN_LIMITS[0]} open files "
-        f"and raises it itself to {GIVEN_LIMITS[1]}; the process that plays all agents is given all that there are.",
+        f"and raises it itself to {GIVEN_LIMITS[1]}; processes that play the agents are given all that there are.",
     )
     whole: dict[int, float | None] = {}
     joins: dict[int, float | None] = {}
     for size in [*sizes, many]:
-        runs = [asyncio.run(_gather(size)) for _ in range(1 if size == many else repetitions)]
-        connecting, joining = [run[0] for run in runs], [run[1] for run in runs]
+        runs = [_gather(size) for _ in range(1 if size == many else repetitions)]
+        connecting, joining, used = zip(*runs, strict=True)
         whole[size], joins[size] = median(connecting), median(joining)
-        table.rows.append(
-            [
-                size,
-                seconds(whole[size], 3),
-                seconds(max(connecting), 3),
-                seconds(joins[size], 3),
-                seconds(max(joining), 3),
-                f"{max(run[2].resident for run in runs):.0f}",
-                f"{max(run[2].share for run in runs):.0f}",
-            ]
-        )
+        times = (whole[size], max(connecting), joins[size], max(joining))
+        memory = (max(each.resident for each in used), max(each.share for each in used))
+        table.rows.append([size, *(seconds(each, 3) for each in times), *(f"{each:.0f}" for each in memory)])
     results.add(table)
     for size, most in _FIRST_ROUND.items():
         if size in whole:
@@ -102,55 +82,25 @@ def _ours(results: Results, sizes: list[int], repetitions: int, many: int) -> di
     return joins
 
 
-async def _gather(size: int) -> tuple[float, float, Usage]:
-    return await _connecting(size), *await _joining(size)
-
-
-async def _connecting(size: int) -> float:
-    with LeaderProcess(size, size) as leader:
-        crowd = Crowd(leader)
-        agents = [crowd.add(index) for index in range(size)]
-        begin = asyncio.get_running_loop().time()
-        for agent in agents:
-            agent.connect()
-            agent.join()
-        taken = await crowd.next_round(size) - begin
-        await crowd.close()
-        return taken
-
-
-async def _joining(size: int) -> tuple[float, Usage]:
-    with LeaderProcess(size, size) as leader:
-        crowd = Crowd(leader)
-        for index in range(size):
-            crowd.add(index).connect()
-        await asyncio.to_thread(leader.wait_connected, size)
-        begin = asyncio.get_running_loop().time()
-        for agent in crowd.agents.values():
-            agent.join()
-        taken = await crowd.next_round(size) - begin
-        used = leader.usage()
-        await crowd.close()
-        return taken, used
-
-
-def _queue(results: Results, sizes: list[int], repetitions: int) -> None:
-    # Not at the top: what this module imports, the leader's process imports too (multiprocessing, spawn).
-    from benchmarks import torch_queue
-
-    table = Table(
-        "For comparison: the same exchange by TCPStore queues (s)",
-        ["agents", "from connecting", "from joining"],
-        note="One queue_push per agent, one answer popped. It does not know who speaks, does not notice who is gone, "
-        f"and nobody connects to it while a name server is slow. Medians of {repetitions}.",
-    )
-    for size in sizes:
-        runs = [torch_queue.gather(size) for _ in range(repetitions)]
-        table.rows.append([size, *(seconds(median(run[part] for run in runs), 3) for part in (0, 1))])
-    results.add(table)
+def _gather(size: int) -> tuple[float, float, Usage]:
+    """Seconds from connecting and from joining until all agents hold their rank, and what the leader uses then."""
+    agents = range(size)
+    with running(size, COORDINATOR) as (herd, _):
+        begin = time.monotonic()
+        herd.add(agents)
+        herd.wait(herd.hold_places(size, -1), LIMIT)
+        connecting = herd.placed_at - begin
+    with running(size, COORDINATOR) as (herd, (leader,)):
+        herd.connect(agents)
+        herd.wait(herd.connected(size), LIMIT)
+        begin = time.monotonic()
+        herd.join(agents)
+        herd.wait(herd.hold_places(size, -1), LIMIT)
+        return connecting, herd.placed_at - begin, leader.usage()
 
 
 def _torch(results: Results, ours: dict[int, float | None], repetitions: int, limit: float) -> None:
+    # Not at the top: what this module imports, the leader's process imports too (multiprocessing, spawn).
     from benchmarks import torch_dynamic
 
     table = Table(
@@ -161,10 +111,9 @@ def _torch(results: Results, ours: dict[int, float | None], repetitions: int, li
     )
     for size in _TORCH_SIZES:
         runs = [torch_dynamic.gather(size, limit) for _ in range(repetitions)]
-        longest = None if None in runs else max(run for run in runs if run is not None)
         own, other = ours.get(size), median(runs)
         times = f"{other / own:.0f}" if own and other else None
-        table.rows.append([size, seconds(other), seconds(longest), seconds(own, 3) if own else None, times])
+        table.rows.append([size, seconds(other), seconds(longest(runs)), seconds(own, 3) if own else None, times])
         if size == max(_TORCH_SIZES):
             _compare(results, size, own, other)
     results.add(table)
@@ -176,7 +125,7 @@ def _churn(results: Results) -> None:
         ["change", "median", "longest"],
         note="From the leave, or from the start of the new agent, until every agent holds its rank in the new round.",
     )
-    leaves, joins, before, after = asyncio.run(_rounds())
+    leaves, joins, before, after = _rounds()
     for name, taken in (("leave", leaves), ("join", joins)):
         table.rows.append([name, seconds(median(taken), 3), seconds(max(taken), 3)])
     results.add(table)
@@ -198,34 +147,29 @@ def _churn(results: Results) -> None:
     results.bars.append(Bar.at_most("at most 8 MiB more after all rounds", grown, 8, "MiB"))
 
 
-async def _rounds() -> tuple[list[float], list[float], dict[str, Usage], dict[str, Usage]]:
-    clock = asyncio.get_running_loop().time
+def _rounds() -> tuple[list[float], list[float], dict[str, Usage], dict[str, Usage]]:
     leaves, joins = [], []
     size = _CHURN_SIZE
-    with LeaderProcess(size, size - 1) as leader:
-        crowd = Crowd(leader)
-        for index in range(size):
-            agent = crowd.add(index)
-            agent.connect()
-            agent.join()
-        await crowd.next_round(size)
+    with running(size, COORDINATOR) as (herd, (leader,)):
+
+        def change(work: Callable[[list[int]], None], agents: list[int], left: int) -> float:
+            done, begin = herd.hold_places(left, herd.newest), time.monotonic()
+            work(agents)
+            herd.wait(done, LIMIT)
+            return herd.placed_at - begin
+
+        def used() -> dict[str, Usage]:
+            return {"leader": leader.usage(), f"{size} agents": herd.usage()}
+
+        change(herd.add, [*range(size)], size)
         before: dict[str, Usage] = {}
         for number in range(_CHURN_ROUNDS):
             index = number * 37 % size
-            begin = clock()
-            leaving = asyncio.create_task(crowd.agents.pop(index).leave())
-            leaves.append(await crowd.next_round(size - 1) - begin)
-            await leaving
-            begin = clock()
-            agent = crowd.add(index)
-            agent.connect()
-            agent.join()
-            joins.append(await crowd.next_round(size) - begin)
+            leaves.append(change(herd.leave, [index], size - 1))
+            joins.append(change(herd.add, [index], size))
             if number == 4:
-                before = {"leader": leader.usage(), f"{size} agents": usage()}
-        after = {"leader": leader.usage(), f"{size} agents": usage()}
-        await crowd.close()
-    return leaves, joins, before, after
+                before = used()
+        return leaves, joins, before, used()
 
 
 def _compare(results: Results, size: int, ours: float | None, torch: float | None) -> None:

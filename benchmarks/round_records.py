@@ -8,13 +8,13 @@ with the record, and without it where the agent knows the round. The value that 
 
 from __future__ import annotations
 
-import argparse
 import random
 import sys
 import tempfile
 import time
 from pathlib import Path
 
+from benchmarks.options import add_sizes, make_parser
 from benchmarks.tables import Results, Table
 from slurm_elastic.rendezvous.election.campaign import locate
 from slurm_elastic.rendezvous.election.leader_location import LeaderLocation
@@ -31,11 +31,8 @@ _ENDPOINT = {"agent": "n0/1234.0/4321", "address": "10.0.0.1", "port": 29400, "e
 
 def main() -> int:
     """Measure and show."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.round_records", description=__doc__)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the results there")
-    parser.add_argument(
-        "--sizes", type=lambda text: [int(size) for size in text.split(",")], default=[1024, 16384, 100000]
-    )
+    parser = make_parser("round_records")
+    add_sizes(parser, "--sizes", 1024, 16384, 100000)
     options = parser.parse_args()
     results = Results.of("round_records")
     table = Table(
@@ -81,14 +78,8 @@ def _measure(size: int) -> list[str | int | None]:
         record = records.round(0)
         assert record is not None
         in_etcd = len(signed_value(b"secret", "round", {"number": 0, "record": record}))
-    return [
-        size,
-        f"{largest / 1024:,.0f}",
-        f"{in_etcd / 1024:,.0f}",
-        f"{written - begin:.3f}",
-        f"{read - written:.3f}",
-        f"{1000 * (end - read):.2f}",
-    ]
+    sizes = (f"{largest / 1024:,.0f}", f"{in_etcd / 1024:,.0f}")
+    return [size, *sizes, f"{written - begin:.3f}", f"{read - written:.3f}", f"{1000 * (end - read):.2f}"]
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ the workers on.
 
 from __future__ import annotations
 
-import argparse
 import re
 import shutil
 import sys
@@ -22,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks import sandbox
+from benchmarks.options import add_sizes, make_parser
 from benchmarks.tables import Bar, Cell, Results, Table
 from tests.local.agents import WORKER, Allocation, agent_command, allocation
 from tests.local.waiting import eventually
@@ -52,9 +52,8 @@ class _Call:
 
 def main() -> int:
     """Measure, show and judge."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.run_directory", description=__doc__)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the results there")
-    parser.add_argument("--sizes", type=lambda text: [int(size) for size in text.split(",")], default=[3, 6])
+    parser = make_parser("run_directory")
+    add_sizes(parser, "--sizes", 3, 6)
     options = parser.parse_args()
     sandbox.enter("benchmarks.run_directory")
     results = Results.of("run_directory")

@@ -20,7 +20,7 @@ def enter(module: str, *, files: bool = False) -> None:
         module: to run again, with the same arguments.
         files: also a mount namespace of its own.
     """
-    if alone():
+    if _INSIDE in os.environ:
         subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
         return
     if os.geteuid() != 0:
@@ -29,11 +29,6 @@ def enter(module: str, *, files: bool = False) -> None:
     namespaces = ["--net", *(["--mount"] if files else [])]
     os.environ[_INSIDE] = "1"
     os.execvp("unshare", ["unshare", *namespaces, sys.executable, "-m", module, *sys.argv[1:]])
-
-
-def alone() -> bool:
-    """Whether this process runs in the namespace that :func:`enter` made."""
-    return _INSIDE in os.environ
 
 
 def raise_descriptor_limit() -> None:

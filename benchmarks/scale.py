@@ -7,28 +7,14 @@ size.
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import resource
-import signal
-import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from multiprocessing.connection import Connection
-from pathlib import Path
 
-from benchmarks.herd import PROCESS_AGENTS, Herd, NotReachedError, Traffic
-from benchmarks.leading import GIVEN_LIMITS
-from benchmarks.tables import Bar, Results, Table
-from benchmarks.usage import process_cpu_seconds, usage
-from slurm_elastic.descriptors import raise_limit
-from slurm_elastic.rendezvous.connect import RendezvousConfig, connect
-from slurm_elastic.rendezvous.membership.events import Interrupted
-from slurm_elastic.rendezvous.options import RendezvousOptions
-from slurm_elastic.rendezvous.records.api import open_records
-from slurm_elastic.rendezvous.thread import Coordination
-from slurm_elastic.rundir import RunDir, incarnation
+from benchmarks.herd import PROCESS_AGENTS, Herd, NotReachedError
+from benchmarks.leading import GIVEN_LIMITS, LIMIT, LeadingAgent, running
+from benchmarks.tables import Bar, Cell, Results, Table
 
 _BARS = {
     "first round": {1024: 0.5, 4096: 2.0, 16384: 10.0},
@@ -38,17 +24,11 @@ _BARS = {
 _IDLE_BARS = {1024: 2.0, 4096: 5.0, 16384: 15.0}
 _GROWTH = 4.5
 """Times that a row may grow from one size to the next, which is four times as large."""
-RUN, _LIMIT, _IDLE = "scale", 120.0, 20.0
+_ROWS = ("first round", "one killed", "100 killed", "1,000 joining", "leader killed")
+_IDLE = 20.0
 
-
-@dataclass(frozen=True, slots=True)
-class _Row:
-    """What one change took: seconds, the leader's CPU time and the herd's, and the traffic of the herd."""
-
-    wall: float
-    leader: float
-    herd: float
-    traffic: Traffic
+Found = dict[tuple[str, int], float | None]
+"""What was measured, by row and number of agents."""
 
 
 def rows_table(title: str, note: str) -> Table:
@@ -57,15 +37,8 @@ def rows_table(title: str, note: str) -> Table:
     return Table(
         title,
         [
-            "agents",
-            "what",
-            "until all hold their place s",
-            "leader CPU s",
-            "agents CPU s",
-            "messages",
-            "MiB",
-            "leader resident MiB",
-            "load",
+            *("agents", "what", "until all hold their place s", "leader CPU s", "agents CPU s"),
+            *("messages", "MiB", "leader resident MiB", "load"),
         ],
         note=f"The leader's process begins with a limit of {GIVEN_LIMITS[0]} open files and raises it itself to "
         f"{GIVEN_LIMITS[1]}. Processes with up to {PROCESS_AGENTS:,} agents each play all other agents; each of them "
@@ -80,9 +53,10 @@ def rows_table(title: str, note: str) -> Table:
 def measure(results: Results, sizes: list[int]) -> None:
     """Measure, show and judge all rows for these numbers of agents."""
     table = rows_table("Thousands of agents", f"Idle: for {_IDLE:.0f} s, CPU in % of a core.")
-    found: dict[tuple[str, int], float | None] = {}
+    found: Found = {}
     for size in sizes:
-        _measure(table, size, found)
+        with running(size, 0, 1) as (herd, (first, second)):
+            _rows(Rows(table, size, herd, found), first, second)
     results.add(table)
     for what, bars in _BARS.items():
         for size, most in bars.items():
@@ -99,22 +73,6 @@ def measure(results: Results, sizes: list[int]) -> None:
             if before and after:
                 promise = f"{what}: leader's CPU at {4 * small:,} beside {small:,} agents"
                 results.bars.append(Bar.at_most(promise, after / before, _GROWTH, "times"))
-
-
-_ROWS = ("first round", "one killed", "100 killed", "1,000 joining", "leader killed")
-
-
-def _measure(table: Table, size: int, found: dict[tuple[str, int], float | None]) -> None:
-    with (
-        tempfile.TemporaryDirectory(prefix="benchmark-") as place,
-        LeadingAgent(Path(place), size, 0) as first,
-        LeadingAgent(Path(place), size, 1) as second,
-    ):
-        herd = Herd(incarnation(RUN, 0), first.run_dir, size)
-        try:
-            _rows(Rows(table, size, herd, found), first, second)
-        finally:
-            herd.close()
 
 
 def _rows(rows: Rows, first: LeadingAgent, second: LeadingAgent) -> None:
@@ -137,135 +95,43 @@ def _rows(rows: Rows, first: LeadingAgent, second: LeadingAgent) -> None:
 class Rows:
     """The rows of one size."""
 
-    def __init__(self, table: Table, size: int, herd: Herd, found: dict[tuple[str, int], float | None]) -> None:
+    def __init__(self, table: Table, size: int, herd: Herd, found: Found) -> None:
         self.table, self.size, self.herd, self.found = table, size, herd, found
 
     def add(self, what: str, leader: LeadingAgent, change: Callable[[], object], agents: int) -> bool:
         """Make a change, and measure what it takes until so many agents of the herd hold a place in one later round."""
         herd = self.herd
         done = herd.hold_places(agents, herd.newest)
-        begin, cpu, own, said = time.monotonic(), leader.cpu(), herd.cpu(), herd.traffic()
+        begin, before = time.monotonic(), self._used(leader)
         problem = ""
         try:
             change()
-            herd.wait(done, _LIMIT)
+            herd.wait(done, LIMIT)
         except NotReachedError as error:
             problem = f"never: {error}"
-        end = time.monotonic() if problem else herd.placed_at
-        row = _Row(end - begin, leader.cpu() - cpu, herd.cpu() - own, herd.traffic() - said)
-        self.found[what, self.size] = None if problem else row.wall
-        self.found[f"{what} CPU", self.size] = None if problem else row.leader
-        self._show(what, problem or f"{row.wall:.3f}", row, leader)
+        taken = herd.placed_at - begin
+        cpu = self._show(what, problem or f"{taken:.3f}", before, leader)
+        self.found[what, self.size] = None if problem else taken
+        self.found[f"{what} CPU", self.size] = None if problem else cpu
         return not problem
 
     def idle(self, leader: LeadingAgent) -> None:
         """Measure the leader while nothing happens."""
-        herd = self.herd
-        begin, cpu, own, said = time.monotonic(), leader.cpu(), herd.cpu(), herd.traffic()
-        herd.rest(_IDLE)
-        wall = time.monotonic() - begin
-        row = _Row(wall, leader.cpu() - cpu, herd.cpu() - own, herd.traffic() - said)
-        self.found["idle", self.size] = row.leader / wall * 100
-        self._show("idle", f"{row.leader / wall * 100:.1f} %", row, leader)
+        begin, before = time.monotonic(), self._used(leader)
+        self.herd.rest(_IDLE)
+        share = 100 * (leader.cpu() - before[0]) / (time.monotonic() - begin)
+        self.found["idle", self.size] = share
+        self._show("idle", f"{share:.1f} %", before, leader)
 
-    def _show(self, what: str, wall: str, row: _Row, leader: LeadingAgent) -> None:
-        traffic = row.traffic
-        self.table.rows.append(
-            [
-                self.size,
-                what,
-                wall,
-                f"{row.leader:.2f}",
-                f"{row.herd:.2f}",
-                traffic.messages,
-                f"{traffic.bytes / (1 << 20):.1f}",
-                f"{leader.resident():.0f}",
-                f"{os.getloadavg()[0]:.1f}",
-            ]
-        )
+    def _used(self, leader: LeadingAgent) -> tuple[float, float, int, float]:
+        """CPU seconds of leader and herd until now, and the messages and MiB of the herd."""
+        traffic = self.herd.traffic()
+        return leader.cpu(), self.herd.cpu(), traffic.messages, traffic.bytes / (1 << 20)
+
+    def _show(self, what: str, wall: str, before: tuple[float, ...], leader: LeadingAgent) -> float:
+        """Show a row, and return the leader's CPU seconds in it."""
+        cpu, own, messages, mib = (now - then for now, then in zip(self._used(leader), before, strict=True))
+        used: list[Cell] = [f"{cpu:.2f}", f"{own:.2f}", int(messages), f"{mib:.1f}", f"{leader.usage().resident:.0f}"]
+        self.table.rows.append([self.size, what, wall, *used, f"{os.getloadavg()[0]:.1f}"])
         print(*self.table.rows[-1], sep="  ", flush=True)
-
-
-class LeadingAgent:
-    """A process with one of the product's agents, without workers: the first leads, the second follows it."""
-
-    def __init__(self, place: Path, nodes: int, position: int) -> None:
-        context = multiprocessing.get_context("spawn")
-        self._pipe, other = context.Pipe()
-        self.run_dir = RunDir.for_run(place, RUN).open()
-        self._process = context.Process(target=_lead, args=(other, place, nodes, position), daemon=True)
-
-    def __enter__(self) -> LeadingAgent:
-        self._process.start()
-        self.endpoint: tuple[str, int] = ("127.0.0.1", self._pipe.recv())
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.kill()
-        self._pipe.close()
-
-    def pause(self) -> None:
-        """Stop the process; its kernel goes on to accept connections, and to take in what is sent."""
-        self._signal(signal.SIGSTOP)
-
-    def go_on(self) -> None:
-        """Let the process go on after :meth:`pause`."""
-        self._signal(signal.SIGCONT)
-
-    def _signal(self, number: signal.Signals) -> None:
-        assert self._process.pid is not None
-        os.kill(self._process.pid, number)
-
-    def kill(self) -> None:
-        """End the process as a node ends; its kernel goes on."""
-        self._process.kill()
-        self._process.join()
-
-    def cpu(self) -> float:
-        """User and system time of the process until now, in seconds."""
-        assert self._process.pid is not None
-        return process_cpu_seconds(self._process.pid)
-
-    def resident(self) -> float:
-        """Resident memory of the process in MiB."""
-        return usage(self._process.pid).resident
-
-
-def _lead(pipe: Connection, place: Path, nodes: int, position: int) -> None:
-    # What most login shells hand to Slurm; the rest is the product's own doing.
-    resource.setrlimit(resource.RLIMIT_NOFILE, GIVEN_LIMITS)
-    raise_limit()
-    run_dir = RunDir.for_run(place, RUN).open()
-    options = RendezvousOptions(min_round_time=0.0)
-    config = RendezvousConfig(
-        run_id=RUN,
-        run_dir=run_dir,
-        records=open_records(run_dir, incarnation(RUN, 0), None, limit=60.0),
-        restart_count=0,
-        incarnation=incarnation(RUN, 0),
-        agent=f"n{position}/0.0/0",
-        node=f"n{position}",
-        position=position,
-        address="127.0.0.1",
-        local_world_size=8,
-        role="default",
-        expected_nodes=tuple(f"n{index}" for index in range(nodes)),
-        min_nodes=1,
-        max_nodes=2 * nodes,
-        max_restarts=0,
-        may_lead=position == 0,
-        leader_host="127.0.0.1",
-        ports=(0,),
-        options=options,
-    )
-    coordination = connect(config, lambda decision: None)
-    own = config.agent_info(29400)
-    coordination.join(own)
-    pipe.send(_port(coordination))
-    while True:
-        if isinstance(coordination.next_event(), Interrupted):
-            coordination.join(own)
-
-
-def _port(coordination: Coordination) -> int:
-    return coordination._standby_port
+        return cpu

@@ -10,7 +10,8 @@ import sys
 import threading
 import time
 
-from benchmarks.job import Job
+from benchmarks.history import Recovery, recovery
+from benchmarks.job import Job, wait
 from tests.cluster.testbed import Cluster, network
 from tests.cluster.testbed.processes import end, init_of
 
@@ -62,6 +63,12 @@ class Scenario(enum.Enum):
                 job.requeue()
                 job.start(self.nodes_before)
         return moment
+
+    def recover(self, cluster: Cluster, job: Job, limit: float) -> tuple[float, Recovery | None]:
+        """Let it happen; the moment, and what it cost if the nodes train again within so many seconds."""
+        moment = self.happen(cluster, job)
+        wait(lambda: recovery(job.workers(), moment, self.nodes_after) is not None, limit)
+        return moment, recovery(job.workers(), moment, self.nodes_after)
 
 
 def _join(cluster: Cluster, job: Job) -> float:

@@ -9,7 +9,6 @@ sides compute. No Slurm, and no training beside it.
 
 from __future__ import annotations
 
-import argparse
 import multiprocessing
 import tempfile
 import time
@@ -19,6 +18,7 @@ from pathlib import Path
 
 from blake3 import blake3
 
+from benchmarks.options import make_parser
 from benchmarks.tables import Results, Table, median
 from slurm_elastic.snapshot.agent_side import AgentMemory
 from slurm_elastic.snapshot.lineage import Copy, Holder, SnapshotId, read_inventories
@@ -34,9 +34,7 @@ _SETTINGS = Settings(bytes(32), "benchmark", "sender", "sender", "127.0.0.1")
 
 def main() -> int:
     """Measure and show."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.shards")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the results there")
-    options = parser.parse_args()
+    options = make_parser("shards").parse_args()
     results = Results.of("shards")
     here, there = multiprocessing.Pipe()
     sender = multiprocessing.get_context("fork").Process(target=_send, args=(there,))

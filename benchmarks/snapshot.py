@@ -11,11 +11,11 @@ Slurm and no network.
 
 from __future__ import annotations
 
-import argparse
-import importlib.util
 import itertools
 import os
+import runpy
 import secrets
+import shutil
 import statistics
 import tempfile
 import time
@@ -23,7 +23,6 @@ import warnings
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from pathlib import Path
-from types import ModuleType
 
 import torch
 import torch.distributed as dist
@@ -34,6 +33,7 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
 
+from benchmarks.options import make_parser
 from benchmarks.tables import Bar, Results, Table
 from slurm_elastic import snapshot
 from slurm_elastic.data import ElasticSampler
@@ -49,9 +49,7 @@ _STEPS = 500
 
 def main() -> int:
     """Measure and show."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.snapshot")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the results there")
-    options = parser.parse_args()
+    options = make_parser("snapshot").parse_args()
     warnings.filterwarnings("ignore", module="torch.distributed.checkpoint")
     # As workers that share a machine; threads that wait for each other measure what else runs on it.
     torch.set_num_threads(1)
@@ -108,7 +106,7 @@ def _block(results: Results, directory: Path, what: str, state: Mapping[str, tor
             if wait is not None:
                 wait()
             for path in directory.glob("[0-9]*"):
-                _remove(path)
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
     size = _TENSORS * _MIB
     medians = {name: statistics.median(times) for name, times in taken.items()}
     base = medians["one copy (memcpy)"]
@@ -126,10 +124,10 @@ def _block(results: Results, directory: Path, what: str, state: Mapping[str, tor
 
 
 def _digits(results: Results, first_step: int) -> None:
-    digits = _example()
-    train_set, _ = digits.load_data()
+    digits = runpy.run_path(str(_ROOT / "docs/examples/digits.py"))
+    train_set, _ = digits["load_data"]()
     torch.manual_seed(0)
-    model = digits.make_model()
+    model = digits["make_model"]()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     sampler = ElasticSampler(len(train_set), 32, seed=0)
     progress = {"step": first_step}
@@ -161,24 +159,6 @@ def _digits(results: Results, first_step: int) -> None:
     results.add(table)
     cost = 100 * statistics.median(saves) / statistics.median(steps)
     results.bars.append(Bar.at_most("a snapshot after every step costs under 5 % of the time", cost, 5.0, "%"))
-
-
-def _example() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("digits_example", _ROOT / "docs/examples/digits.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir():
-        for each in path.iterdir():
-            _remove(each)
-        path.rmdir()
-    else:
-        path.unlink()
 
 
 if __name__ == "__main__":

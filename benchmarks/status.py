@@ -8,22 +8,18 @@ Each agent reports eight workers in the middle of a round by the code of a real 
 
 from __future__ import annotations
 
-import argparse
-import asyncio
 import sys
 import time
-from pathlib import Path
 
 from benchmarks import sandbox
-from benchmarks.agents import Crowd
-from benchmarks.leading import RUN, SECRET, LeaderProcess
+from benchmarks.leading import COORDINATOR, LIMIT, running
+from benchmarks.options import add_sizes, make_parser
 from benchmarks.tables import Bar, Results, Table, median, seconds
-from benchmarks.usage import cpu_seconds
 from slurm_elastic.agent.health.pages import live_report
 from slurm_elastic.agent.health.state import AgentState, Readings, RoundInfo, Stage
 from slurm_elastic.control import WorkerProgress
 from slurm_elastic.observe.views import live_run
-from slurm_elastic.rendezvous.leader_client import LeaderEndpoint, ask_status
+from slurm_elastic.rendezvous.leader_client import ask_status, find_leader
 from slurm_elastic.rendezvous.membership.agents import Reason
 from slurm_elastic.rendezvous.membership.assignment import Place
 from slurm_elastic.rendezvous.transport.messages import Assignment
@@ -35,12 +31,8 @@ _PROMISED = {1024: 2.0}
 
 def main() -> int:
     """Measure, show and judge."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.status", description=__doc__)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the results there")
-    parser.add_argument("--repetitions", type=int, default=5, metavar="N", help="of which medians are taken")
-    parser.add_argument(
-        "--sizes", type=lambda text: [int(size) for size in text.split(",")], default=[64, 256, 1024, 4096]
-    )
+    parser = make_parser("status", repetitions=5)
+    add_sizes(parser, "--sizes", 64, 256, 1024, 4096)
     options = parser.parse_args()
     sandbox.enter("benchmarks.status")
     sandbox.raise_descriptor_limit()
@@ -53,48 +45,34 @@ def main() -> int:
         f"{options.repetitions}. Leader CPU: of one request.",
     )
     for size in options.sizes:
-        taken, size_of_reports, busy = asyncio.run(_ask(size, options.repetitions))
-        table.rows.append(
-            [
-                size,
-                seconds(taken[0], 3),
-                seconds(median(taken), 3),
-                seconds(max(taken), 3),
-                f"{size_of_reports / 1024:.0f}",
-                f"{1000 * busy:.0f}",
-            ]
-        )
+        taken, characters, busy = _ask(size, options.repetitions)
+        times = (seconds(each, 3) for each in (taken[0], median(taken), max(taken)))
+        table.rows.append([size, *times, f"{characters / 1024:.0f}", f"{1000 * busy:.0f}"])
         if size in _PROMISED:
             results.bars.append(Bar.at_most(f"{size:,} agents report what they do", max(taken), _PROMISED[size]))
     results.add(table)
     return results.finish(options.json)
 
 
-async def _ask(size: int, repetitions: int) -> tuple[list[float], int, float]:
-    with LeaderProcess(size, size) as leader:
-        crowd = Crowd(leader)
-        crowd.report = _report
-        for index in range(size):
-            agent = crowd.add(index)
-            agent.connect()
-            agent.join()
-        await crowd.next_round(size)
-        place = LeaderEndpoint(*leader.endpoint, RUN, SECRET)
+def _ask(size: int, repetitions: int) -> tuple[list[float], int, float]:
+    """Seconds of each request, the characters of the reports, and the leader's CPU seconds of one request."""
+    with running(size, COORDINATOR, report=_report) as (herd, (leader,)):
+        herd.add(range(size))
+        herd.wait(herd.hold_places(size, -1), LIMIT)
+        place = find_leader(leader.run_dir)
         taken: list[float] = []
         characters = 0
-        before = cpu_seconds(leader.pid)
+        before = leader.cpu()
         for _ in range(repetitions):
             begin = time.monotonic()
-            answer, reports = await asyncio.to_thread(ask_status, place)
+            answer, reports = ask_status(place)
             run = live_run(answer, reports, time.monotonic() - begin)
             taken.append(time.monotonic() - begin)
             if (answer.asked, answer.answered, len(run.agents)) != (size, size, size):
                 raise RuntimeError(f"{answer.answered} of {answer.asked} agents have answered, not {size}")
             characters = sum(len(text) for text in reports.values())
-            await asyncio.sleep(max(1.0, size / 512))
-        busy = (cpu_seconds(leader.pid) - before) / repetitions
-        await crowd.close()
-        return taken, characters, busy
+            herd.rest(max(1.0, size / 512))
+        return taken, characters, (leader.cpu() - before) / repetitions
 
 
 def _report(index: int) -> str:

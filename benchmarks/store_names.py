@@ -10,7 +10,6 @@ while a name server takes 0.1 s for every answer. Root only: the name server nee
 
 from __future__ import annotations
 
-import argparse
 import os
 import socket
 import subprocess
@@ -21,6 +20,7 @@ import time
 from pathlib import Path
 
 from benchmarks import sandbox
+from benchmarks.options import make_parser
 from benchmarks.tables import Results, Table, median, seconds
 
 _CLIENTS = 100
@@ -29,9 +29,7 @@ _DELAY = 0.1
 
 def main() -> int:
     """Measure and show."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.store_names")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the results there")
-    options = parser.parse_args()
+    options = make_parser("store_names").parse_args()
     if os.geteuid() != 0:
         print("needs root: run it with sudo", file=sys.stderr)
         return 2
@@ -47,16 +45,8 @@ def main() -> int:
     for name, ipv4_only in (("its own socket, [::]", False), ("an IPv4 socket", True)):
         questions.clear()
         taken, stall = _connect(ipv4_only)
-        table.rows.append(
-            [
-                name,
-                seconds(sum(taken)),
-                seconds(median(taken), 4),
-                seconds(max(taken), 4),
-                len(questions),
-                seconds(stall),
-            ]
-        )
+        times = (seconds(sum(taken)), seconds(median(taken), 4), seconds(max(taken), 4))
+        table.rows.append([name, *times, len(questions), seconds(stall)])
     results.add(table)
     return results.finish(options.json)
 

@@ -7,7 +7,6 @@ Brings up a test cluster, so it needs root. All its nodes are this machine, whos
 
 from __future__ import annotations
 
-import argparse
 import json
 import shutil
 import sys
@@ -17,6 +16,7 @@ from typing import Any
 
 from benchmarks.job import WORK, installed_package, require_root, running_cluster
 from benchmarks.launchers import PYTHON
+from benchmarks.options import make_parser
 from benchmarks.tables import Bar, Results, Table, median, seconds
 from tests.cluster.testbed import Cluster, Settings
 
@@ -53,14 +53,12 @@ print(json.dumps(found))
 
 def main() -> int:
     """Measure and show."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.submission")
+    parser = make_parser("submission")
     parser.add_argument("--runs", type=int, default=7, metavar="N", help="of each (default: 7)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the results there")
-    parser.add_argument("--name", default="benchmark", help="of the test cluster")
     options = parser.parse_args()
     require_root()
     results = Results.of("submission")
-    settings = Settings(options.name, accounting=True)
+    settings = Settings("benchmark", accounting=True)
     with installed_package() as package, running_cluster(settings) as cluster:
         found = _measure(cluster, package, options.runs)
     table = Table(

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+import math
+import os
 import platform
+import re
 import statistics
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from pathlib import Path
+
+import msgspec
 
 Cell = str | int | None
 
@@ -25,7 +30,7 @@ class Table:
 
     def text(self) -> str:
         """The table for a terminal, numbers to the right."""
-        cells = [self.columns, *([_shown(cell) for cell in row] for row in self.rows)]
+        cells = [self.columns, *(["" if cell is None else str(cell) for cell in row] for row in self.rows)]
         widths = [max(len(row[column]) for row in cells) for column in range(len(self.columns))]
         lines = [
             "  ".join(
@@ -99,14 +104,7 @@ class Results:
     @classmethod
     def load(cls, path: Path) -> Results:
         """Read what :meth:`finish` wrote."""
-        content = json.loads(path.read_text())
-        return cls(
-            content["benchmark"],
-            content["command"],
-            content["machine"],
-            [Table(**table) for table in content["tables"]],
-            [Bar(**bar) for bar in content["bars"]],
-        )
+        return msgspec.json.decode(path.read_bytes(), type=cls)
 
 
 def median(values: Iterable[float | None]) -> float | None:
@@ -115,7 +113,12 @@ def median(values: Iterable[float | None]) -> float | None:
     if not ordered:
         return None
     middle = statistics.median(ordered)
-    return None if middle in (float("inf"), float("nan")) or middle != middle else middle
+    return middle if math.isfinite(middle) else None
+
+
+def longest(values: Sequence[float | None]) -> float | None:
+    """The largest; None if something never happened."""
+    return None if None in values else max(value for value in values if value is not None)
 
 
 def seconds(value: float | None, digits: int = 2) -> str:
@@ -123,24 +126,11 @@ def seconds(value: float | None, digits: int = 2) -> str:
     return "never" if value is None else f"{value:.{digits}f}"
 
 
-def _shown(cell: Cell) -> str:
-    return "" if cell is None else str(cell)
-
-
 def _machine() -> str:
-    model = next(
-        (line.split(":", 1)[1].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")), ""
-    )
-    memory = next((int(line.split()[1]) >> 20 for line in _lines("/proc/meminfo") if line.startswith("MemTotal")), 0)
-    cores = sum(line.startswith("processor") for line in _lines("/proc/cpuinfo"))
+    processors = Path("/proc/cpuinfo").read_text()
+    model = re.search(r"^model name\s*: (.*)", processors, re.MULTILINE)
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") >> 30
     return (
-        f"{cores} cores ({model or platform.machine()}), {memory} GiB, Linux {platform.release()}, "
-        f"Python {platform.python_version()}, torch {version('torch')}"
+        f"{os.cpu_count()} cores ({model[1] if model else platform.machine()}), {memory} GiB, "
+        f"Linux {platform.release()}, Python {platform.python_version()}, torch {version('torch')}"
     )
-
-
-def _lines(path: str) -> Sequence[str]:
-    try:
-        return Path(path).read_text().splitlines()
-    except OSError:
-        return []

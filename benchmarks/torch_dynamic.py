@@ -40,7 +40,10 @@ def _agents(pipe: Connection, size: int) -> None:
     port = pipe.recv()
     handlers = [_handler(port, size) for _ in range(size)]
     ranks: list[int] = []
-    threads = [threading.Thread(target=lambda handler=handler: ranks.append(_join(handler))) for handler in handlers]
+    threads = [
+        threading.Thread(target=lambda handler=handler: ranks.append(handler.next_rendezvous().rank))
+        for handler in handlers
+    ]
     pipe.send("ready")
     pipe.recv()
     begin = time.monotonic()
@@ -67,7 +70,3 @@ def _handler(port: int, size: int) -> RendezvousHandler:
     )
     backend, store = create_backend(parameters)
     return create_handler(store, backend, parameters)
-
-
-def _join(handler: RendezvousHandler) -> int:
-    return handler.next_rendezvous().rank

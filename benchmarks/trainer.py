@@ -9,7 +9,6 @@ their round trips come on top of that wait.
 
 from __future__ import annotations
 
-import argparse
 import os
 import subprocess
 import sys
@@ -17,6 +16,7 @@ import tempfile
 import time
 from pathlib import Path
 
+from benchmarks.options import make_parser
 from benchmarks.tables import Bar, Results, Table, median
 from slurm_elastic.control import RoundControl
 
@@ -112,9 +112,7 @@ print(statistics.median(samplers), quarters[1], quarters[0], quarters[2])
 
 def main() -> int:
     """Measure and show."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.trainer")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the results there")
-    options = parser.parse_args()
+    options = make_parser("trainer").parse_args()
     results = Results.of("trainer")
     with tempfile.TemporaryDirectory(dir="/dev/shm") as directory:
         _ask(results, Path(directory))

@@ -19,7 +19,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, SupportsFloat, TypeGuard, TypeVar
+from typing import TYPE_CHECKING, Any, SupportsFloat, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -27,7 +27,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from slurm_elastic import snapshot, trainer
 from slurm_elastic.data import ElasticSampler, own_place
-from slurm_elastic.snapshot.state import flatten
+from slurm_elastic.snapshot.hand_over import round_store
+from slurm_elastic.snapshot.state import flatten, is_stateful, state_of
 
 if TYPE_CHECKING:
     from typing import TextIO
@@ -115,7 +116,7 @@ class ElasticState:
                 raise TypeError(f"ElasticState has a {name} of its own: give yours another name")
         if sampler is not None:
             state = {**state, "sampler": sampler}
-        objects = {name: value for name, value in state.items() if _is_stateful(value)}
+        objects = {name: value for name, value in state.items() if is_stateful(value)}
         self._rank, self._world_size = own_place()
         for name, value in objects.items():
             if self._world_size > 1 and _is_loader(value):
@@ -130,7 +131,7 @@ class ElasticState:
         self._steps = self._epoch = self._taken = 0
         self._stopped = self._in_epoch = self._warned = False
         # What an agent would refuse is refused without one, too.
-        flatten({name: value.state_dict() if _is_stateful(value) else value for name, value in self._saved().items()})
+        flatten(state_of(self._saved()))
         claim("ElasticState")
         if self._world_size > 1 and "SLURM_ELASTIC_ROUND" in os.environ:
             self._meet()
@@ -388,15 +389,6 @@ def _number(name: str, value: object) -> float:
     return float(value.item() if isinstance(value, torch.Tensor) else value)
 
 
-class _Stateful(Protocol):
-    def state_dict(self) -> dict[str, object]: ...
-    def load_state_dict(self, state: dict[str, object], /) -> object: ...
-
-
-def _is_stateful(value: object) -> TypeGuard[_Stateful]:
-    return hasattr(value, "state_dict") and hasattr(value, "load_state_dict")
-
-
 def _is_loader(value: object) -> bool:
     stateful = (ElasticSampler, torch.nn.Module, torch.optim.Optimizer)
     return hasattr(value, "__iter__") and not isinstance(value, stateful)
@@ -446,13 +438,7 @@ def _wait_for_all(key: str, world_size: int, timeout: timedelta) -> None:
     Raises:
         DistError: The time is over, or there is no store.
     """
-    store = dist.TCPStore(  # type: ignore[attr-defined]
-        os.environ["MASTER_ADDR"],
-        int(os.environ["MASTER_PORT"]),
-        is_master=False,
-        timeout=timeout,
-        wait_for_workers=False,
-    )
+    store = round_store(timeout)
     # A round has a store of its own.
     if store.add(key, 1) == world_size:
         store.set(f"{key}/all", "")

@@ -34,8 +34,8 @@ from slurm_elastic.rendezvous.connect import RendezvousConfig
 from slurm_elastic.rendezvous.membership.agents import WorkerFailure
 from slurm_elastic.rendezvous.run_events import Entry
 from slurm_elastic.rendezvous.transport.messages import Assignment
-from slurm_elastic.snapshot.agent_side import AgentMemory, Group
-from slurm_elastic.snapshot.lineage import SLOTS
+from slurm_elastic.snapshot.agent_side import AgentMemory
+from slurm_elastic.snapshot.lineage import SLOTS, Group
 from slurm_elastic.snapshot.transfer import Settings
 from slurm_elastic.text import size_text
 

@@ -238,8 +238,6 @@ class RoundControl(Agreement):
 
     Args:
         directory: Scratch directory of this agent, see `agent.node.claims`; made if it does not exist.
-        round: Number of the round.
-        local_world_size: Number of workers on this node.
     """
 
     def __init__(self, directory: Path, round: int, local_world_size: int) -> None:
@@ -279,29 +277,23 @@ class RoundControl(Agreement):
 
 
 def _progress(local_rank: int, fields: page.Fields, now: int) -> WorkerProgress:
-    boundary, step, checkpoint, at = (
-        fields[page.BOUNDARY],
-        fields[page.STEP],
-        fields[page.CHECKPOINT],
-        fields[page.BOUNDARY_TIME],
-    )
-    first_at, first_step = fields[page.FIRST_TIME], fields[page.FIRST_STEP]
-    loss_step = fields[page.LOSS_STEP]
+    boundary, at, first_at = fields[page.BOUNDARY], fields[page.BOUNDARY_TIME], fields[page.FIRST_TIME]
+    loss_step = _known(fields[page.LOSS_STEP])
     measured = _time_use(fields, page.USES) if fields[page.SAMPLED] else None
     first = _time_use(fields, page.FIRST_USES) if measured is not None and first_at else None
     return WorkerProgress(
         local_rank=local_rank,
         attached=bool(fields[page.ATTACHED]),
         boundary=boundary,
-        step=None if step == page.NONE else step,
-        checkpoint=None if checkpoint == page.NONE else checkpoint,
+        step=_known(fields[page.STEP]),
+        checkpoint=_known(fields[page.CHECKPOINT]),
         save_time=fields[page.SAVE_TIME] / 1e9 or None,
         seconds_since_boundary=max(0, now - at) / 1e9 if boundary else None,
         stopped=bool(fields[page.STOPPED]),
         seconds_since_first=max(0, now - first_at) / 1e9 if first_at else None,
-        first_step=first_step if first_at and first_step != page.NONE else None,
-        loss=None if loss_step == page.NONE else page.bits_float(fields[page.LOSS]),
-        loss_step=None if loss_step == page.NONE else loss_step,
+        first_step=_known(fields[page.FIRST_STEP]) if first_at else None,
+        loss=None if loss_step is None else page.bits_float(fields[page.LOSS]),
+        loss_step=loss_step,
         before_first=measured if first is None else first,
         since_first=None if measured is None or first is None else measured.since(first),
         in_collective=_in_collective(fields, now),
@@ -309,6 +301,10 @@ def _progress(local_rank: int, fields: page.Fields, now: int) -> WorkerProgress:
         collectives=_collectives(fields),
         seconds_awaited=max(0, now - fields[page.AWAITED]) / 1e9 if fields[page.AWAITED] and not boundary else None,
     )
+
+
+def _known(value: int) -> int | None:
+    return None if value == page.NONE else value
 
 
 def _collectives(fields: page.Fields) -> tuple[page.Collective, ...]:

@@ -28,11 +28,6 @@ class RecordedControl(WorkerControl):
     ascending order. At such a step a worker waits until the file ``done.<index>`` is there, or until its agent wants it
     to wait for a stop step. If the file ``save.<index>`` names its node, the worker was paused meanwhile and another
     group has taken its place; it is told to stop, so that the script saves.
-
-    Args:
-        fields: The fields of the page.
-        environ: Environment of this process.
-        shield: See :class:`WorkerControl`.
     """
 
     __slots__ = ("_descriptor", "_directory", "_mishaps", "_next", "_node")

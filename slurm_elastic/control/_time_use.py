@@ -120,7 +120,6 @@ class Sampler:
     function of torch, and then std::terminate ends the process by SIGABRT.
 
     Args:
-        fields: The fields of the page.
         ident: Python's number of the thread.
         task: The kernel's number of the thread.
 
@@ -319,11 +318,7 @@ def dumps() -> dict[str, bytes]:
 
 
 def collectives(content: bytes) -> tuple[page.Collective, ...]:
-    """Return the last collective of each process group, of at most four groups, that with the newest collective first.
-
-    Args:
-        content: A dump; one that cannot be read has none.
-    """
+    """Return the last collective of each process group in a dump, of at most four, that with the newest first."""
     try:
         entries = json.loads(content)["entries"]
     except (ValueError, TypeError, KeyError, RecursionError):
@@ -359,11 +354,7 @@ def shortened(content: bytes, most: int = MOST_BYTES) -> bytes:
 
 
 def write_dump(*, stacks: bool = True) -> None:
-    """Write the dump of this process beside its logs; do nothing if it has none, or the disk is full.
-
-    Args:
-        stacks: True to append the stacks of all threads to ``stacks.txt``, too.
-    """
+    """Write the dump of this process, and the stacks of all threads, beside its logs; nothing if the disk is full."""
     # The directory of torch's error file, see `slurm_elastic.agent.workers.logs`.
     error_file = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if not error_file:

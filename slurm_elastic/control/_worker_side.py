@@ -80,7 +80,6 @@ class WorkerControl:
     """The control page of a worker, used by one thread.
 
     Args:
-        fields: The fields of the page.
         pause: Waits for a number of seconds; called repeatedly while the agents agree on a stop step.
         shield: See `shield`. Called at the first boundary, when the script has set its
             signal handlers, and when a stop is near. None for no shield.

@@ -38,7 +38,7 @@ def start_child(module: str) -> tuple[Child, socket.socket]:
     """Start a process that calls ``main(descriptor)`` of a module, which begins with :func:`ignore_signals`.
 
     Returns:
-        The process, and this end of the socket whose other end is the descriptor. Messages keep their boundaries.
+        The process, and this end of the socket whose other end is the descriptor, for `send` and `receive`.
 
     Raises:
         OSError: It cannot be started.

@@ -16,7 +16,6 @@ from slurm_elastic.snapshot.state import (
     Flat,
     PresentTensors,
     StateError,
-    Table,
     flatten,
     read_description,
     rebuild,
@@ -28,15 +27,7 @@ if TYPE_CHECKING:
 
 
 class Part(NamedTuple):
-    """The shards and the own state of a rank.
-
-    Attributes:
-        number: Of the part.
-        of: Number of parts.
-        description: Of the state of its own.
-        tensors: Its shards, and then those of the state of its own.
-        shards: Bytes of the shards.
-    """
+    """The part of a rank, one of so many: its shards, of so many bytes, and then the state of its own."""
 
     number: int
     of: int
@@ -83,8 +74,7 @@ class PartsOfOrigin:
         if views is None:
             assert self._path is not None
             request = Request(self._round, part=part, own=own, ranges=None if own else self._ranges.get(part))
-            _, descriptors = ask(self._path, request, snapshot_missing(self._round))
-            slot = Slot(descriptors[0])
+            _, (slot,) = ask(self._path, request, snapshot_missing(self._round))
             contents = slot.contents()
             copy = Copy.of_part(self._origin.id, part, self._origin.parts)
             if contents is None or contents.copy != copy:
@@ -103,16 +93,9 @@ def restored_state(
     *,
     own: bool,
 ) -> dict[str, Any]:
-    """Return a state, with sharded tensors divided as those of the present state.
+    """Return the state of a tree, see `flatten`, with sharded tensors divided as those of the present state.
 
-    Args:
-        tree: The state, with indices in the places of its tensors, which stay as they are.
-        tensors: These.
-        layout: Of its sharded tensors; None if it has no parts.
-        parts: Its parts.
-        present: Returns the present state.
-        in_place: See :class:`~.state.PresentTensors`.
-        own: True to return what the ranks had of their own, too, as a list.
+    `layout` is None if it has no parts. With `own` the state has what the ranks had of their own, too, as a list.
     """
     asked = present()
     places = PresentTensors(tree, asked, in_place)
@@ -130,11 +113,6 @@ def restored_state(
     if own and layout is not None and layout.own:
         restored[PER_RANK] = [parts.own(rank) for rank in range(layout.world)]
     return restored
-
-
-def slot_size(table: Table, description: bytes) -> int:
-    """Return the bytes of a slot for a state. Plain values change their length, so there is room for twice as much."""
-    return HEADER + table.size + 2 * len(description)
 
 
 def own_state(per_rank: Mapping[str, Any]) -> Flat:

@@ -9,28 +9,25 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
 from collections.abc import Mapping
+from datetime import timedelta
 from typing import Any
 
 from slurm_elastic import typed_json
+from slurm_elastic.snapshot.hand_over import round_store
 
 logger = logging.getLogger("slurm_elastic")
 
 _SHOWN = 24
 """Characters of a value that is shown; of a longer one there is a digest."""
-_TIMEOUT = 5.0
-"""Seconds for a request to the store, which is on a node of the round."""
+_TIMEOUT = timedelta(seconds=5)
+"""For a request to the store, which is on a node of the round."""
 
 
 class RankValues:
     """Compares the values of this rank with those of rank 0, until they differ once.
 
-    Args:
-        rank: The rank of this worker.
-        nodes: The nodes of the round: one copies for itself only.
-        round_: The number of the round.
-        store: The store of the round; None to connect to it.
+    A round of one node has nothing to compare. Without a store it connects to that of the round.
     """
 
     def __init__(self, rank: int, nodes: int, round_: int, store: Any = None) -> None:
@@ -102,16 +99,3 @@ def difference(first: Mapping[str, str], second: Mapping[str, str]) -> tuple[str
 def _text(value: Any) -> str:
     text = json.dumps(value)
     return text if len(text) <= _SHOWN else hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
-
-
-def round_store(timeout: float) -> Any:
-    """Connect to the store of the round, torch's TCPStore, with a time limit in seconds for each request.
-
-    Values are bytes; nothing is unpickled. Raises RuntimeError, or LookupError without an address.
-    """
-    from datetime import timedelta
-
-    from torch.distributed import TCPStore  # type: ignore[attr-defined]
-
-    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    return TCPStore(address, port, is_master=False, timeout=timedelta(seconds=timeout), wait_for_workers=False)

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 
 import msgspec
 
-from slurm_elastic import typed_json
 from slurm_elastic.rendezvous.transport.session import SessionError
 from slurm_elastic.snapshot._child_process import ignore_signals
+from slurm_elastic.snapshot.hand_over import receive, send
 from slurm_elastic.snapshot.lineage import REPLICA_SLOTS, Holder, Protection, SnapshotId
 from slurm_elastic.snapshot.memory import HEADER, Contents, OutOfMemoryError, Slot, copies_in, require_memory
 from slurm_elastic.snapshot.replication import (
@@ -27,9 +27,11 @@ from slurm_elastic.snapshot.replication import (
     partners,
     slot_for_replica,
 )
-from slurm_elastic.snapshot.replicator import LONGEST, Ended, Members, News, Slots, Wanted
+from slurm_elastic.snapshot.replicator import Ended, Members, News, Slots, Wanted
 from slurm_elastic.snapshot.transfer import (
     Channel,
+    Digest,
+    Ready,
     Settings,
     TransferError,
     accepted,
@@ -53,8 +55,8 @@ def main(descriptor: int) -> None:
     """Carry out orders until the agent has ended."""
     ignore_signals()
     agent = socket.socket(fileno=descriptor)
-    settings = typed_json.decode(agent.recv(LONGEST), Settings)
-    _Replicator(settings, agent).run()
+    if (received := receive(agent, Settings)) is not None:
+        _Replicator(received[0], agent).run()
     # Threads that send or receive hold nothing that lasts.
     os._exit(0)
 
@@ -84,7 +86,7 @@ class _Collector:
             return _Answer(self._goal, None if rank is None else self._reports[rank])
 
 
-class _Hello(msgspec.Struct, frozen=True):
+class _Hello(msgspec.Struct, frozen=True, tag=True):
     round: int
     rank: int
     nodes: int
@@ -97,7 +99,7 @@ class _Answer(msgspec.Struct, frozen=True):
     partner: Report | None
 
 
-class _Push(msgspec.Struct, frozen=True):
+class _Push(msgspec.Struct, frozen=True, tag=True):
     """A part that comes; or, without one, that no more of the round comes."""
 
     round: int
@@ -129,12 +131,8 @@ class _Replicator:
         listener, self.port = listen()
         threading.Thread(target=self._serve, args=(listener,), daemon=True).start()
         self.tell(News(port=self.port))
-        while True:
-            content, descriptors, _, _ = socket.recv_fds(self._agent, LONGEST, 8, socket.MSG_CMSG_CLOEXEC)
-            if not content:
-                return
-            order = typed_json.decode(content, Members | Slots | Wanted | Ended)
-            slots, side = [Slot(descriptor) for descriptor in descriptors], self._side
+        while (received := receive(self._agent, Members | Slots | Wanted | Ended)) is not None:
+            (order, slots), side = received, self._side
             if isinstance(order, Members):
                 if side is not None:
                     # The workers of the new round write these slots.
@@ -159,7 +157,7 @@ class _Replicator:
     def tell(self, news: News, slots: Sequence[Slot] = ()) -> None:
         """Tell the agent something."""
         with self._news_lock, contextlib.suppress(OSError):
-            socket.send_fds(self._agent, [msgspec.json.encode(news)], [slot.descriptor for slot in slots])
+            send(self._agent, news, slots)
 
     # The agent's own part in a round.
 
@@ -201,18 +199,17 @@ class _Replicator:
                 # An agent whose workers make long steps says nothing for as long.
                 connection.settimeout(None)
                 while True:
-                    order = channel.next()
-                    if "report" in order:
-                        self._answer_report(channel, typed_json.convert(order, _Hello))
+                    push = channel.next(_Hello | _Push)
+                    if isinstance(push, _Hello):
+                        self._answer_report(channel, push)
                         continue
-                    push = typed_json.convert(order, _Push)
                     source = push.round
                     self._last_byte = time.monotonic()
                     if push.contents is None:
                         self._end_of_source(push.round).set()
                     else:
                         self._take(channel, push, push.contents)
-        except (OSError, SessionError, TransferError, typed_json.JSONError, OutOfMemoryError) as error:
+        except (OSError, SessionError, TransferError, OutOfMemoryError) as error:
             if isinstance(error, OutOfMemoryError):
                 self.say_problem(f"this node takes no copies from another one: {error}")
         finally:
@@ -224,7 +221,7 @@ class _Replicator:
         answer = self._collector.report(hello)
         if answer is None:
             raise TransferError("a round that is over")
-        channel.say(msgspec.to_builtins(answer))
+        channel.say(answer)
 
     def _take(self, channel: Channel, push: _Push, contents: Contents) -> None:
         with self._lock:
@@ -246,12 +243,12 @@ class _Replicator:
                 self.tell(News(replicas=push.local_rank), slots)
         copies = copies_in(slots)
         if contents.copy in copies:
-            channel.say({"copied": True})
+            channel.say(Ready(copied=True))
             return
         slot = slots[slot_for_replica(copies, newest_of(push.safe, side.protection().safe))]
         if slot.busy:
             raise TransferError("its slot is being written to disk")
-        if contents.description < 0 or not 0 <= contents.shards <= contents.tensors:
+        if not contents.is_possible:
             raise TransferError("a part without sizes")
         require_memory(contents.size + contents.description, slots)
 
@@ -260,7 +257,7 @@ class _Replicator:
                 self._last_byte = time.monotonic()
 
         slot.fill_by(contents, write)
-        channel.say({"copied": True})
+        channel.say(Ready(copied=True))
 
 
 class _Side:
@@ -290,13 +287,13 @@ class _Side:
 
     def run(self) -> None:
         """Take part until the workers have ended, and send what is newest then."""
-        turn = (_TURN if self.members.replicates else _SLOW_TURN) * max(1.0, self.members.nodes / 32)
+        turn = (_TURN if self.members.replicates else _SLOW_TURN) * max(1.0, self.members.group.nodes / 32)
         last = None
         while not self._abandoned and (not self.ended.is_set() or self._seeks(last)):
             if self.ended.is_set():
                 # In a short round not all agents have reported yet.
                 last = last or time.monotonic() + self._owner.settings.silence
-            with contextlib.suppress(OSError, SessionError, TransferError, typed_json.JSONError):
+            with contextlib.suppress(OSError, SessionError, TransferError):
                 self._turn()
                 (time.sleep if last else self.ended.wait)(turn)
                 continue
@@ -308,7 +305,7 @@ class _Side:
                     newest = max((copy.id for copy in copies_in(slots) if copy is not None), default=None)
                     if newest is not None and newest.round == self.members.round:
                         self._send(local_rank, slots, newest)
-                self._channel_to_partner().say(msgspec.to_builtins(_Push(self.members.round)))
+                self._channel_to_partner().say(_Push(self.members.round))
 
     def abandon(self) -> None:
         """Send nothing more, also of what is on its way; from any thread."""
@@ -325,7 +322,8 @@ class _Side:
 
     def _seeks(self, last: float | None) -> bool:
         """Return True if this agent does not know yet to which other one it sends, and can still learn that."""
-        alone = self.members.nodes == 1 or len(self._banks()) < self.members.workers
+        group = self.members.group
+        alone = group.nodes == 1 or len(self._banks()) < group.workers
         seeks = self.members.replicates and self.partner is None and not alone
         return seeks and (last is None or time.monotonic() < last)
 
@@ -340,7 +338,7 @@ class _Side:
     def _turn(self) -> None:
         members, settings, shared = self.members, self._owner.settings, self.shared
         banks = self._banks()
-        if not shared or len(banks) < members.workers:
+        if not shared or len(banks) < members.group.workers:
             return
         groups = (shared, *banks.values())
         protection = self.protection()
@@ -371,9 +369,9 @@ class _Side:
         if self._collector is None:
             holder = members.collector
             self._collector = self._connect(find_replicator(holder, settings) if members.replicates else holder)
-        hello = _Hello(round_, members.rank, members.nodes, members.replicates, report)
-        self._collector.say(msgspec.to_builtins(hello))
-        answer = typed_json.convert(self._collector.next(), _Answer)
+        hello = _Hello(round_, members.group.rank, members.group.nodes, members.replicates, report)
+        self._collector.say(hello)
+        answer = self._collector.next(_Answer)
         if members.replicates and answer.goal.safe != self._goal.safe and answer.goal.safe is not None:
             self._owner.tell(News(safe=SnapshotId(round_, answer.goal.safe)))
         if answer.goal.disk != self._goal.disk and answer.goal.disk is not None:
@@ -394,7 +392,7 @@ class _Side:
         return Protection(safe, None if goal.take is None else SnapshotId(round_, goal.take))
 
     def _copy(self, banks: dict[int, list[Slot]], snapshot: SnapshotId) -> None:
-        if self.members.replicates and self.members.nodes > 1 and self.partner is None:
+        if self.members.replicates and self.members.group.nodes > 1 and self.partner is None:
             # All agents are on one node, or have not reported yet.
             return
         began, self._sending = time.monotonic(), 0.0
@@ -434,19 +432,17 @@ class _Side:
             if contents is None or contents.copy.id != snapshot:
                 continue
             channel = self._channel_to_partner()
-            push = _Push(self.members.round, local_rank, contents, self.protection().safe)
             try:
-                channel.say(msgspec.to_builtins(push))
-                answered = channel.next()
-                if answered.get("copied"):
+                channel.say(_Push(self.members.round, local_rank, contents, self.protection().safe))
+                if channel.next(Ready).copied:
                     return contents.size
                 began = time.monotonic()
                 digest = channel.send_body([slot.memory()[HEADER : contents.size]])
                 if slot.contents() != contents:
                     # The connection ends, and what was sent is not committed.
                     raise TransferError("overwritten meanwhile")
-                channel.say({"digest": digest})
-                channel.next()
+                channel.say(Digest(digest))
+                channel.next(Ready)
                 self._sending += time.monotonic() - began
             except (OSError, SessionError, TransferError):
                 self._drop_target()

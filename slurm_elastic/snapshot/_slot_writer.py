@@ -35,8 +35,7 @@ class SlotWriter:
 
         The tensors begin with `shards` bytes of shards.
         """
-        # Plain values change their length.
-        needed = HEADER + table.size + 2 * len(description)
+        needed = slot_size(table, description)
         if any(slot.mapped < needed for slot in self.slots):
             require_memory(needed, self.slots)
         copies = [self._held(index) for index in range(len(self.slots))]
@@ -103,6 +102,11 @@ class SlotWriter:
         self._views.clear()
         for slot in self.slots:
             slot.close()
+
+
+def slot_size(table: Table, description: bytes) -> int:
+    """Return the bytes of a slot for a state. Plain values change their length, so there is room for twice as much."""
+    return HEADER + table.size + 2 * len(description)
 
 
 def _cudart() -> Any:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from slurm_elastic.snapshot._rank_values import RankValues
-from slurm_elastic.snapshot._slot_writer import SlotWriter
+from slurm_elastic.snapshot._slot_writer import SlotWriter, slot_size
 from slurm_elastic.snapshot.disk.worker_side import DiskSide
 from slurm_elastic.snapshot.hand_over import VARIABLE, Answer, Directory, Request, ask
 from slurm_elastic.snapshot.lineage import SLOTS, Copy, Holder, SnapshotId
@@ -27,8 +27,10 @@ from slurm_elastic.snapshot.state import (
     Table,
     describe,
     flatten,
+    is_stateful,
     read_description,
     read_layout,
+    state_of,
     table_of,
 )
 
@@ -41,7 +43,6 @@ from slurm_elastic.snapshot._parts import (
     global_rank,
     own_state,
     restored_state,
-    slot_size,
     snapshot_missing,
 )
 
@@ -49,14 +50,10 @@ logger = logging.getLogger("slurm_elastic")
 
 
 class WorkerMemory:
-    """The slots of the agent, as a worker uses them.
+    """The slots of the agent, as a worker uses them; those of this process if it has no agent, and so no `path`.
 
     Args:
-        slots: Of the agent, or of this process if it has none.
-        answered: The answer of the agent, which names the slot that this worker starts from.
-        round_: The round of this worker.
         writes: True if this worker writes snapshots for its node.
-        path: Of the socket of the agent; None without an agent.
         part_slots: Without an agent, the slots for the part of this process; None if nothing reads them.
     """
 
@@ -158,9 +155,7 @@ class WorkerMemory:
         answered = Answer(held=sum(slot.size for slot in self.slots))
         if self._path is not None:
             # What other workers have taken meanwhile is not free any more.
-            answered, descriptors = ask(self._path, Request(self._round))
-            for descriptor in descriptors:
-                os.close(descriptor)
+            answered, _ = ask(self._path, Request(self._round))
         workers = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         nodes = int(os.environ.get("GROUP_WORLD_SIZE", "1"))
         reserve = Reserve(whole, part, workers, answered.replicates, nodes, own, len(self.slots))
@@ -205,8 +200,8 @@ class WorkerMemory:
             assert self._path is not None
             local_rank = int(os.environ.get("LOCAL_RANK", "0"))
             failure = f"the agent has no memory for what rank {global_rank()} saves"
-            _, descriptors = ask(self._path, Request(self._round, writes=local_rank), failure)
-            self._own_writer = SlotWriter([Slot(descriptor) for descriptor in descriptors])
+            _, slots = ask(self._path, Request(self._round, writes=local_rank), failure)
+            self._own_writer = SlotWriter(slots)
         table = self._table_of("part", part.tensors)
         copy = Copy.of_part(snapshot, part.number, part.of)
         self._own_writer.write(copy, part.description, table, part.tensors, part.shards)
@@ -255,7 +250,7 @@ def save(step: int, /, *, check_finite: bool = False, per_rank: Mapping[str, Any
     memory = _memory()
     _disk.require_start()
     if memory is not None:
-        memory.save(step, _state_of(state), per_rank, check_finite=check_finite)
+        memory.save(step, state_of(state), per_rank, check_finite=check_finite)
 
 
 def to_disk(
@@ -281,7 +276,7 @@ def to_disk(
     if every_steps is not None and every_steps < 1:
         raise ValueError(f"every_steps={every_steps}: a checkpoint is due after 1 step or more")
     place = os.path.abspath(os.fspath(path))  # noqa: PTH100 (pathlib takes time to import)
-    _disk.configure(place, every, keep, every_steps or 0)
+    _disk.configure(Directory(place, float(every), keep, every_steps=every_steps or 0))
 
 
 def load(**state: Any) -> Any:
@@ -308,17 +303,17 @@ def load(**state: Any) -> Any:
     """
     memory, own = _memory(), PER_RANK in state
     modules = [name for name, value in state.items() if _is_module(value)]
-    restored = memory.load(lambda: _state_of(state), modules, own=own) if memory is not None else None
+    restored = memory.load(lambda: state_of(state), modules, own=own) if memory is not None else None
     is_in_memory = restored is not None
     if _disk.is_configured:
         # A process that has sharded tensors has imported their module.
-        has_sharded = "torch.distributed.tensor" in sys.modules and bool(flatten(_state_of(state)).sharded)
+        has_sharded = "torch.distributed.tensor" in sys.modules and bool(flatten(state_of(state)).sharded)
         origin, answered = (None, Answer()) if memory is None else (memory.origin(), memory.answered)
         start = origin if is_in_memory else None
         stored = _disk.start(start, answered, _name_directory, has_parts=own or has_sharded)
         if stored is not None:
             is_in_memory = False
-            layout, present = stored.layout, lambda: _state_of(state)
+            layout, present = stored.layout, lambda: state_of(state)
             restored = _disk.read(
                 lambda: restored_state(stored.tree, stored.tensors, layout, stored, present, modules, own=own)
             )
@@ -328,7 +323,7 @@ def load(**state: Any) -> Any:
             raise KeyError(
                 f"the snapshot has no state {name!r}, only {', '.join(restored)}; save and load the same names"
             )
-        if _is_stateful(value):
+        if is_stateful(value):
             if restored is not None:
                 value.load_state_dict(restored[name])
         else:
@@ -336,14 +331,6 @@ def load(**state: Any) -> Any:
     if len(plain) > 1:
         return tuple(plain)
     return plain[0] if plain else None
-
-
-def _state_of(state: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value.state_dict() if _is_stateful(value) else value for name, value in state.items()}
-
-
-def _is_stateful(value: Any) -> bool:
-    return hasattr(value, "state_dict") and hasattr(value, "load_state_dict")
 
 
 def _is_module(value: Any) -> bool:
@@ -380,9 +367,8 @@ def _memory() -> WorkerMemory | None:
         _asked = True
         path = os.environ.get(VARIABLE)
         if path:
-            answered, descriptors = ask(path, Request(_round()), snapshot_missing(_round()))
+            answered, slots = ask(path, Request(_round()), snapshot_missing(_round()))
             writes = os.environ.get("LOCAL_RANK", "0") == "0"
-            slots = [Slot(descriptor) for descriptor in descriptors]
             _attached = WorkerMemory(slots, answered, _round(), writes=writes, path=path)
     return _attached
 

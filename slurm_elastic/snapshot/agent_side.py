@@ -10,7 +10,6 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
 from pathlib import Path
 
 from slurm_elastic.rendezvous.transport.messages import INVENTORY_LIMIT
@@ -25,10 +24,10 @@ from slurm_elastic.snapshot.hand_over import (
     Directory,
     HandOverError,
     Request,
-    answer,
     read_request,
+    send,
 )
-from slurm_elastic.snapshot.lineage import SLOTS, Copy, Holder, Origin, Protection
+from slurm_elastic.snapshot.lineage import SLOTS, Copy, Group, Holder, Origin, Protection
 from slurm_elastic.snapshot.memory import HEADER, OutOfMemoryError, Slot, copies_in, require_memory
 from slurm_elastic.snapshot.replicator import Ended, Members, ReplicatorProcess, Slots, Wanted
 from slurm_elastic.snapshot.sharding import expected_ranges
@@ -41,38 +40,16 @@ _SETTLE = 30.0
 """Seconds at most for the copies of the newest parts when the workers have ended; others that fall silent end it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Group:
-    """The place of an agent among those of a round.
-
-    Attributes:
-        rank: Of the agent.
-        nodes: Number of agents.
-        workers: Number of its workers.
-        base_rank: Global rank of its first worker.
-        world: Number of workers of all agents.
-    """
-
-    rank: int
-    nodes: int
-    workers: int
-    base_rank: int
-    world: int
-
-
 class _Round:
     """The preparation of the memory for one round, and what it holds for that.
 
     Attributes:
-        number: Of the round.
-        origin: Of the round.
-        group: The place of the agent among those of the round; None if it copies no parts to other nodes.
+        group: None if the agent copies no parts to other nodes.
         slot: Index of the slot from which its workers start; None if from none.
         replacement: An empty slot that takes its place if the round ends before the transfer: made before, because
             there may be no descriptor left then, and the agent cannot wait for the other side.
-        ready: Set when the slot has its snapshot, or will not have it.
+        ready: Set when the slot has its snapshot, or will not have it, because of `error`.
         cancelled: Set when the round is over.
-        error: Why the slot does not have it.
         borrowed: Memory with parts of the origin that other agents hold, until the workers have loaded them: by number,
             whether without shards, and ranges.
         asked: Those of them that a worker has asked for.
@@ -133,11 +110,9 @@ class AgentMemory:
 
     Args:
         directory: That only this user can enter; the socket for workers is made in it.
-        settings: Who this agent is.
         replicates: True to have copies of parts on another node.
         slots: Number of snapshots that it holds.
         fewest_nodes: Number of nodes that a round has at least.
-        fork: See :class:`.WriterProcess`.
 
     Raises:
         OSError: The memory or the socket cannot be made.
@@ -163,7 +138,7 @@ class AgentMemory:
         self._lock = threading.Lock()
         self._sender: Sender | None = None
         self._path = directory / "snapshot"
-        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._listener.bind(str(self._path))
         self._listener.listen(128)
         self._round = _Round(-1, Origin())
@@ -205,13 +180,9 @@ class AgentMemory:
         return lineage.take_inventory(copies, holder, self._node, INVENTORY_LIMIT, replicates=self._replicates)
 
     def begin(self, round_: int, text: str, *, first: bool, group: Group | None = None) -> dict[str, str]:
-        """Prepare the memory for the workers of a round; returns variables for their environment.
+        """Prepare the memory for the workers of a round, by its origin; returns variables for their environment.
 
-        Args:
-            round_: Its number.
-            text: Its origin.
-            first: True for the agent of rank 0, which logs what all agents do.
-            group: The place of this agent among those of the round; None to copy no parts to other nodes.
+        The first agent logs what all do. Without `group` no parts are copied to other nodes.
         """
         self._end_round()
         origin = lineage.read_origin(text)
@@ -317,10 +288,7 @@ class AgentMemory:
                 first, current.reports = not current.reports, True
             if first:
                 safe = current.origin.protected if self._replicates else None
-                order = Members(
-                    current.number, group.rank, group.nodes, group.workers, collector, safe, self._replicates
-                )
-                self._replicator.order(order)
+                self._replicator.order(Members(current.number, group, collector, safe, self._replicates))
                 self._replicator.order(Slots(None), self._slots)
             self._replicator.order(Slots(local_rank), slots)
         except OSError as error:
@@ -417,15 +385,15 @@ class AgentMemory:
             threading.Thread(target=self._attend, args=(connection,), daemon=True).start()
 
     def _attend(self, connection: socket.socket) -> None:
-        with connection, contextlib.suppress(OSError, ValueError, HandOverError):
+        with connection, contextlib.suppress(OSError, ValueError):
             connection.settimeout(10.0)
             request = read_request(connection)
             slots: Sequence[Slot] = ()
             try:
                 answered, slots = self._answered(request, self._round)
-            except (HandOverError, OSError) as error:
+            except OSError as error:
                 answered = Answer(error=str(error))
-            answer(connection, answered, [slot.descriptor for slot in slots])
+            send(connection, answered, () if answered.error else slots)
 
     def _answered(self, request: Request, current: _Round) -> tuple[Answer, Sequence[Slot]]:
         if request.round == current.number and request.directory is not None:

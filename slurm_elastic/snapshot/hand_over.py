@@ -1,4 +1,4 @@
-"""The socket at which a worker gets the memory of its agent: one request and one answer, with descriptors (unix(7)).
+"""Messages with descriptors (unix(7)), the socket at which a worker gets the memory of its agent, the store of a round.
 
 A worker asks when it uses snapshots for the first time, whatever started it; no other process inherits a descriptor. At
 the same socket it names the directory in which the agent writes checkpoints. The socket is in a directory that only
@@ -10,24 +10,49 @@ from __future__ import annotations
 import os
 import socket
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from slurm_elastic import typed_json
-from slurm_elastic.snapshot.lineage import SLOTS, Holder, SnapshotId
+from slurm_elastic.snapshot.lineage import Holder, SnapshotId
+from slurm_elastic.snapshot.memory import Slot
+
+if TYPE_CHECKING:
+    from datetime import timedelta
 
 VARIABLE = "SLURM_ELASTIC_SNAPSHOT"
 """Environment variable of a worker: the path of the socket."""
 
 MOST_RANGES = 256
-_LIMIT = 1 << 14
+_LONGEST = 1 << 16
+"""Bytes of a message."""
+_MOST_SLOTS = 8
 _NO_MEMORY = "the agent has no memory for snapshots"
 _CREDENTIALS = struct.Struct("3i")
 
 
-class HandOverError(Exception):
-    """A worker does not get the memory of its agent."""
+class HandOverError(OSError):
+    """A process does not get memory of another one."""
+
+
+def send(connection: socket.socket, message: object, slots: Sequence[Slot] = ()) -> None:
+    """Send a message that keeps its boundaries, with the descriptors of slots; raises OSError."""
+    socket.send_fds(connection, [msgspec.json.encode(message)], [slot.descriptor for slot in slots])
+
+
+def receive(connection: socket.socket, kind: Any) -> tuple[Any, list[Slot]] | None:
+    """Wait for a message of this type, and the slots that come with it; None if the other side has ended.
+
+    Raises OSError or JSONError.
+    """
+    content, descriptors, flags, _ = socket.recv_fds(connection, _LONGEST, _MOST_SLOTS, socket.MSG_CMSG_CLOEXEC)
+    slots = [Slot(descriptor) for descriptor in descriptors]
+    if flags & socket.MSG_CTRUNC:
+        raise HandOverError("this process may not open so many files; raise its limit (ulimit -n)")
+    return (typed_json.decode(content, kind), slots) if content else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +63,7 @@ class Directory:
         path: Of the directory, absolute.
         every: Seconds between checkpoints.
         keep: Number of checkpoints that stay.
-        start: Number of the round's start in the directory.
+        start: Number of the round's start in the directory; 0 before it has one.
         origin: Number of the start in the directory that took the snapshot in memory which the round started from;
             None if there is none.
         checkpoint: Name of the checkpoint that the round starts from; empty for none.
@@ -52,7 +77,7 @@ class Directory:
     path: str
     every: float
     keep: int
-    start: int
+    start: int = 0
     origin: int | None = None
     checkpoint: str = ""
     first: bool = True
@@ -109,12 +134,12 @@ class Answer:
     fewest_nodes: int = 1
 
 
-def ask(path: str, request: Request, failure: str = _NO_MEMORY) -> tuple[Answer, list[int]]:
+def ask(path: str, request: Request, failure: str = _NO_MEMORY) -> tuple[Answer, list[Slot]]:
     """Ask the agent for memory, and wait until what was saved of the round's origin is there; or name a directory.
 
     Returns:
-        The answer, and descriptors, not inheritable: of all slots, so their number is that of the agent's snapshots; of
-        one slot with a part; or none if the request names a directory.
+        The answer, and all slots, so their number is that of the agent's snapshots; or one slot with a part; or none if
+        the request names a directory.
 
     Raises:
         RuntimeError: It fails, as the agent has ended, is another user's, or refuses.
@@ -125,45 +150,33 @@ def ask(path: str, request: Request, failure: str = _NO_MEMORY) -> tuple[Answer,
         raise RuntimeError(f"{failure}: {error}") from None
 
 
-def _exchange(path: str, request: Request) -> tuple[Answer, list[int]]:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as connection:
+def _exchange(path: str, request: Request) -> tuple[Answer, list[Slot]]:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC) as connection:
         try:
             connection.connect(path)
             _require_own_user(connection)
-            connection.sendall(msgspec.json.encode(request) + b"\n")
-            content, descriptors, flags, _ = socket.recv_fds(connection, _LIMIT, SLOTS, socket.MSG_CMSG_CLOEXEC)
+            send(connection, request)
+            received = receive(connection, Answer)
+        except HandOverError:
+            raise
         except OSError as error:
             raise HandOverError(f"{path} does not answer: {error.strerror or error}") from None
-    if not content:
+    if received is None:
         raise HandOverError("the agent has ended")
-    if flags & socket.MSG_CTRUNC:
-        for descriptor in descriptors:
-            os.close(descriptor)
-        raise HandOverError("this process may not open so many files; raise its limit (ulimit -n)")
-    answered = typed_json.decode(content, Answer)
-    if answered.error or not (descriptors or request.directory):
+    answered, slots = received
+    if answered.error or not (slots or request.directory):
         raise HandOverError(answered.error or _NO_MEMORY)
-    return answered, descriptors
+    return answered, slots
 
 
 def read_request(connection: socket.socket) -> Request:
-    """Return the request of a worker; raises HandOverError for no request or another user, OSError if it has gone."""
+    """Return the request of a worker; raises OSError if it has gone or is another user's, JSONError for no request."""
     _require_own_user(connection)
-    content = b""
-    while not content.endswith(b"\n"):
-        received = connection.recv(_LIMIT)
-        content += received
-        if not received or len(content) > _LIMIT:
-            raise HandOverError("no request")
-    try:
-        return typed_json.decode(content, Request)
-    except typed_json.JSONError as error:
-        raise HandOverError(f"no request: {error}") from None
-
-
-def answer(connection: socket.socket, answered: Answer, descriptors: list[int]) -> None:
-    """Answer a worker; raises OSError if it has gone."""
-    socket.send_fds(connection, [msgspec.json.encode(answered)], [] if answered.error else descriptors)
+    received = receive(connection, Request)
+    if received is None:
+        raise HandOverError("no request")
+    request: Request = received[0]
+    return request
 
 
 def _require_own_user(connection: socket.socket) -> None:
@@ -171,3 +184,14 @@ def _require_own_user(connection: socket.socket) -> None:
     _, user, _ = _CREDENTIALS.unpack(credentials)
     if user != os.geteuid():
         raise HandOverError(f"the other side is user {user}")
+
+
+def round_store(timeout: timedelta) -> Any:
+    """Connect to the store of the round, torch's TCPStore, with a time limit for each request.
+
+    Values are bytes; nothing is unpickled. Raises torch's DistError, a RuntimeError, or LookupError without an address.
+    """
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    return TCPStore(address, port, is_master=False, timeout=timeout, wait_for_workers=False)

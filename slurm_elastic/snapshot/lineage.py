@@ -73,6 +73,17 @@ class Holder:
 
 
 @dataclass(frozen=True, slots=True)
+class Group:
+    """The rank of an agent among those of a round, and the global rank of its first worker among those of all."""
+
+    rank: int
+    nodes: int
+    workers: int
+    base_rank: int
+    world: int
+
+
+@dataclass(frozen=True, slots=True)
 class HeldParts:
     """The parts of one snapshot that an agent holds, as first and last numbers of ranges."""
 

@@ -72,6 +72,11 @@ class Contents:
         """Bytes of the slot that are in use."""
         return HEADER + self.tensors + self.description
 
+    @property
+    def is_possible(self) -> bool:
+        """False if another process has made the sizes up."""
+        return 0 <= self.shards <= self.tensors and self.description >= 0
+
 
 def clear_slot(fields: Fields) -> None:
     """Mark the slot as one without a committed snapshot."""
@@ -102,7 +107,7 @@ def contents_of(fields: Fields, size: int) -> Contents | None:
     part = None if fields[_PART] == -1 else fields[_PART]
     copy = Copy(SnapshotId(fields[_ROUND], fields[_STEP]), digest, fields[_PARTS], part)
     content = Contents(copy, fields[_TENSORS], fields[_DESCRIPTION], fields[_SHARDS])
-    fits = 0 <= content.shards <= content.tensors and content.description >= 0 and content.size <= size
+    fits = content.is_possible and content.size <= size
     names_part = 0 <= copy.parts <= _MOST_PARTS and (part is None or 0 <= part < copy.parts)
     return content if fits and names_part else None
 

@@ -17,16 +17,14 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from slurm_elastic import typed_json
 from slurm_elastic.snapshot._child_process import Child, start_child
-from slurm_elastic.snapshot.lineage import REPLICA_SLOTS, Holder, SnapshotId
+from slurm_elastic.snapshot.hand_over import receive, send
+from slurm_elastic.snapshot.lineage import Group, Holder, SnapshotId
 from slurm_elastic.snapshot.memory import Slot
 from slurm_elastic.snapshot.transfer import Settings
 
 logger = logging.getLogger("slurm_elastic")
 
-LONGEST = 1 << 16
-"""Bytes of a message between the two processes."""
 PROCESS = "slurm_elastic.snapshot._replicator_main"
 """The module whose `main` the process runs."""
 
@@ -35,10 +33,6 @@ class Members(msgspec.Struct, frozen=True, tag=True):
     """An order: a round has started.
 
     Attributes:
-        round: Its number.
-        rank: Of the agent among those of the round.
-        nodes: Number of agents in the round.
-        workers: Number of workers of the agent.
         collector: The agent that collects reports.
         safe: The snapshot that is kept until a step of the round is safe; None if there is none, and if nothing is
             copied to other nodes.
@@ -47,9 +41,7 @@ class Members(msgspec.Struct, frozen=True, tag=True):
     """
 
     round: int
-    rank: int
-    nodes: int
-    workers: int
+    group: Group
     collector: Holder
     safe: SnapshotId | None
     replicates: bool = True
@@ -132,7 +124,7 @@ class ReplicatorProcess:
         with self._lock:
             self._start()
             assert self._socket is not None
-            socket.send_fds(self._socket, [msgspec.json.encode(order)], [slot.descriptor for slot in slots])
+            send(self._socket, order, slots)
 
     def settle(self, round_: int, *, leaving: bool, until: float, is_leaving: Callable[[], bool]) -> None:
         """Wait until the newest parts of a round that is over are where they are needed, or until a monotonic time.
@@ -161,18 +153,15 @@ class ReplicatorProcess:
             return
         self._process, ours = start_child(PROCESS)
         self._socket = ours
-        ours.send(msgspec.json.encode(self._settings))
+        send(ours, self._settings)
         threading.Thread(target=self._listen, args=(ours,), name="slurm-elastic-replicator", daemon=True).start()
 
     def _listen(self, news: socket.socket) -> None:
         with contextlib.suppress(OSError):
-            while True:
-                content, descriptors, _, _ = socket.recv_fds(news, LONGEST, REPLICA_SLOTS, socket.MSG_CMSG_CLOEXEC)
-                if not content:
-                    break
-                message = typed_json.decode(content, News)
+            while (received := receive(news, News)) is not None:
+                message, slots = received
                 if message.replicas is not None:
-                    self._replicas(message.replicas, [Slot(descriptor) for descriptor in descriptors])
+                    self._replicas(message.replicas, slots)
                 if message.disk is not None:
                     self._disk(message.disk)
                 if message.problem:

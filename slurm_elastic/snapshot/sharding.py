@@ -29,12 +29,7 @@ def round_up(offset: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Mesh:
-    """A mesh of ranks.
-
-    Attributes:
-        shape: Of the mesh.
-        ranks: In the order of its flattened positions.
-    """
+    """A mesh of ranks, in the order of its flattened positions."""
 
     shape: tuple[int, ...]
     ranks: tuple[int, ...]
@@ -57,7 +52,6 @@ class Sharded:
     Attributes:
         dtype: Name of its type, such as ``float32``.
         item: Bytes of an element.
-        shape: Of the whole tensor.
         mesh: Index of the mesh in the layout.
         dimensions: For each dimension of the mesh, the dimension of the tensor that is divided along it; None where the
             ranks have the same.
@@ -99,14 +93,7 @@ class Region:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Elements that a part has of a wanted region.
-
-    Attributes:
-        part: Number of the part.
-        offset: Bytes in the part before the shard that they belong to.
-        shard: The region of that shard.
-        region: The elements.
-    """
+    """The elements that a part has of a wanted region, and the shard that they belong to, at an offset in its bytes."""
 
     part: int
     offset: int
@@ -220,14 +207,7 @@ def region_of(tensor: Sharded, mesh: Mesh, rank: int) -> Region | None:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The division of all sharded tensors of a snapshot.
-
-    Attributes:
-        world: Number of ranks.
-        own: True if ranks have state of their own besides.
-        meshes: Of the tensors.
-        tensors: By index.
-    """
+    """The division of all sharded tensors of a snapshot among a world; `own`: ranks have state of their own besides."""
 
     world: int
     own: bool

@@ -37,14 +37,7 @@ class StateError(TypeError):
 
 @dataclass(frozen=True, slots=True)
 class TensorPlace:
-    """The place of a tensor in a slot.
-
-    Attributes:
-        dtype: Name of its type, such as ``float32``.
-        shape: Its shape; it is contiguous.
-        offset: In bytes, from the first tensor.
-        size: In bytes.
-    """
+    """The place of a contiguous tensor in a slot: offset, from the first tensor, and size in bytes."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -54,13 +47,7 @@ class TensorPlace:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """The places of all tensors.
-
-    Attributes:
-        places: By index.
-        size: Bytes of all tensors.
-        text: The table as JSON.
-    """
+    """The places of all tensors, by index, their bytes, and the places as JSON."""
 
     places: tuple[TensorPlace, ...]
     size: int
@@ -77,6 +64,16 @@ class Flat(NamedTuple):
     tree: Any
     tensors: list[torch.Tensor]
     sharded: list[DTensor]
+
+
+def is_stateful(value: Any) -> bool:
+    """Return whether this is an object with `state_dict` and `load_state_dict`, and no plain value."""
+    return hasattr(value, "state_dict") and hasattr(value, "load_state_dict")
+
+
+def state_of(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the present state of these values, by name."""
+    return {name: value.state_dict() if is_stateful(value) else value for name, value in values.items()}
 
 
 def flatten(state: Mapping[str, Any]) -> Flat:

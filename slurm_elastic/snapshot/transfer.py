@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import json
 import logging
 import socket
 import struct
@@ -19,6 +18,7 @@ import threading
 import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -59,16 +59,9 @@ class TransferError(Exception):
 
 
 class Settings(msgspec.Struct, frozen=True):
-    """The identity of an agent, for its processes and for the other agents of its run.
+    """The identity of an agent of an incarnation, for its processes and for the other agents.
 
-    Attributes:
-        secret: Of the run.
-        run: Name of the incarnation.
-        agent: Identity of the agent.
-        node: Of the agent.
-        address: At which other agents reach it.
-        silence: Seconds without a byte after which the end of what another agent sends is not waited for.
-        domain: Its failure domain: copies go to another one.
+    `silence` is the number of seconds without a byte after which the end of what another agent sends is not waited for.
     """
 
     secret: bytes
@@ -78,6 +71,33 @@ class Settings(msgspec.Struct, frozen=True):
     address: str
     silence: float = 1.0
     domain: str = ""
+
+
+class _FindReplicator(msgspec.Struct, frozen=True, tag=True):
+    """A request for the process that copies parts to other nodes; the answer is its `Holder`."""
+
+
+class _Request(msgspec.Struct, frozen=True, tag=True):
+    """A request for a snapshot or a part, see `receive`; the answer is its `Contents`, then bytes, and their `Digest`.
+
+    The bytes are sent when the receiver is `Ready`.
+    """
+
+    copy: Copy
+    own: bool = False
+    ranges: Ranges | None = None
+
+
+class Ready(msgspec.Struct, frozen=True, tag=True):
+    """The answer that bytes can come, or, with `copied`, that the receiver has them."""
+
+    copied: bool = False
+
+
+class Digest(msgspec.Struct, frozen=True, tag=True):
+    """The digest of bytes that were sent."""
+
+    digest: str
 
 
 class Sender:
@@ -129,33 +149,30 @@ class Sender:
             logger.debug("a snapshot is not sent: %s", error)
 
     def _send(self, channel: Channel) -> None:
-        request = channel.next()
-        if request.get("replicator") is True:
+        request = channel.next(_FindReplicator | _Request)
+        if isinstance(request, _FindReplicator):
             if self._replicator is None:
                 raise TransferError("no parts are copied to other nodes")
-            channel.say({"port": self._replicator()})
+            channel.say(Holder(self._settings.address, self._replicator()))
             return
-        own, ranges = request.pop("own", False) is True, request.pop("ranges", None)
         for slot in self._slots():
             contents = slot.contents()
-            if contents is None or _named(contents.copy) != request:
+            if contents is None or contents.copy != request.copy:
                 continue
-            shards = 0 if own else contents.shards
+            shards = 0 if request.own else contents.shards
             skipped = contents.shards - shards
-            sizes = {"tensors": contents.tensors - skipped, "description": contents.description, "shards": shards}
             body = slot.memory()[HEADER + skipped : contents.size]
             bodies = [body]
-            if ranges is not None:
-                bodies = [*(body[begin:end] for begin, end in _checked(ranges, shards)), body[shards:]]
-            channel.say(sizes)
-            if channel.next().get("ready") is not True:
-                raise TransferError("a receiver that is not ready")
+            if request.ranges is not None:
+                bodies = [*(body[begin:end] for begin, end in _checked(request.ranges, shards)), body[shards:]]
+            channel.say(replace(contents, tensors=contents.tensors - skipped, shards=shards))
+            channel.next(Ready)
             digest = channel.send_body(bodies)
             # A worker that overwrites the slot clears the header first. Then the receiver has to look elsewhere.
             if slot.contents() == contents:
-                channel.say({"digest": digest})
+                channel.say(Digest(digest))
             return
-        raise TransferError(f"{request} is not here any more")
+        raise TransferError(f"{request.copy} is not here any more")
 
 
 def listen() -> tuple[socket.socket, int]:
@@ -201,11 +218,9 @@ def find_replicator(holder: Holder, settings: Settings) -> Holder:
     """Ask an agent for its process that copies parts to other nodes; raises as `connect`."""
     channel = connect(holder, settings)
     with channel.socket:
-        channel.say({"replicator": True})
-        port = channel.next().get("port")
-    if type(port) is not int:
-        raise TransferError("an answer without a port")
-    return Holder(holder.address, port)
+        channel.say(_FindReplicator())
+        found: Holder = channel.next(Holder)
+        return found
 
 
 def receive(
@@ -219,14 +234,11 @@ def receive(
     own: bool = False,
     ranges: Ranges | None = None,
 ) -> None:
-    """Get a snapshot, or a part of one, from one of the agents that hold it.
+    """Get a snapshot, or a part of one, into a slot, from one of the agents that hold it.
 
     Args:
-        copy: The snapshot.
-        slot: To write.
         slots: All slots of this agent that will have to hold as much.
         holders: To ask, again and again, beginning with one that depends on this agent.
-        settings: Of this agent.
         cancelled: Asked all the time: True if the snapshot is not wanted any more.
         own: True to get a part without its shards.
         ranges: Where the bytes of the shards begin and end that are needed, in order; the others stay zero. None for
@@ -265,16 +277,14 @@ def _receive(
     own: bool = False,
     ranges: Ranges | None = None,
 ) -> None:
-    channel.say({**_named(copy), "own": own, "ranges": ranges})
-    answered = channel.next()
-    sizes = (answered.get(name) for name in ("tensors", "description", "shards"))
-    tensors, description, shards = (size if type(size) is int else -1 for size in sizes)
-    if min(tensors, description, shards) < 0 or shards > tensors or (own and shards):
+    channel.say(_Request(copy, own, ranges))
+    contents = channel.next(Contents)
+    shards, size = contents.shards, contents.size
+    if contents.copy != copy or not contents.is_possible or (own and shards):
         raise TransferError("an answer without sizes")
-    size = HEADER + tensors + description
     if ranges is None:
         pieces: Ranges = ((HEADER, size),)
-        check_memory(sum(max(0, size + description - slot.size) for slot in slots))
+        check_memory(sum(max(0, size + contents.description - slot.size) for slot in slots))
     else:
         needed = _checked(ranges, shards)
         pieces = (*((HEADER + begin, HEADER + end) for begin, end in needed), (HEADER + shards, size))
@@ -285,7 +295,7 @@ def _receive(
             if cancelled():
                 raise TransferError("not wanted any more")
 
-    slot.fill_by(Contents(copy, tensors, description, shards), write)
+    slot.fill_by(contents, write)
 
 
 class Channel:
@@ -305,15 +315,18 @@ class Channel:
         while not session.established:
             self._read()
 
-    def say(self, content: dict[str, Any]) -> None:
+    def say(self, message: object) -> None:
         """Send a message."""
-        self.socket.sendall(self._session.seal(json.dumps(content).encode()))
+        self.socket.sendall(self._session.seal(msgspec.json.encode(message)))
 
-    def next(self) -> dict[str, Any]:
-        """Wait for the next message."""
+    def next(self, kind: Any) -> Any:
+        """Wait for the next message, and return it; raises TransferError if it is not of this type."""
         while not self._messages:
             self._read()
-        return self._messages.pop(0)
+        try:
+            return typed_json.convert(self._messages.pop(0), kind)
+        except typed_json.JSONError as error:
+            raise TransferError(f"another message than {kind}: {error}") from None
 
     def send_body(self, bodies: Sequence[memoryview]) -> str:
         """Send bytes, one piece after the other, and return their digest, which goes into a message after them."""
@@ -332,7 +345,7 @@ class Channel:
 
         Raises OSError, SessionError or TransferError if they do not come whole, OutOfMemoryError if there is no memory.
         """
-        self.say({"ready": True})
+        self.say(Ready())
         digest, buffer = _new_digest(), memoryview(bytearray(_BUFFER))
         for begin, end in pieces:
             for start in range(begin, end, _BUFFER):
@@ -346,7 +359,7 @@ class Channel:
                     yield
                 digest.update(block)
                 slot.put(start, block)
-        if self.next().get("digest") != digest.hexdigest():
+        if self.next(Digest).digest != digest.hexdigest():
             raise TransferError("a wrong digest")
 
     def _read(self) -> None:
@@ -383,17 +396,9 @@ def _new_digest() -> blake3:
     return blake3()
 
 
-def _checked(ranges: object, shards: int) -> Ranges:
+def _checked(ranges: Ranges, shards: int) -> Ranges:
     """Return ranges of the shards as they come from another agent; raises TransferError."""
-    try:
-        pairs = typed_json.convert(ranges, Ranges)
-    except typed_json.JSONError:
-        raise TransferError("no ranges of bytes") from None
-    bounds = [0, *(bound for pair in pairs for bound in pair), shards]
+    bounds = [0, *(bound for pair in ranges for bound in pair), shards]
     if bounds != sorted(bounds):
         raise TransferError("ranges of bytes that are not there")
-    return pairs
-
-
-def _named(copy: Copy) -> dict[str, Any]:
-    return {"round": copy.id.round, "step": copy.id.step, "digest": copy.digest, "part": copy.part}
+    return ranges

@@ -16,7 +16,7 @@ from tests.cluster.jobs import CHECKOUT, Job
 
 pytestmark = pytest.mark.nightly
 
-SCRIPTS = CHECKOUT / "benchmarks/framework_scripts"
+SCRIPTS = CHECKOUT / "benchmarks/scripts"
 START = 150.0
 """Seconds that frameworks may take for their imports in four workers at once on two cores."""
 

@@ -60,7 +60,7 @@ from slurm_elastic.snapshot.disk.stored import CheckpointError
 from slurm_elastic.snapshot.hand_over import HandOverError, read_request
 from slurm_elastic.snapshot.lineage import read_inventories, read_origin
 from slurm_elastic.snapshot.state import read_layout
-from slurm_elastic.snapshot.transfer import TransferError, _checked
+from slurm_elastic.snapshot.transfer import Ranges, TransferError, _checked
 
 SECONDS = os.environ.get("SLURM_ELASTIC_FUZZ_SECONDS")
 INPUTS = 800
@@ -324,13 +324,13 @@ def etcd_value(content: bytes) -> None:
 
 
 def ranges(content: bytes) -> None:
-    _checked(typed_json.loads(content), 1 << 20)
+    _checked(typed_json.decode(content, Ranges), 1 << 20)
 
 
 def hand_over(content: bytes) -> None:
-    ours, theirs = socket.socketpair()
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs:
-        theirs.sendall(content.replace(b"\n", b"")[:60000] + b"\n")
+        theirs.send(content[:60000])
         read_request(ours)
 
 
@@ -393,7 +393,7 @@ PARSERS: dict[str, tuple[Parser | Callable[[RunDir], Parser], tuple[type[Excepti
     "timers": (timers, Nothing, [js(TIMER) + b"\n"]),
     "dumps": (dumps, Nothing, [js(DUMP)]),
     "etcd": (etcd_value, Nothing, [js({"record": {}})]),
-    "request of a worker": (hand_over, (HandOverError,), [js(REQUEST)]),
+    "request of a worker": (hand_over, (HandOverError, typed_json.JSONError), [js(REQUEST)]),
     "origins": (origins, Nothing, [js({"round": 1, "step": 5}), js({"copies": [], "holder": None})]),
     "layout": (read_layout, (ValueError,), [js({"layout": LAYOUT})]),
     "start": (lambda content: read_start(content, 3), (ValueError,), [js(START)]),

@@ -39,13 +39,7 @@ _STALLED = 5.0
 
 
 class HeldSlots(NamedTuple):
-    """The memory of an agent.
-
-    Attributes:
-        whole: For the state that all ranks have.
-        parts: For the parts of its ranks.
-        replicas: For copies of the parts of other ranks.
-    """
+    """The memory of an agent: for the state of all ranks, the parts of its ranks, and copies of others' parts."""
 
     whole: Sequence[Slot]
     parts: Sequence[Slot] = ()
@@ -53,7 +47,7 @@ class HeldSlots(NamedTuple):
 
 
 class Held(NamedTuple):
-    """The committed snapshots and parts in the memory of an agent; see `HeldSlots`."""
+    """The committed snapshots and parts in `HeldSlots`."""
 
     whole: Sequence[Copy]
     parts: Sequence[Copy] = ()
@@ -62,14 +56,10 @@ class Held(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The directory in which the snapshots of a round are written.
+    """The directory in which the snapshots of a round of so many agents are written.
 
-    Attributes:
-        directory: The directory.
-        round: Number of the round.
-        origin: The snapshot that the round started from, if it came from memory, and its name on disk.
-        nodes: Number of agents in the round.
-        workers: Number of workers of this agent.
+    `origin` is the snapshot that the round started from, if it came from memory, and its name on disk; `workers` is the
+    number of workers of this agent.
     """
 
     directory: Directory
@@ -183,9 +173,7 @@ class _Unfinished:
 
     Attributes:
         target: Of the agent when it wrote its part.
-        found: The snapshot.
-        alive_at: Own monotonic time in seconds at which its size has grown last.
-        size: Then, in bytes.
+        alive_at: Own monotonic time in seconds at which its size, in bytes, has grown last.
         is_only: False if the agent has written the step before, too, or this is that step.
     """
 
@@ -342,14 +330,14 @@ class DiskWriter:
                 if target.first:
                     orders.insert(0, ("state", [whole]))
                 for task, arguments in orders:
-                    outcome = self._process.carry_out(self._order(target, checkpoint, task), *arguments)
+                    outcome = self._carry_out(target, checkpoint, task, *arguments)
                     arguments[-1].busy = task == "state"
                     if not outcome.written:
                         break
         finally:
             self._free(target.round, snapshot)
         if not self._note(target, following, outcome) and target.first:
-            self._process.carry_out(self._order(target, checkpoint, "discard"))
+            self._carry_out(target, checkpoint, "discard")
         elif target.first or (outcome.written and self._progress.last and not (self._closing and beside)):
             # The agent of rank 0 may leave, and complete it after this one has joined the next round.
             self._unfinished = (*beside, _Unfinished(target, following, time.monotonic(), is_only=not beside))
@@ -359,7 +347,7 @@ class DiskWriter:
         target, following, now = unfinished.target, unfinished.found, time.monotonic()
         others = tuple(one for one in self._unfinished if one.found != following)
         task: Task = "complete" if target.first else "look"
-        outcome = self._process.carry_out(self._order(target, following.checkpoint, task))
+        outcome = self._carry_out(target, following.checkpoint, task)
         waits = not (outcome.written or outcome.error or outcome.superseded)
         if waits and outcome.size != unfinished.size:
             self._unfinished = (*others, replace(unfinished, size=outcome.size, alive_at=now))
@@ -381,12 +369,11 @@ class DiskWriter:
         if outcome.written:
             logger.info("step %d is on disk: %s", following.checkpoint.step, target.directory.path)
         elif not self._note(target, following, outcome):
-            self._process.carry_out(self._order(target, following.checkpoint, "discard"))
+            self._carry_out(target, following.checkpoint, "discard")
         return True
 
-    def _order(self, target: Target, checkpoint: CheckpointId, task: Task) -> Order:
-        place, urgent = target.directory, self._progress.last
-        return Order(place.path, checkpoint.start, checkpoint.step, place.keep, place.start, task, urgent)
+    def _carry_out(self, target: Target, checkpoint: CheckpointId, task: Task, *slots: Slot) -> Outcome:
+        return self._process.carry_out(Order(target.directory, checkpoint, task, self._progress.last), *slots)
 
     def _note(self, target: Target, following: Next, outcome: Outcome) -> bool:
         """Note how it went; False if what was written of the checkpoint is of no use."""

@@ -83,7 +83,6 @@ class Checkpoints:
 
         Args:
             run: Id of the run; empty outside of a run.
-            round_: Number of the round.
             memory: The snapshot in memory that the group starts from; None to start from the newest checkpoint.
             below: See :func:`~.choose_checkpoint`.
             is_current: Returns False once a newer group of the run may train.
@@ -218,7 +217,6 @@ class Checkpoints:
         """Give a checkpoint its name if it is complete, and delete those that are not needed any more.
 
         Args:
-            checkpoint: To publish.
             writer: Number of the start of the group that writes, in the directory.
             finish: Finishes what was written in a directory; returns False if it is not complete.
             keep: Number of checkpoints that stay.

@@ -8,13 +8,13 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
 from slurm_elastic import typed_json
-from slurm_elastic.snapshot._rank_values import round_store
-from slurm_elastic.snapshot.hand_over import Answer, Directory
+from slurm_elastic.snapshot.hand_over import Answer, Directory, round_store
 from slurm_elastic.snapshot.lineage import Holder, SnapshotId
 
 if TYPE_CHECKING:
@@ -26,18 +26,12 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 
-_STORE_TIMEOUT = 300.0
-"""Seconds that ranks wait for the choice of rank 0, as torch waits for a process group."""
+_STORE_TIMEOUT = timedelta(minutes=5)
+"""For which ranks wait for the choice of rank 0, as torch waits for a process group."""
 
 
 class Choice(msgspec.Struct, frozen=True):
-    """The choice of rank 0, for the other ranks.
-
-    Attributes:
-        checkpoint: The start and the step of the checkpoint that the group starts from; None if from none.
-        directory: Of rank 0.
-        error: Why the directory cannot be used; empty if it can.
-    """
+    """The choice of rank 0: start and step of the checkpoint that the group starts from, or why it has no directory."""
 
     checkpoint: tuple[int, int] | None = None
     directory: Directory | None = None
@@ -48,7 +42,7 @@ class DiskSide:
     """The directory that a script has named with `to_disk`, and the start of its group there."""
 
     def __init__(self) -> None:
-        self._configured: tuple[str, float, int, int] | None = None
+        self._directory: Directory | None = None
         self._started = False
         """True when the start of this group is recorded there, by `load`."""
         self._stored: Stored | None = None
@@ -59,17 +53,17 @@ class DiskSide:
     @property
     def is_configured(self) -> bool:
         """True if the script has named a directory."""
-        return self._configured is not None
+        return self._directory is not None
 
-    def configure(self, path: str, every: float, keep: int, every_steps: int) -> None:
-        """Name the directory; see `to_disk`."""
+    def configure(self, directory: Directory) -> None:
+        """Name the directory; see `to_disk`. The start of the group is not known yet."""
         if self._started:
             raise RuntimeError("snapshot.to_disk comes too late: call it before snapshot.load")
-        self._configured = path, float(every), keep, every_steps
+        self._directory = directory
 
     def require_start(self) -> None:
         """Raise RuntimeError if what is saved is not known to come from what is on disk, as `load` was not called."""
-        if self._configured is not None and not self._started:
+        if self._directory is not None and not self._started:
             raise RuntimeError("snapshot.save comes before snapshot.load: after snapshot.to_disk call load first")
 
     def start(
@@ -101,8 +95,8 @@ class DiskSide:
         from slurm_elastic.snapshot.disk.checkpoints import Checkpoints
         from slurm_elastic.snapshot.disk.lineage import CheckpointId
 
-        assert self._configured is not None
-        path, *_ = self._configured
+        assert self._directory is not None
+        path = self._directory.path
         checkpoints = Checkpoints(Path(path))
         choice = Choice()
         tells = memory is None or has_parts
@@ -166,8 +160,7 @@ class DiskSide:
         # Not the trainer API: the agent waits at a planned stop for workers that have imported it.
         from slurm_elastic.control import is_superseded
 
-        assert self._configured is not None
-        path, every, keep, every_steps = self._configured
+        assert self._directory is not None
         run, round_ = os.environ.get("SLURM_ELASTIC_RUN_ID", ""), int(os.environ.get("SLURM_ELASTIC_ROUND", "0"))
         # Without parts no rank asks for the choice of rank 0 if there is a snapshot in memory.
         below, lost = answered.below, answered.lost if has_parts else None
@@ -175,8 +168,8 @@ class DiskSide:
         origin = start.line[-1].start if memory is not None and chosen is None and start.line else None
         name = "" if chosen is None else checkpoints.path_of(chosen).name
         begins = chosen.step if chosen is not None else memory.step if memory is not None else 0
-        directory = Directory(
-            path, every, keep, start.number, origin, name, has_parts=has_parts, every_steps=every_steps, begins=begins
+        directory = replace(
+            self._directory, start=start.number, origin=origin, checkpoint=name, has_parts=has_parts, begins=begins
         )
         return Choice(None if chosen is None else (chosen.start, chosen.step), directory)
 

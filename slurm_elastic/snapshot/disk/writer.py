@@ -8,14 +8,13 @@ started it has ended; if it writes at that moment, it finishes this checkpoint f
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import pickle
 import socket
 import threading
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -37,6 +36,7 @@ from slurm_elastic.snapshot.disk.stored import (
     sealed,
     unsealed,
 )
+from slurm_elastic.snapshot.hand_over import Directory, receive, send
 from slurm_elastic.snapshot.memory import HEADER, Contents, Slot
 from slurm_elastic.snapshot.sharding import Layout, Planner, Region
 from slurm_elastic.snapshot.state import PER_RANK, read_description, read_layout, rebuild, tensor_in
@@ -47,7 +47,6 @@ if TYPE_CHECKING:
     from torch.distributed.checkpoint.metadata import Metadata
 
 
-_LIMIT = 1 << 16
 _LOW = 10
 """Nice value of the thread that writes, setpriority(2); the priority of its reads and writes follows (ioprio_set(2)).
 With 19 it gets 1.5 % of a busy core: four busy processes on two cores kept a checkpoint from the disk for a minute.
@@ -64,21 +63,15 @@ class Order:
     """A snapshot to write.
 
     Attributes:
-        directory: Of the checkpoints.
-        start: Number of the start that took the snapshot.
-        step: Of the snapshot.
-        keep: Number of checkpoints that stay.
-        writer: Number of the start of the group that writes.
+        directory: Of the group that writes.
+        checkpoint: The name of the snapshot there.
         task: To write the state of all ranks, or a part; to give the checkpoint its name if it is complete; to look
             whether another agent has; or to delete what was written of it.
         urgent: True if the agent ends when this is written.
     """
 
-    directory: str
-    start: int
-    step: int
-    keep: int
-    writer: int
+    directory: Directory
+    checkpoint: CheckpointId
     task: Task
     urgent: bool = False
 
@@ -129,16 +122,15 @@ class WriterProcess:
             if self._socket is None:
                 self.start()
             assert self._socket is not None
-            socket.send_fds(self._socket, [json.dumps(asdict(order)).encode()], [slot.descriptor for slot in slots])
-            answer = self._socket.recv(_LIMIT)
+            send(self._socket, order, slots)
+            received, why = receive(self._socket, Outcome), "the process that writes has ended"
         except OSError as error:
-            answer, why = b"", str(error)
-        else:
-            why = "the process that writes has ended"
-        if not answer:
+            received, why = None, str(error)
+        if received is None:
             self.close()
             return Outcome(error=why)
-        return Outcome(**typed_json.loads(answer))
+        outcome: Outcome = received[0]
+        return outcome
 
     def kill(self) -> None:
         """Kill the process, which is not started again; for other threads, too."""
@@ -167,16 +159,13 @@ def main(descriptor: int) -> None:
         import torch.distributed.checkpoint
 
         torch.set_num_threads(1)
-        while True:
-            content, descriptors, _, _ = socket.recv_fds(orders, _LIMIT, 2)
-            if not content:
-                return
-            slots, order = [Slot(descriptor) for descriptor in descriptors], Order(**typed_json.loads(content))
+        while (received := receive(orders, Order)) is not None:
+            order, slots = received
             outcome = _carry_out(order, slots) if order.urgent else _with_low_priority(order, slots)
             for slot in slots:
                 slot.close()
             with contextlib.suppress(BrokenPipeError):
-                orders.send(json.dumps(asdict(outcome)).encode())
+                send(orders, outcome)
 
 
 def _with_low_priority(order: Order, slots: Sequence[Slot]) -> Outcome:
@@ -195,9 +184,9 @@ def _with_low_priority(order: Order, slots: Sequence[Slot]) -> Outcome:
 
 
 def _carry_out(order: Order, slots: Sequence[Slot]) -> Outcome:
-    checkpoints, checkpoint = Checkpoints(Path(order.directory)), CheckpointId(order.start, order.step)
+    checkpoints, checkpoint, writer = Checkpoints(Path(order.directory.path)), order.checkpoint, order.directory.start
     before = [slot.contents() for slot in slots]
-    matching = [contents for contents in before if contents is not None and contents.copy.id.step == order.step]
+    matching = [contents for contents in before if contents is not None and contents.copy.id.step == checkpoint.step]
     if len(matching) < len(slots):
         return Outcome()
 
@@ -209,21 +198,21 @@ def _carry_out(order: Order, slots: Sequence[Slot]) -> Outcome:
             case "state" | "part" if checkpoints.path_of(checkpoint).exists():
                 return Outcome(written=True)
             case "state":
-                directory = checkpoints.unfinished(checkpoint, order.writer)
+                directory = checkpoints.unfinished(checkpoint, writer)
                 return Outcome(written=_write_state(directory, slots[0], matching[0], unchanged))
             case "part":
-                directory = checkpoints.unfinished(checkpoint, order.writer)
+                directory = checkpoints.unfinished(checkpoint, writer)
                 return Outcome(written=_write_part(directory, slots, matching, unchanged))
             case "complete":
-                if checkpoints.publish(checkpoint, order.writer, _finish, order.keep, is_last=order.urgent):
+                if checkpoints.publish(checkpoint, writer, _finish, order.directory.keep, is_last=order.urgent):
                     return Outcome(written=True)
-                return Outcome(size=checkpoints.unfinished_size(checkpoint, order.writer) or 0)
+                return Outcome(size=checkpoints.unfinished_size(checkpoint, writer) or 0)
             case "look":
-                size = checkpoints.unfinished_size(checkpoint, order.writer)
+                size = checkpoints.unfinished_size(checkpoint, writer)
                 written = checkpoint in checkpoints.present()
                 return Outcome(written, size or 0, error="" if written or size is not None else "it was given up")
             case "discard":
-                checkpoints.discard(checkpoint, order.writer)
+                checkpoints.discard(checkpoint, writer)
         return Outcome(written=True)
     except SupersededError as error:
         return Outcome(superseded=str(error))
@@ -369,12 +358,7 @@ def _finish(directory: Path) -> bool:
     parts = [typed_json.decode(record, StoredPart) for record in records]
     paths = _paths(description["state"], "s", len(layout.tensors))
     _add_parts(metadata, planner, parts, [path or (_EXTRA, f"s{index}") for index, path in enumerate(paths)])
-    temporary = directory / ".metadata.parts"
-    with temporary.open("wb") as file:
-        pickle.dump(metadata, file)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(directory / ".metadata")
+    publish_file(directory / ".metadata", pickle.dumps(metadata))
     _seal(directory, description, [part_record(number) for number in range(planner.parts)])
     return True
 

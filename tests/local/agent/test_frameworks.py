@@ -17,7 +17,7 @@ from tests.local.waiting import eventually
 pytestmark = pytest.mark.nightly
 
 Allocate = Callable[..., Allocation]
-SCRIPTS = ROOT / "benchmarks" / "framework_scripts"
+SCRIPTS = ROOT / "benchmarks" / "scripts"
 CHECKPOINT_EVERY = 20
 """Steps, in both scripts."""
 

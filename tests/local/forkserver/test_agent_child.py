@@ -16,9 +16,12 @@ from slurm_elastic import snapshot
 from slurm_elastic.agent.forkserver._linux import children
 from slurm_elastic.agent.forkserver.client import ForkedProcess, ForkServer
 from slurm_elastic.agent.forkserver.protocol import State
-from slurm_elastic.snapshot.agent_side import AgentMemory, Group
+from slurm_elastic.snapshot.agent_side import AgentMemory
 from slurm_elastic.snapshot.disk import writer as checkpoint_writer
+from slurm_elastic.snapshot.disk.lineage import CheckpointId
 from slurm_elastic.snapshot.disk.writer import Order, Outcome, WriterProcess
+from slurm_elastic.snapshot.hand_over import Directory
+from slurm_elastic.snapshot.lineage import Group
 from slurm_elastic.snapshot.transfer import Settings
 from tests.local.forkserver.helpers import agent_child
 from tests.local.forkserver.helpers.workplace import HANG, Workplace
@@ -67,7 +70,7 @@ class Writer:
 
     def works(self) -> bool:
         """True if it carries out an order."""
-        order = Order(str(self._directory), start=1, step=1, keep=1, writer=1, task="discard")
+        order = Order(Directory(str(self._directory), 0.0, 1, 1), CheckpointId(1, 1), "discard")
         return self.process.carry_out(order) == Outcome(written=True)
 
 

@@ -15,8 +15,8 @@ import torch
 import torch.distributed as dist
 
 from slurm_elastic import snapshot
-from slurm_elastic.snapshot.agent_side import AgentMemory, Group
-from slurm_elastic.snapshot.lineage import choose
+from slurm_elastic.snapshot.agent_side import AgentMemory
+from slurm_elastic.snapshot.lineage import Group, choose
 from slurm_elastic.snapshot.transfer import Settings
 
 _fork = multiprocessing.get_context("fork")

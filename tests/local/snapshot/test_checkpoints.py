@@ -25,6 +25,7 @@ from slurm_elastic.snapshot.disk.checkpoints import Checkpoints, SupersededError
 from slurm_elastic.snapshot.disk.lineage import CheckpointId
 from slurm_elastic.snapshot.disk.stored import CheckpointError, Stored
 from slurm_elastic.snapshot.disk.writer import Order, Outcome
+from slurm_elastic.snapshot.hand_over import Directory
 from slurm_elastic.snapshot.memory import Slot
 from tests.local.snapshot.memories import Agents, in_worker, together
 from tests.local.waiting import eventually
@@ -184,7 +185,7 @@ def test_a_writer_that_is_killed_at_the_end_is_started_once_more(agents: Agents,
     one = agents.add("one")
     in_worker(agents.next_round([one])[0], trains(directory, 3))
     one.inventory()
-    one._disk._process.carry_out(Order(str(directory), 9, 9, 1, 9, "discard"))
+    one._disk._process.carry_out(Order(Directory(str(directory), 0.0, 1, 9), CheckpointId(9, 9), "discard"))
     assert one._disk._process._process is not None
     one._disk._process._process.kill()
     assert one.close() == ""

@@ -23,10 +23,10 @@ from slurm_elastic import snapshot
 from slurm_elastic.rendezvous.transport.session import Role, Session
 from slurm_elastic.snapshot import _worker_side, transfer
 from slurm_elastic.snapshot import memory as memory_module
-from slurm_elastic.snapshot.agent_side import AgentMemory, Group
+from slurm_elastic.snapshot.agent_side import AgentMemory
 from slurm_elastic.snapshot.hand_over import VARIABLE, Request, ask
-from slurm_elastic.snapshot.lineage import Copy, SnapshotId, choose, read_inventories, read_origin
-from slurm_elastic.snapshot.memory import HEADER, OutOfMemoryError, Reserve, Slot, free_memory, require_memory
+from slurm_elastic.snapshot.lineage import Copy, Group, SnapshotId, choose, read_inventories, read_origin
+from slurm_elastic.snapshot.memory import HEADER, Contents, OutOfMemoryError, Reserve, Slot, free_memory, require_memory
 from tests.local.snapshot.memories import Agents, in_worker, loads, saves
 from tests.local.waiting import eventually
 
@@ -320,18 +320,14 @@ def holds_a_part(agents: Agents) -> tuple[AgentMemory, Slot]:
     return one, slot
 
 
-def gets(one: AgentMemory, ranges: transfer.Ranges) -> Slot:
-    slot = Slot.make()
-    holder = read_inventories([one.inventory()])[0].holder
-    settings = transfer.Settings(b"s" * 32, "7.0", "two", "two", "127.0.0.1")
-    transfer.receive(PART, slot, [slot], [holder], settings, lambda: False, ranges=ranges)
-    return slot
+RECEIVER = transfer.Settings(b"s" * 32, "7.0", "two", "two", "127.0.0.1")
 
 
 def test_ranges_of_the_shards_of_a_part_come_alone(agents: Agents) -> None:
     one, whole = holds_a_part(agents)
     ranges = ((0, 10), (4000, 9000), (SHARDS - 1, SHARDS))
-    slot = gets(one, ranges)
+    slot, holder = Slot.make(), read_inventories([one.inventory()])[0].holder
+    transfer.receive(PART, slot, [slot], [holder], RECEIVER, lambda: False, ranges=ranges)
     # There are pages for what came, and for no more; below, bytes that are read get theirs.
     assert slot.allocated < slot.size - 2 * 4096
     assert slot.contents() == whole.contents()
@@ -344,13 +340,12 @@ def test_ranges_of_the_shards_of_a_part_come_alone(agents: Agents) -> None:
 
 def test_ranges_that_a_part_does_not_have_are_refused(agents: Agents) -> None:
     holder = read_inventories([holds_a_part(agents)[0].inventory()])[0].holder
-    settings = transfer.Settings(b"s" * 32, "7.0", "two", "two", "127.0.0.1")
     for ranges in (((0, SHARDS + 1),), ((-1, 5),), ((5, 9), (8, 12)), ((9, 5),)):
-        channel = transfer.connect(holder, settings)
+        channel = transfer.connect(holder, RECEIVER)
         with channel.socket:
-            channel.say({**transfer._named(PART), "own": False, "ranges": ranges})
+            channel.say(transfer._Request(PART, ranges=ranges))
             with pytest.raises(transfer.TransferError, match="the connection ends"):
-                channel.next()
+                channel.next(Contents)
 
 
 def test_a_snapshot_that_changes_on_its_way_is_not_committed(agents: Agents) -> None:
@@ -371,15 +366,12 @@ def test_a_snapshot_that_changes_on_its_way_is_not_committed(agents: Agents) -> 
 
 
 def test_a_receiver_that_is_not_ready_gets_nothing(agents: Agents) -> None:
-    one, _ = holds_a_part(agents)
-    port = read_inventories([one.inventory()])[0].holder.port
-    session = Session(Role.AGENT, b"s" * 32, "7.0 snapshot", agent="two", port=port)
-    with socket.create_connection(("127.0.0.1", port)) as connection:
-        channel = transfer.Channel(connection, session)
-        channel.say({**transfer._named(PART), "own": False, "ranges": None})
-        assert channel.next() == {"tensors": TENSORS, "description": len(b"description"), "shards": SHARDS}
-        channel.say({"ready": "md5"})
-        assert connection.recv(1) == b""
+    channel = transfer.connect(read_inventories([holds_a_part(agents)[0].inventory()])[0].holder, RECEIVER)
+    with channel.socket:
+        channel.say(transfer._Request(PART))
+        assert channel.next(Contents) == Contents(PART, TENSORS, len(b"description"), SHARDS)
+        channel.say(transfer.Digest("md5"))
+        assert channel.socket.recv(1) == b""
 
 
 def _meddle(listener: socket.socket, port: int) -> None:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import socket
-from typing import Any
 
 import pytest
 
 from slurm_elastic.snapshot import _replicator_main, replicator
-from slurm_elastic.snapshot.lineage import Copy, Holder, SnapshotId
+from slurm_elastic.snapshot.lineage import Copy, Group, Holder, SnapshotId
 from slurm_elastic.snapshot.memory import Slot
 from slurm_elastic.snapshot.replication import Report
-from slurm_elastic.snapshot.transfer import Settings
+from slurm_elastic.snapshot.transfer import Digest, Ready, Settings
 
 SNAPSHOT = SnapshotId(0, 3)
 
@@ -22,15 +21,15 @@ class Partner:
     def __init__(self, room: float, sending: float) -> None:
         self.now = 1000.0
         self._room, self._sending = room, sending
-        self._answers: list[tuple[float, dict[str, Any]]] = []
+        self._answers: list[tuple[float, Ready]] = []
         self.socket, _ = socket.socketpair()
 
-    def say(self, content: dict[str, Any]) -> None:
-        if "digest" not in content:
-            self._answers = [(self._room, {"ready": True}), (self._sending / 2, {"copied": True})]
+    def say(self, message: object) -> None:
+        if not isinstance(message, Digest):
+            self._answers = [(self._room, Ready()), (self._sending / 2, Ready(copied=True))]
             self._room = 0.0
 
-    def next(self) -> dict[str, Any]:
+    def next(self, kind: type[Ready]) -> Ready:
         seconds, answer = self._answers.pop(0)
         self.now += seconds
         return answer
@@ -46,7 +45,7 @@ def test_an_agent_pauses_as_long_as_a_copy_has_used_the_network(monkeypatch: pyt
     here, _there = socket.socketpair()
     settings = Settings(b"s" * 32, "7.0", "one", "one", "127.0.0.1", 1.0)
     owner = _replicator_main._Replicator(settings, here)
-    members = replicator.Members(0, 0, 2, 2, Holder("127.0.0.1", 1), None)
+    members = replicator.Members(0, Group(0, 2, 2, 0, 4), Holder("127.0.0.1", 1), None)
     side = _replicator_main._Side(owner, members)
     side.partner = Report("two", Holder("127.0.0.1", 2))
     monkeypatch.setattr(side, "_channel_to_partner", lambda: partner)

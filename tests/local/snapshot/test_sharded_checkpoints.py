@@ -20,8 +20,10 @@ from slurm_elastic import snapshot
 from slurm_elastic.agent.forkserver.client import ForkedProcess
 from slurm_elastic.snapshot._child_process import Fork
 from slurm_elastic.snapshot.agent_side import AgentMemory
+from slurm_elastic.snapshot.disk.lineage import CheckpointId
 from slurm_elastic.snapshot.disk.stored import CheckpointError, Stored
 from slurm_elastic.snapshot.disk.writer import Order, Outcome
+from slurm_elastic.snapshot.hand_over import Directory
 from slurm_elastic.snapshot.memory import Slot
 from slurm_elastic.snapshot.sharding import Planner, Region
 from tests.local.snapshot.memories import Agents, meet, start_worker, together, with_store
@@ -64,7 +66,7 @@ def trains(directory: Path, *steps: int) -> Any:
 
 def warm_up(agent: AgentMemory, directory: Path) -> None:
     """The process that writes has imported torch, for which a slow machine takes longer than agents wait."""
-    agent._disk._process.carry_out(Order(str(directory), 9, 9, 1, 9, "discard"))
+    agent._disk._process.carry_out(Order(Directory(str(directory), 0.0, 1, 9), CheckpointId(9, 9), "discard"))
 
 
 def test_each_node_writes_its_parts_and_another_world_starts_from_them(agents: Agents, tmp_path: Path) -> None:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import socket
 from collections.abc import Callable
-from dataclasses import asdict
 
 import pytest
 
 from slurm_elastic.snapshot.disk import writer as checkpoint_writer
+from slurm_elastic.snapshot.disk.lineage import CheckpointId
 from slurm_elastic.snapshot.disk.writer import Order, Outcome, WriterProcess
+from slurm_elastic.snapshot.hand_over import Directory, receive, send
 
-ORDER = Order("/checkpoints", start=1, step=7, keep=2, writer=1, task="discard")
+ORDER = Order(Directory("/checkpoints", 0.0, 2, 1), CheckpointId(1, 7), "discard")
 
 
 class Started:
@@ -22,7 +22,7 @@ class Started:
         self.killed = False
         self.ours, self.theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         if answers:
-            self.theirs.send(json.dumps(asdict(Outcome(written=True))).encode())
+            send(self.theirs, Outcome(written=True))
         else:
             self.theirs.shutdown(socket.SHUT_WR)
 
@@ -51,7 +51,7 @@ def test_it_is_forked_where_that_can_be(fresh: list[Started]) -> None:
     forked = Started()
     writer = WriterProcess(lambda module, should_stop: (forked, forked.ours))
     assert writer.carry_out(ORDER) == Outcome(written=True)
-    assert json.loads(forked.theirs.recv(4096)) == asdict(ORDER)
+    assert receive(forked.theirs, Order) == (ORDER, [])
     assert fresh == []
     writer.close()
     assert forked.killed
@@ -62,7 +62,7 @@ def test_else_it_is_a_fresh_python(fresh: list[Started], fork: checkpoint_writer
     writer = WriterProcess(fork)
     assert writer.carry_out(ORDER) == Outcome(written=True)
     (process,) = fresh
-    assert json.loads(process.theirs.recv(4096)) == asdict(ORDER)
+    assert receive(process.theirs, Order) == (ORDER, [])
     writer.close()
 
 

@@ -1,1 +1,0 @@
-"""Trainings of :mod:`benchmarks.lost_steps`."""
