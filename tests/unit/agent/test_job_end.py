@@ -20,7 +20,7 @@ from slurm_elastic.rendezvous.membership.agents import Reason
 from slurm_elastic.rendezvous.membership.assignment import Place
 from slurm_elastic.rendezvous.transport.messages import Assignment, Successor
 from slurm_elastic.slurm import Controller, JobView, NodeState, SlurmJob
-from tests.unit.agent.helpers.jobs import at_end
+from tests.unit.agent.helpers.jobs import at_end, slurm_job
 
 
 @pytest.mark.parametrize(
@@ -63,18 +63,7 @@ def signalled() -> Iterator[int]:
 
 
 def job(rank: int, nodes: int = 2) -> SlurmJob:
-    found = SlurmJob.from_environment(
-        {
-            "SLURM_JOB_ID": "7",
-            "SLURM_JOB_NODELIST": f"n[1-{nodes}]",
-            "SLURM_STEP_ID": "0",
-            "SLURM_STEP_NODELIST": f"n[1-{nodes}]",
-            "SLURM_NODEID": str(rank),
-            "SLURMD_NODENAME": f"n{rank + 1}",
-        }
-    )
-    assert found is not None
-    return found
+    return slurm_job(f"n[1-{nodes}]", SLURM_NODEID=str(rank), SLURMD_NODENAME=f"n{rank + 1}")
 
 
 def srun_at(place: socket.socket) -> dict[str, str]:

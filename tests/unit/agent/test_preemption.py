@@ -17,6 +17,7 @@ from slurm_elastic.agent.job.preemption import LEAVE_REASONS, SignalDiagnosis, a
 from slurm_elastic.agent.signals import Notices
 from slurm_elastic.rundir import RunDir
 from slurm_elastic.slurm import Cause, Controller, Diagnosis, SignalDefaults, SlurmJob
+from tests.unit.agent.helpers.jobs import slurm_job
 
 OUTPUTS = Path(__file__).parents[1] / "slurm" / "outputs"
 
@@ -95,10 +96,9 @@ class Told:
     def diagnosis(
         self, *, asks: bool = True, timeout: float = 30.0, save: float | None = None, node: str = "f1"
     ) -> SignalDiagnosis:
-        environ = {"SLURM_JOB_ID": "1", "SLURM_JOB_NODELIST": "f[1-2]", "SLURMD_NODENAME": node}
         diagnosis = SignalDiagnosis(
             self.notices,
-            SlurmJob.from_environment(environ),
+            slurm_job("f[1-2]", SLURM_JOB_ID="1", SLURMD_NODENAME=node),
             SignalDefaults(grace=20.0, warning=120.0, save=save),
             Controller(timeout) if asks else None,
             self.record,
@@ -416,10 +416,7 @@ def test_outside_of_slurm_nobody_is_asked(told: Told) -> None:
 
 
 def member(node: str) -> SlurmJob:
-    environ = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-4]", "SLURMD_NODENAME": node}
-    found = SlurmJob.from_environment(environ)
-    assert found is not None
-    return found
+    return slurm_job("n[1-4]", SLURMD_NODENAME=node)
 
 
 @pytest.fixture

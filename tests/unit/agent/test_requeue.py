@@ -14,6 +14,7 @@ from slurm_elastic.agent.option_values import RequeuePolicy, requeue_policy
 from slurm_elastic.errors import UsageError
 from slurm_elastic.rundir import JobRecords, RunDir
 from slurm_elastic.slurm import Controller, SignalDefaults, SlurmJob, expand
+from tests.unit.agent.helpers.jobs import slurm_job
 
 OUTPUTS = Path(__file__).parents[1] / "slurm" / "outputs"
 DOWN = "slurm_load_jobs error: Unable to contact slurm controller (connect failure)"
@@ -90,10 +91,8 @@ def run_dir(tmp_path: Path) -> RunDir:
 
 
 def job(restart_count: int = 0, **variables: str) -> SlurmJob:
-    environ = {"SLURM_JOB_ID": "1", "SLURM_JOB_NODELIST": "f1", "SLURMD_NODENAME": "f1", **variables}
-    found = SlurmJob.from_environment({**environ, "SLURM_RESTART_COUNT": str(restart_count)})
-    assert found is not None
-    return found
+    count = str(restart_count)
+    return slurm_job("f1", SLURM_JOB_ID="1", SLURMD_NODENAME="f1", SLURM_RESTART_COUNT=count, **variables)
 
 
 class Script:
