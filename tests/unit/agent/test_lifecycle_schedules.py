@@ -52,9 +52,9 @@ from slurm_elastic.errors import ExitCode
 from slurm_elastic.rendezvous.election.events import CutOff, LeaderLost, RecordsLost, Unreachable
 from slurm_elastic.rendezvous.membership import events as messages
 from slurm_elastic.rendezvous.membership.agents import LeaveReason, Reason, WorkerFailure
-from slurm_elastic.rendezvous.membership.assignment import Place
 from slurm_elastic.rendezvous.membership.events import Outcome
 from slurm_elastic.rendezvous.transport.messages import Assignment, LeaveRequested
+from tests.unit.agent.helpers.rounds import placed
 
 FAILURE = WorkerFailure("n1/7.0/1", "n1", 1, 3, "boom")
 SCHEDULES = 1000
@@ -154,9 +154,7 @@ class Node:
     def _placed(self) -> Assignment:
         if isinstance(self.state, Joining):
             self.round += 1
-        rank = self.chance.choice((0, 1))
-        place = Place("n1/7.0/1", "n1", rank, 1, rank, "default", rank, 2)
-        return Assignment(1, place, self.round, Reason.START, 2, 2, "n0", 1, 0)
+        return placed("n1", rank=self.chance.choice((0, 1)), round_=self.round)
 
     def _rare(self) -> Event:
         return self.chance.choice(
