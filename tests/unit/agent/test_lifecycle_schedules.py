@@ -7,37 +7,9 @@ from collections import deque
 
 import pytest
 
-from slurm_elastic.agent.lifecycle.actions import (
-    Action,
-    AnnounceLeave,
-    CloseRound,
-    DescribeFailure,
-    End,
-    Hold,
-    Join,
-    ReportLeft,
-    StartWorkers,
-    StopAtStep,
-    TerminateWorkers,
-)
-from slurm_elastic.agent.lifecycle.events import (
-    DeadlineReached,
-    Diagnosed,
-    Event,
-    FailureDescribed,
-    Held,
-    RoundClosed,
-    Signalled,
-    Started,
-    StartFailed,
-    StartInterrupted,
-    StepAccepted,
-    StepRefused,
-    WorkersEnded,
-    WorkersFailed,
-    WorkersStarted,
-    WorkersSucceeded,
-)
+from slurm_elastic.agent.lifecycle import actions, events
+from slurm_elastic.agent.lifecycle.actions import Action
+from slurm_elastic.agent.lifecycle.events import Event
 from slurm_elastic.agent.lifecycle.machine import step
 from slurm_elastic.agent.lifecycle.states import (
     Done,
@@ -77,45 +49,45 @@ class Node:
         self.workers_run = self.obey_sigterm = False
         self.leave_by: float | None = None
         self.announced = self.said_left = self.ended = 0
-        self.happened(Started(signalled=self.chance.random() < 0.1))
+        self.happened(events.Started(signalled=self.chance.random() < 0.1))
 
     def happened(self, event: Event) -> None:
         """Step the machine, and do what it says."""
-        events = deque([event])
-        while events:
-            self.state, actions = step(self.config, self.state, events.popleft(), self.now)
-            events.extend(result for action in actions if (result := self._do(action)) is not None)
+        waiting = deque([event])
+        while waiting:
+            self.state, found = step(self.config, self.state, waiting.popleft(), self.now)
+            waiting.extend(result for action in found if (result := self._do(action)) is not None)
 
     def _do(self, action: Action) -> Event | None:
         assert not self.ended, f"{action} after the end"
         match action:
-            case Join() | StartWorkers():
+            case actions.Join() | actions.StartWorkers():
                 assert not self.workers_run, "another round beside workers"
                 assert not self.announced, "a leaving agent joins"
-                if isinstance(action, StartWorkers):
+                if isinstance(action, actions.StartWorkers):
                     return self._start()
-            case TerminateWorkers():
+            case actions.TerminateWorkers():
                 if self.obey_sigterm:
                     self.workers_run = False
-            case CloseRound():
+            case actions.CloseRound():
                 self.workers_run = False
                 survivors = "process 5" if self.chance.random() < 0.02 else ""
-                return RoundClosed(leads=self.chance.random() < 0.5, survivors=survivors)
-            case Hold(round_):
-                return Held(round_, self.chance.choice((None, 5)))
-            case StopAtStep(round_, at):
-                return self.chance.choice((StepAccepted(at), StepRefused(round_)))
-            case DescribeFailure():
-                return FailureDescribed(FAILURE)
-            case AnnounceLeave(seconds=seconds):
+                return events.RoundClosed(leads=self.chance.random() < 0.5, survivors=survivors)
+            case actions.Hold(round_):
+                return events.Held(round_, self.chance.choice((None, 5)))
+            case actions.StopAtStep(round_, at):
+                return self.chance.choice((events.StepAccepted(at), events.StepRefused(round_)))
+            case actions.DescribeFailure():
+                return events.FailureDescribed(FAILURE)
+            case actions.AnnounceLeave(seconds=seconds):
                 self.announced += 1
                 by = self.now + max(seconds, 2.0)
                 # More time may become known, but not for workers that are being stopped.
                 self.leave_by = by if self.leave_by is None else max(self.leave_by, by)
-            case ReportLeft():
+            case actions.ReportLeft():
                 assert not self.workers_run, "a farewell beside workers"
                 self.said_left += 1
-            case End(outcome):
+            case actions.End(outcome):
                 assert not self.workers_run, "workers outlive their agent"
                 assert outcome.exit_code is not ExitCode.FENCED
                 self.ended += 1
@@ -125,8 +97,8 @@ class Node:
         self.workers_run = self.chance.random() < 0.9
         self.obey_sigterm = self.chance.random() < 0.5
         if self.workers_run:
-            return WorkersStarted()
-        return self.chance.choice((StartInterrupted(), StartFailed(FAILURE)))
+            return events.WorkersStarted()
+        return self.chance.choice((events.StartInterrupted(), events.StartFailed(FAILURE)))
 
     def draw(self) -> Event:
         """Something that may come at any moment."""
@@ -134,6 +106,7 @@ class Node:
         reason = chance.choice([*Reason])
         leave = chance.choice((LeaveReason.PREEMPTED, LeaveReason.DRAINED, LeaveReason.TIME_LIMIT))
         seconds = chance.choice((None, -1.0, 1.0, 40.0))
+        ended = (events.WorkersSucceeded(agreed=chance.random() < 0.5), events.WorkersFailed())
         return chance.choice(
             (
                 self._placed(),
@@ -144,9 +117,13 @@ class Node:
                 messages.Stopping(self.round, 5, reason, "n0", "", None),
                 messages.Waiting(),
                 LeaveRequested(leave, seconds, "asked"),
-                Signalled(leave, "SIGTERM"),
-                Diagnosed(leave, seconds, "diagnosed", for_job=chance.random() < 0.5),
-                *((WorkersSucceeded(agreed=chance.random() < 0.5), WorkersFailed()) if self._may_end() else ()),
+                events.Signalled(leave, "SIGTERM"),
+                events.Diagnosed(leave, seconds, "diagnosed", for_job=chance.random() < 0.5),
+                *(
+                    (events.WorkersSucceeded(agreed=chance.random() < 0.5), events.WorkersFailed())
+                    if self._may_end()
+                    else ()
+                ),
                 *((self._rare(),) if chance.random() < 0.1 else ()),
             )
         )
@@ -175,7 +152,7 @@ class Node:
         while (due := deadline(self.state)) is not None and due <= end:
             self.now = max(self.now, due)
             before = self.state
-            self.happened(DeadlineReached())
+            self.happened(events.DeadlineReached())
             self.look_at_workers()
             assert self.state != before, "a deadline that would wake the agent again and again"
         self.now = end
@@ -183,7 +160,7 @@ class Node:
     def look_at_workers(self) -> None:
         """Tell the machine when no worker runs any more, if it watches for that."""
         if worker_watch(self.state) is WorkerWatch.END and not self.workers_run:
-            self.happened(WorkersEnded())
+            self.happened(events.WorkersEnded())
 
 
 @pytest.mark.parametrize("part", range(3))
