@@ -119,11 +119,7 @@ class Node:
                 LeaveRequested(leave, seconds, "asked"),
                 events.Signalled(leave, "SIGTERM"),
                 events.Diagnosed(leave, seconds, "diagnosed", for_job=chance.random() < 0.5),
-                *(
-                    (events.WorkersSucceeded(agreed=chance.random() < 0.5), events.WorkersFailed())
-                    if self._may_end()
-                    else ()
-                ),
+                *(ended if self._may_end() else ()),
                 *((self._rare(),) if chance.random() < 0.1 else ()),
             )
         )

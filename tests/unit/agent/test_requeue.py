@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from slurm_elastic.agent.job.requeue import requeue_job
-from slurm_elastic.agent.option_values import RequeuePolicy, requeue_policy
-from slurm_elastic.errors import UsageError
+from slurm_elastic.agent.option_values import RequeuePolicy
 from slurm_elastic.rundir import JobRecords, RunDir
 from slurm_elastic.slurm import Controller, SignalDefaults, SlurmJob, expand
 from tests.unit.agent.helpers.jobs import slurm_job
@@ -291,14 +290,6 @@ def test_a_requeue_without_an_answer_is_tried_again(slurm: Slurm, script: Script
     (slurm.directory / "grep").symlink_to("/usr/bin/grep")
     assert script.ends(wait=60)
     assert slurm.requeues() == ["requeue incomplete 1"] * 3
-
-
-def test_options() -> None:
-    assert requeue_policy(None, None, None) == RequeuePolicy(10, SignalDefaults(30.0, 120.0))
-    assert requeue_policy("0", "5", "7.5") == RequeuePolicy(0, SignalDefaults(5.0, 7.5, save=7.5))
-    for wrong in (("-1", None, None), ("x", None, None), (None, "-1", None), (None, None, "nan"), (None, "", None)):
-        with pytest.raises(UsageError):
-            requeue_policy(*wrong)
 
 
 def struck(run_dir: RunDir, *nodes: str, hours: float = 0.0) -> None:
