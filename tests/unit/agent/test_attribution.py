@@ -13,11 +13,10 @@ from slurm_elastic.agent.features import AttributionFeature, RunningRound
 from slurm_elastic.agent.root_cause import last_output, memory_kills
 from slurm_elastic.agent.watchdog.stacks import resident
 from slurm_elastic.control import WorkerProgress
-from slurm_elastic.rendezvous.membership.agents import Reason, WorkerFailure
-from slurm_elastic.rendezvous.membership.assignment import Place
-from slurm_elastic.rendezvous.transport.messages import Assignment
+from slurm_elastic.rendezvous.membership.agents import WorkerFailure
+from tests.unit.agent.helpers.rounds import placed
 
-PLACED = Assignment(1, Place("n1/7.0/1", "n1", 1, 2, 4, "w", 4, 6), 0, Reason.START, 2, 6, "n0", 1, 0)
+PLACED = placed("n1", rank=2, workers=2, nodes=3, round_=0)
 
 
 def failure(exit_code: int, message: str = "", error_file: str = "", *, hung: bool = False) -> WorkerFailure:

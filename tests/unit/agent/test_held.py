@@ -7,19 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from slurm_elastic.slurm import Controller, SlurmJob
-from tests.unit.agent.helpers.jobs import at_end
+from slurm_elastic.slurm import Controller
+from tests.unit.agent.helpers.jobs import at_end, slurm_job
 
-ELEMENT = {
-    "SLURM_JOB_ID": "4",
-    "SLURM_ARRAY_JOB_ID": "1",
-    "SLURM_ARRAY_TASK_ID": "2",
-    "SLURM_JOB_NODELIST": "n1",
-    "SLURM_STEP_ID": "0",
-    "SLURM_STEP_NODELIST": "n1",
-    "SLURM_NODEID": "0",
-    "SLURMD_NODENAME": "n1",
-}
 SHOWN = """\
 JobId=1 ArrayJobId=1 ArrayTaskId=3 JobName=elastic
    JobState=REQUEUE_HOLD Reason=JobHoldMaxRequeue Dependency=(null)
@@ -30,12 +20,6 @@ JobId=4 ArrayJobId=1 ArrayTaskId=2 JobName=elastic
 JobId=3 ArrayJobId=1 ArrayTaskId=1 JobName=elastic
    JobState=PENDING Reason=JobHeldUser Dependency=(null)
 """
-
-
-def job(environ: dict[str, str]) -> SlurmJob:
-    found = SlurmJob.from_environment(environ)
-    assert found is not None
-    return found
 
 
 def programs(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -50,7 +34,8 @@ def programs(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_those_that_slurm_holds_are_cancelled_and_no_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cancelled, said = programs(tmp_path, monkeypatch), list[str]()
-    at_end(job(ELEMENT), Controller(), say=said.append).cancel_held_elements()
+    element = slurm_job(SLURM_JOB_ID="4", SLURM_ARRAY_JOB_ID="1", SLURM_ARRAY_TASK_ID="2")
+    at_end(element, Controller(), say=said.append).cancel_held_elements()
     assert cancelled.read_text() == "1_3\n"
     assert len(said) == 1
     assert "job 1_3 is held by Slurm (JobHoldMaxRequeue)" in said[0]
@@ -58,6 +43,5 @@ def test_those_that_slurm_holds_are_cancelled_and_no_others(tmp_path: Path, monk
 
 def test_a_job_that_is_no_array_asks_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cancelled = programs(tmp_path, monkeypatch)
-    alone = {name: value for name, value in ELEMENT.items() if "ARRAY" not in name}
-    at_end(job(alone), Controller(), say=pytest.fail).cancel_held_elements()
+    at_end(slurm_job(), Controller(), say=pytest.fail).cancel_held_elements()
     assert not cancelled.exists()

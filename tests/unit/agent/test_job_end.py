@@ -16,11 +16,10 @@ from slurm_elastic.agent.job.job_end import (
     represents_job,
 )
 from slurm_elastic.errors import ExitCode
-from slurm_elastic.rendezvous.membership.agents import Reason
-from slurm_elastic.rendezvous.membership.assignment import Place
-from slurm_elastic.rendezvous.transport.messages import Assignment, Successor
+from slurm_elastic.rendezvous.transport.messages import Successor
 from slurm_elastic.slurm import Controller, JobView, NodeState, SlurmJob
-from tests.unit.agent.helpers.jobs import at_end
+from tests.unit.agent.helpers.jobs import at_end, slurm_job
+from tests.unit.agent.helpers.rounds import placed
 
 
 @pytest.mark.parametrize(
@@ -63,18 +62,7 @@ def signalled() -> Iterator[int]:
 
 
 def job(rank: int, nodes: int = 2) -> SlurmJob:
-    found = SlurmJob.from_environment(
-        {
-            "SLURM_JOB_ID": "7",
-            "SLURM_JOB_NODELIST": f"n[1-{nodes}]",
-            "SLURM_STEP_ID": "0",
-            "SLURM_STEP_NODELIST": f"n[1-{nodes}]",
-            "SLURM_NODEID": str(rank),
-            "SLURMD_NODENAME": f"n{rank + 1}",
-        }
-    )
-    assert found is not None
-    return found
+    return slurm_job(f"n[1-{nodes}]", SLURM_NODEID=str(rank), SLURMD_NODENAME=f"n{rank + 1}")
 
 
 def srun_at(place: socket.socket) -> dict[str, str]:
@@ -126,9 +114,8 @@ def test_an_agent_that_knows_no_srun_does_nothing(signalled: int) -> None:
     ],
 )
 def test_who_sees_to_the_end_of_the_job(rank: int, leader: str, members: str, stands: bool) -> None:
-    place = Place(f"n{rank + 1}/7.0/5", f"n{rank + 1}", rank, 1, rank, "default", rank, 2)
-    assignment = Assignment(1, place, 0, Reason.START, 2, 2, "n1", 1, 0, leader=leader, members=members)
-    assert represents_job(job(rank), place.agent, assignment) is stands
+    assignment = placed(f"n{rank + 1}", rank=rank, leader=leader, members=members)
+    assert represents_job(job(rank), assignment.place.agent, assignment) is stands
 
 
 def test_nobody_stands_for_a_job_that_never_trained() -> None:

@@ -7,32 +7,9 @@ from collections import deque
 
 import pytest
 
-from slurm_elastic.agent.lifecycle.actions import (
-    Action,
-    AnnounceLeave,
-    CloseRound,
-    End,
-    Join,
-    ReportLeft,
-    StartWorkers,
-    StopAtStep,
-    TerminateWorkers,
-)
-from slurm_elastic.agent.lifecycle.events import (
-    DeadlineReached,
-    Diagnosed,
-    Event,
-    RoundClosed,
-    Signalled,
-    Started,
-    StartFailed,
-    StartInterrupted,
-    StepAccepted,
-    WorkersEnded,
-    WorkersFailed,
-    WorkersStarted,
-    WorkersSucceeded,
-)
+from slurm_elastic.agent.lifecycle import actions, events
+from slurm_elastic.agent.lifecycle.actions import Action
+from slurm_elastic.agent.lifecycle.events import Event
 from slurm_elastic.agent.lifecycle.machine import step
 from slurm_elastic.agent.lifecycle.states import (
     Done,
@@ -48,9 +25,9 @@ from slurm_elastic.errors import ExitCode
 from slurm_elastic.rendezvous.election.events import CutOff, LeaderLost, RecordsLost, Unreachable
 from slurm_elastic.rendezvous.membership import events as messages
 from slurm_elastic.rendezvous.membership.agents import LeaveReason, Reason, WorkerFailure
-from slurm_elastic.rendezvous.membership.assignment import Place
 from slurm_elastic.rendezvous.membership.events import Outcome
 from slurm_elastic.rendezvous.transport.messages import Assignment, LeaveRequested
+from tests.unit.agent.helpers.rounds import placed
 
 FAILURE = WorkerFailure("n1/7.0/1", "n1", 1, 3, "boom")
 SCHEDULES = 1000
@@ -73,41 +50,41 @@ class Node:
         self.workers_run = self.obey_sigterm = False
         self.leave_by: float | None = None
         self.announced = self.said_left = self.ended = 0
-        self.happened(Started(signalled=self.chance.random() < 0.1))
+        self.happened(events.Started(signalled=self.chance.random() < 0.1))
 
     def happened(self, event: Event) -> None:
         """Step the machine, and do what it says."""
-        events = deque([event])
-        while events:
-            self.state, actions = step(self.config, self.state, events.popleft(), self.now)
-            events.extend(result for action in actions if (result := self._do(action)) is not None)
+        waiting = deque([event])
+        while waiting:
+            self.state, found = step(self.config, self.state, waiting.popleft(), self.now)
+            waiting.extend(result for action in found if (result := self._do(action)) is not None)
 
     def _do(self, action: Action) -> Event | None:
         assert not self.ended, f"{action} after the end"
         match action:
-            case Join() | StartWorkers():
+            case actions.Join() | actions.StartWorkers():
                 assert not self.workers_run, "another round beside workers"
                 assert not self.announced, "a leaving agent joins"
-                if isinstance(action, StartWorkers):
+                if isinstance(action, actions.StartWorkers):
                     return self._start()
-            case TerminateWorkers():
+            case actions.TerminateWorkers():
                 if self.obey_sigterm:
                     self.workers_run = False
-            case CloseRound():
+            case actions.CloseRound():
                 self.workers_run = False
                 survivors = "process 5" if self.chance.random() < 0.02 else ""
-                return RoundClosed(leads=self.chance.random() < 0.5, survivors=survivors)
-            case StopAtStep(step=at):
-                return self.chance.choice((StepAccepted(at), None))
-            case AnnounceLeave(seconds=seconds):
+                return events.RoundClosed(leads=self.chance.random() < 0.5, survivors=survivors)
+            case actions.StopAtStep(step=at):
+                return self.chance.choice((events.StepAccepted(at), None))
+            case actions.AnnounceLeave(seconds=seconds):
                 self.announced += 1
                 by = self.now + max(seconds, 2.0)
                 # More time may become known, but not for workers that are being stopped.
                 self.leave_by = by if self.leave_by is None else max(self.leave_by, by)
-            case ReportLeft():
+            case actions.ReportLeft():
                 assert not self.workers_run, "a farewell beside workers"
                 self.said_left += 1
-            case End(outcome):
+            case actions.End(outcome):
                 assert not self.workers_run, "workers outlive their agent"
                 assert outcome.exit_code is not ExitCode.FENCED
                 self.ended += 1
@@ -117,8 +94,8 @@ class Node:
         self.workers_run = self.chance.random() < 0.9
         self.obey_sigterm = self.chance.random() < 0.5
         if self.workers_run:
-            return WorkersStarted()
-        return self.chance.choice((StartInterrupted(), StartFailed(FAILURE)))
+            return events.WorkersStarted()
+        return self.chance.choice((events.StartInterrupted(), events.StartFailed(FAILURE)))
 
     def draw(self) -> Event:
         """Something that may come at any moment."""
@@ -126,6 +103,7 @@ class Node:
         reason = chance.choice([*Reason])
         leave = chance.choice((LeaveReason.PREEMPTED, LeaveReason.DRAINED, LeaveReason.TIME_LIMIT))
         seconds = chance.choice((None, -1.0, 1.0, 40.0))
+        ended = (events.WorkersSucceeded(agreed=chance.random() < 0.5), events.WorkersFailed())
         return chance.choice(
             (
                 self._placed(),
@@ -136,9 +114,9 @@ class Node:
                 messages.Stopping(self.round, 5, reason, "n0", "", None),
                 messages.Waiting(),
                 LeaveRequested(leave, seconds, "asked"),
-                Signalled(leave, "SIGTERM"),
-                Diagnosed(leave, seconds, "diagnosed", for_job=chance.random() < 0.5),
-                *((WorkersSucceeded(agreed=chance.random() < 0.5), WorkersFailed()) if self._may_end() else ()),
+                events.Signalled(leave, "SIGTERM"),
+                events.Diagnosed(leave, seconds, "diagnosed", for_job=chance.random() < 0.5),
+                *(ended if self._may_end() else ()),
                 *((self._rare(),) if chance.random() < 0.1 else ()),
             )
         )
@@ -146,9 +124,7 @@ class Node:
     def _placed(self) -> Assignment:
         if isinstance(self.state, Joining):
             self.round += 1
-        rank = self.chance.choice((0, 1))
-        place = Place("n1/7.0/1", "n1", rank, 1, rank, "default", rank, 2)
-        return Assignment(1, place, self.round, Reason.START, 2, 2, "n0", 1, 0)
+        return placed("n1", rank=self.chance.choice((0, 1)), round_=self.round)
 
     def _rare(self) -> Event:
         return self.chance.choice(
@@ -169,7 +145,7 @@ class Node:
         while (due := deadline(self.state)) is not None and due <= end:
             self.now = max(self.now, due)
             before = self.state
-            self.happened(DeadlineReached())
+            self.happened(events.DeadlineReached())
             self.look_at_workers()
             assert self.state != before, "a deadline that would wake the agent again and again"
         self.now = end
@@ -177,7 +153,7 @@ class Node:
     def look_at_workers(self) -> None:
         """Tell the machine when no worker runs any more, if it watches for that."""
         if isinstance(self.state, Stopping) and not self.workers_run:
-            self.happened(WorkersEnded())
+            self.happened(events.WorkersEnded())
 
 
 @pytest.mark.parametrize("part", range(3))

@@ -8,17 +8,14 @@ from slurm_elastic.agent.health.pages import live_report
 from slurm_elastic.agent.health.state import AgentState, Leave, Readings, RoundInfo, Stage
 from slurm_elastic.control import WorkerProgress
 from slurm_elastic.observe.views import LiveAgent, LiveLeave, LiveWorker, live_run
-from slurm_elastic.rendezvous.membership.agents import Reason
-from slurm_elastic.rendezvous.membership.assignment import Place
-from slurm_elastic.rendezvous.transport.messages import Assignment, StatusAnswer, is_report
+from slurm_elastic.rendezvous.transport.messages import StatusAnswer, is_report
+from tests.unit.agent.helpers.rounds import placed
 
 START = AgentState("7", "n2", "7", "n2/7.0/1", since=10.0)
 
 
 def info(workers: int) -> RoundInfo:
-    place = Place("n2/7.0/1", "n2", 1, workers, 8, "w", 8, 4 * workers)
-    assignment = Assignment(1, place, 3, Reason.NODE_LOST, 4, 4 * workers, "n1", 1, 0, members="n[1-4]")
-    return RoundInfo(assignment, {local: 100 + local for local in range(workers)})
+    return RoundInfo(placed("n2", rank=2, workers=workers, nodes=4), {local: 100 + local for local in range(workers)})
 
 
 def read(text: str) -> LiveAgent:

@@ -10,8 +10,7 @@ import pytest
 
 from slurm_elastic.agent.features import RunningRound
 from slurm_elastic.agent.notification import Notification, NotifyFeature, Watch, deliver
-from slurm_elastic.agent.option_values import NotifySettings, notify_settings
-from slurm_elastic.errors import UsageError
+from slurm_elastic.agent.option_values import NotifySettings
 from slurm_elastic.failures.history import Loop
 from slurm_elastic.rendezvous.run_events import Entry
 from slurm_elastic.rundir import RunDir, RunDirError
@@ -142,20 +141,6 @@ def test_what_fails_is_a_line(tmp_path: Path, caplog: pytest.LogCaptureFixture, 
     delivered(tmp_path, target)
     (record,) = caplog.records
     assert "the notification 'finished' was not delivered: " in record.getMessage()
-
-
-def test_options() -> None:
-    assert notify_settings(None, None) is None
-    assert notify_settings("true", None) == NotifySettings("true", 600.0)
-    assert notify_settings("true", "90") == NotifySettings("true", 90.0)
-    for target, after, line in (
-        (None, "90", "--notify-after needs --notify"),
-        ("true", "soon", "--notify-after 'soon' is no number of seconds"),
-        ("true", "0", "--notify-after '0' is no number of seconds"),
-        ("true", "nan", "--notify-after 'nan' is no number of seconds"),
-    ):
-        with pytest.raises(UsageError, match=line):
-            notify_settings(target, after)
 
 
 def test_the_leader_tells_of_loops_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -17,6 +17,8 @@ from slurm_elastic.agent.job.preemption import LEAVE_REASONS, SignalDiagnosis, a
 from slurm_elastic.agent.signals import Notices
 from slurm_elastic.rundir import RunDir
 from slurm_elastic.slurm import Cause, Controller, Diagnosis, SignalDefaults, SlurmJob
+from tests.local.waiting import eventually
+from tests.unit.agent.helpers.jobs import slurm_job
 
 OUTPUTS = Path(__file__).parents[1] / "slurm" / "outputs"
 
@@ -95,10 +97,9 @@ class Told:
     def diagnosis(
         self, *, asks: bool = True, timeout: float = 30.0, save: float | None = None, node: str = "f1"
     ) -> SignalDiagnosis:
-        environ = {"SLURM_JOB_ID": "1", "SLURM_JOB_NODELIST": "f[1-2]", "SLURMD_NODENAME": node}
         diagnosis = SignalDiagnosis(
             self.notices,
-            SlurmJob.from_environment(environ),
+            slurm_job("f[1-2]", SLURM_JOB_ID="1", SLURMD_NODENAME=node),
             SignalDefaults(grace=20.0, warning=120.0, save=save),
             Controller(timeout) if asks else None,
             self.record,
@@ -114,6 +115,13 @@ class Told:
     def signal(self, *numbers: Signals) -> None:
         for number in numbers:
             self.notices.note(number)
+
+    def found(self, *numbers: Signals, diagnosis: SignalDiagnosis | None = None) -> Diagnosis:
+        """Return what an agent finds out after these signals."""
+        diagnosis = diagnosis or self.diagnosis()
+        self.signal(*numbers)
+        diagnosis.check()
+        return next_finding(diagnosis)
 
 
 def next_finding(diagnosis: SignalDiagnosis) -> Diagnosis:
@@ -143,7 +151,7 @@ def test_nothing_is_asked_while_nobody_signals(told: Told) -> None:
     told.signal(SIGCONT)
     assert diagnosis.check() is None
     diagnosis.close()
-    assert not (told.directory / "calls").exists()
+    assert told.asked() == 0
 
 
 def test_a_leave_is_known_at_once_and_explained_soon(told: Told) -> None:
@@ -161,28 +169,25 @@ def test_a_leave_is_known_at_once_and_explained_soon(told: Told) -> None:
     assert [found.cause for _, found in told.records] == [Cause.UNKNOWN, Cause.PREEMPTED, Cause.PREEMPTED]
 
 
-def test_the_grace_of_a_job_without_a_time_limit_is_that_of_its_partition(told: Told) -> None:
+@pytest.mark.parametrize(
+    ("preempt_type", "seconds", "detail", "calls"),
+    [
+        # The clock once more, as any question may take seconds.
+        ("partition_prio", 13.0, "grace of 15 s", ["show job 1", "show config", "show partition low", "show config"]),
+        # Of a job without a QOS.
+        ("qos", 18.0, "grace of 20 s, as --grace says", ["show job 1", "show config", "show config"]),
+    ],
+    ids=["that of its partition", "that of --grace where Slurm tells none"],
+)
+def test_the_grace_of_a_job_without_a_time_limit(
+    told: Told, preempt_type: str, seconds: float, detail: str, calls: list[str]
+) -> None:
     told.shows("job_preempted_without_limit_26.05.txt")
     told.write("now", "1795347147")
-    diagnosis = told.diagnosis()
-    told.signal(SIGCONT, SIGTERM)
-    diagnosis.check()
-    assert next_finding(diagnosis) == Diagnosis(Cause.PREEMPTED, 13.0, "grace of 15 s")
-    diagnosis.close()
-    # The clock once more, as any question may take seconds.
-    assert told.calls() == ["show job 1", "show config", "show partition low", "show config"]
-
-
-def test_the_configured_grace_counts_where_slurm_tells_none(told: Told) -> None:
-    told.shows("job_preempted_without_limit_26.05.txt")
-    told.write("now", "1795347147")
-    # Of a job without a QOS.
-    told.write("type", "preempt/qos")
-    diagnosis = told.diagnosis()
-    told.signal(SIGCONT, SIGTERM)
-    diagnosis.check()
-    assert next_finding(diagnosis) == Diagnosis(Cause.PREEMPTED, 18.0, "grace of 20 s, as --grace says")
-    diagnosis.close()
+    told.write("type", f"preempt/{preempt_type}")
+    assert told.found(SIGCONT, SIGTERM) == Diagnosis(Cause.PREEMPTED, seconds, detail)
+    told.end()
+    assert told.calls() == calls
 
 
 def test_another_signal_is_another_question(told: Told) -> None:
@@ -196,7 +201,6 @@ def test_another_signal_is_another_question(told: Told) -> None:
     told.signal(SIGTERM)
     assert diagnosis.check() is not None
     assert next_finding(diagnosis).cause is Cause.TIME_LIMIT_REACHED
-    diagnosis.close()
 
 
 START, LIMIT = 1795175747, 1795179347
@@ -210,9 +214,7 @@ def asked_at_start(told: Told, left: int, limit: int = 120, save: float | None =
     told.write("now", str(LIMIT - left))
     diagnosis = told.diagnosis(save=save)
     diagnosis.start()
-    end = time.monotonic() + 60.0
-    while told.asked() < 4 and time.monotonic() < end:
-        time.sleep(0.01)
+    eventually(lambda: told.asked() >= 4)
     return diagnosis
 
 
@@ -243,13 +245,9 @@ def test_a_job_of_two_minutes_trains_on_after_its_warning(told: Told, caplog: py
     told.write("now", str(LIMIT - 98))
     told.signal(SIGUSR2)
     assert diagnosis.check() is None
-    end = time.monotonic() + 60.0
-    while "trains on" not in caplog.text and time.monotonic() < end:
-        time.sleep(0.01)
-    assert "time limit near, 98 s left (SIGUSR2): the job trains on until 15 s are left" in caplog.text
+    eventually(lambda: "time limit near, 98 s left (SIGUSR2): the job trains on until 15 s are left" in caplog.text)
     assert diagnosis.next_finding() is None
     assert not diagnosis.has_news
-    diagnosis.close()
 
 
 def test_a_job_leaves_without_a_signal_when_a_save_has_to_begin(told: Told) -> None:
@@ -265,9 +263,7 @@ def test_a_limit_that_has_been_moved_is_another_limit(told: Told) -> None:
     diagnosis = asked_at_start(told, left=16)
     text = (told.directory / "job.txt").read_text()
     told.write("job.txt", text.replace(str(LIMIT), str(LIMIT + 600)))
-    end = time.monotonic() + 60.0
-    while told.asked() < 6 and time.monotonic() < end:
-        time.sleep(0.01)
+    eventually(lambda: told.asked() >= 6)
     diagnosis.close()
     assert diagnosis.next_finding() is None
     assert told.records == []
@@ -276,9 +272,7 @@ def test_a_limit_that_has_been_moved_is_another_limit(told: Told) -> None:
 def test_the_end_of_a_cancelled_job_is_no_limit(told: Told, caplog: pytest.LogCaptureFixture) -> None:
     diagnosis = asked_at_start(told, left=600)
     told.shows("job_cancelled.txt")
-    told.signal(SIGTERM)
-    diagnosis.check()
-    assert next_finding(diagnosis).cause is Cause.CANCELLED
+    assert told.found(SIGTERM, diagnosis=diagnosis).cause is Cause.CANCELLED
     diagnosis.close()
     assert caplog.messages == []
 
@@ -288,19 +282,16 @@ def test_a_limit_shorter_than_a_save_is_told(told: Told, caplog: pytest.LogCaptu
     told.write("now", str(LIMIT - 60))
     assert next_finding(diagnosis).seconds == 60.0
     diagnosis.close()
-    (line,) = caplog.messages
-    assert line == (
+    assert caplog.messages == [
         "--warning wants 300 s, and the job has 120 s: it trains for half of them; set a longer sbatch --time, or a "
         "shorter --warning and --signal"
-    )
+    ]
 
 
 def test_what_slurm_said_is_not_replaced_by_a_guess(told: Told) -> None:
     told.shows("job_preempted_in_grace.txt")
     diagnosis = told.diagnosis()
-    told.signal(SIGTERM)
-    diagnosis.check()
-    assert next_finding(diagnosis).cause is Cause.PREEMPTED
+    assert told.found(SIGTERM, diagnosis=diagnosis).cause is Cause.PREEMPTED
     told.scontrol(f'echo "{DOWN}" >&2; exit 1')
     # A signal that says nothing new is no question either.
     told.signal(SIGCONT)
@@ -318,47 +309,29 @@ def test_a_warning_that_is_not_slurms_reaches_the_other_agents(told: Told, numbe
     text = (told.directory / "job.txt").read_text()
     told.write("job.txt", re.sub(r"TimeLimit=\S+", "TimeLimit=UNLIMITED", text))
     diagnosis = told.diagnosis()
-    told.signal(number)
-    diagnosis.check()
-    finding = next_finding(diagnosis)
-    assert finding.cause is Cause.SIGNALLED
+    assert told.found(number, diagnosis=diagnosis).cause is Cause.SIGNALLED
     # They wait for the agent that asks Slurm what a warning means; each leaves by itself after SIGTERM.
-    assert diagnosis.tells_job(finding.cause) is all_leave
-    diagnosis.close()
+    assert diagnosis.tells_job(Cause.SIGNALLED) is all_leave
 
 
 def test_a_person_on_a_drained_node(told: Told) -> None:
     told.shows("job_running.txt")
     told.write("node", "ALLOCATED+DRAIN")
-    diagnosis = told.diagnosis()
-    told.signal(SIGTERM)
-    diagnosis.check()
-    assert next_finding(diagnosis).cause is Cause.DRAINED
-    diagnosis.close()
+    assert told.found(SIGTERM).cause is Cause.DRAINED
 
 
 def test_without_scontrol_the_configured_meaning_counts(told: Told) -> None:
     (told.directory / "scontrol").unlink()
-    diagnosis = told.diagnosis()
-    told.signal(SIGTERM)
-    diagnosis.check()
-    found = next_finding(diagnosis)
-    assert (found.cause, found.detail) == (Cause.UNKNOWN, "SIGTERM")
-    assert found.seconds == nearly(20.0)
-    diagnosis.close()
+    assert told.found(SIGTERM) == Diagnosis(Cause.UNKNOWN, nearly(20.0), "SIGTERM")
 
 
 def test_a_controller_that_is_down_is_asked_again(told: Told) -> None:
     told.scontrol(f'[ -e job.txt ] || {{ echo "{DOWN}" >&2; exit 1; }}; echo "$(<job.txt)"')
     diagnosis = told.diagnosis()
-    told.signal(SIGUSR2)
-    diagnosis.check()
-    found = next_finding(diagnosis)
-    assert found.cause is Cause.TIME_LIMIT_NEAR
-    assert found.seconds == nearly(120.0)
+    found = told.found(SIGUSR2, diagnosis=diagnosis)
+    assert (found.cause, found.seconds) == (Cause.TIME_LIMIT_NEAR, nearly(120.0))
     told.shows("job_preempted_in_grace.txt")
     assert next_finding(diagnosis).cause is Cause.PREEMPTED
-    diagnosis.close()
 
 
 def test_a_slow_scontrol_holds_nobody_up(told: Told) -> None:
@@ -369,11 +342,7 @@ def test_a_slow_scontrol_holds_nobody_up(told: Told) -> None:
     assert diagnosis.check() is not None
     diagnosis.close(0.5)
     assert time.monotonic() - begun < 20
-    diagnosis = told.diagnosis(timeout=0.5)
-    told.signal(SIGTERM)
-    assert diagnosis.check() is not None
-    assert next_finding(diagnosis).cause is Cause.UNKNOWN
-    diagnosis.close()
+    assert told.found(SIGTERM, diagnosis=told.diagnosis(timeout=0.5)).cause is Cause.UNKNOWN
 
 
 def test_others_wait_for_the_one_that_asks(told: Told) -> None:
@@ -381,10 +350,8 @@ def test_others_wait_for_the_one_that_asks(told: Told) -> None:
     told.signal(SIGTERM)
     assert diagnosis.check() == Diagnosis(Cause.UNKNOWN, nearly(20.0), "SIGTERM")
     found = next_finding(diagnosis)
-    assert found.cause is Cause.UNKNOWN
-    assert found.seconds == nearly(20.0)
-    diagnosis.close()
-    assert not (told.directory / "calls").exists()
+    assert (found.cause, found.seconds) == (Cause.UNKNOWN, nearly(20.0))
+    assert told.asked() == 0
 
 
 def test_but_not_when_they_were_told(told: Told) -> None:
@@ -393,7 +360,6 @@ def test_but_not_when_they_were_told(told: Told) -> None:
     diagnosis.check()
     diagnosis.note_answer()
     assert not select.select([diagnosis.fd], [], [], 1.0)[0]
-    diagnosis.close()
 
 
 def test_what_a_person_wants_is_written_down(told: Told) -> None:
@@ -416,17 +382,12 @@ def test_outside_of_slurm_nobody_is_asked(told: Told) -> None:
 
 
 def member(node: str) -> SlurmJob:
-    environ = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-4]", "SLURMD_NODENAME": node}
-    found = SlurmJob.from_environment(environ)
-    assert found is not None
-    return found
+    return slurm_job("n[1-4]", SLURMD_NODENAME=node)
 
 
 @pytest.fixture
 def run_dir(tmp_path: Path) -> RunDir:
-    made = RunDir.for_run(tmp_path, "7")
-    made.open()
-    return made
+    return RunDir.for_run(tmp_path, "7").open()
 
 
 def formed(run_dir: RunDir, number: int, *agents: str) -> None:
@@ -455,16 +416,7 @@ def test_agents_of_other_jobs_and_incarnations_do_not_count(run_dir: RunDir) -> 
 # What causes are to the other agents.
 
 
-def test_every_cause_is_a_reason() -> None:
-    for cause in Cause:
-        assert LEAVE_REASONS[cause]
-
-
-@pytest.mark.parametrize("cause", [Cause.SIGNALLED, Cause.DRAINED, Cause.UNKNOWN])
-def test_one_agent_that_is_signalled_takes_no_other_with_it(cause: Cause) -> None:
-    assert not concerns_job(cause)
-
-
-@pytest.mark.parametrize("cause", [Cause.PREEMPTED, Cause.TIME_LIMIT_NEAR, Cause.CANCELLED, Cause.REQUEUED])
-def test_what_happens_to_a_job_happens_to_all_its_agents(cause: Cause) -> None:
-    assert concerns_job(cause)
+def test_what_happens_to_a_job_happens_to_all_its_agents_and_every_cause_is_a_reason() -> None:
+    assert LEAVE_REASONS.keys() == {*Cause}
+    of_one_agent = {cause for cause in Cause if not concerns_job(cause)}
+    assert of_one_agent == {Cause.SIGNALLED, Cause.DRAINED, Cause.UNKNOWN}

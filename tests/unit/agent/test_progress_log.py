@@ -15,39 +15,16 @@ from slurm_elastic.agent.lifecycle.states import Departure, Leaving, Training
 from slurm_elastic.agent.progress_log import ProgressLog
 from slurm_elastic.control import WorkerProgress
 from slurm_elastic.errors import ExitCode
-from slurm_elastic.rendezvous.membership.agents import Reason
-from slurm_elastic.rendezvous.membership.assignment import Place
 from slurm_elastic.rendezvous.transport.messages import Assignment
 from slurm_elastic.rundir import RunDir
 from tests.local.waiting import eventually
+from tests.unit.agent.helpers.rounds import placed
 
-AGENT = "n1/7.2/4711"
+AGENT = "n1/7.0/1"
 
 
 def assignment(base_rank: int) -> Assignment:
-    place = Place(
-        agent=AGENT,
-        node="n1",
-        rank=base_rank // 2,
-        base_rank=base_rank,
-        local_world_size=2,
-        role="default",
-        role_base_rank=base_rank,
-        role_world_size=4,
-        address="n1",
-        standby_port=1,
-    )
-    return Assignment(
-        round=3,
-        attempt=1,
-        reason=Reason.START,
-        nodes=2,
-        world_size=4,
-        restarts=0,
-        store_address="n1",
-        store_port=1,
-        place=place,
-    )
+    return placed("n1", rank=base_rank // 2, workers=2)
 
 
 def records(run_dir: RunDir) -> list[dict[str, Any]]:

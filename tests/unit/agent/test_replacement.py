@@ -29,9 +29,9 @@ from slurm_elastic.agent.job.replacement import (
     read_claims,
 )
 from slurm_elastic.agent.lifecycle.actions import AnnounceLeave
-from slurm_elastic.agent.option_values import ReplaceSettings, replace_settings
+from slurm_elastic.agent.option_values import ReplaceSettings
 from slurm_elastic.cli.commands.status import _facts
-from slurm_elastic.errors import ExitCode, UsageError
+from slurm_elastic.errors import ExitCode
 from slurm_elastic.observe.records import read_records
 from slurm_elastic.observe.status import _replacing
 from slurm_elastic.observe.views import RunState, RunStatus
@@ -497,17 +497,3 @@ def test_an_image_without_sbatch_and_a_start_that_is_not_on_record(
     assert "there is no sbatch here" in caplog.messages[1]
     world.leader.close(ExitCode.FINISHED, leads=True)
     assert world.steps == 0
-
-
-def test_options() -> None:
-    assert replace_settings(None, None) is None
-    assert replace_settings("60", None) == ReplaceSettings(60.0, 10)
-    assert replace_settings("1.5", "0") == ReplaceSettings(1.5, 0)
-    for after, limit, complaint in [
-        (None, "3", "--replace-limit needs --replace-lost"),
-        ("soon", None, "--replace-lost 'soon' is no number of seconds"),
-        ("0", None, "--replace-lost '0' is no number of seconds above 0"),
-        ("60", "-1", "--replace-limit '-1' is no number"),
-    ]:
-        with pytest.raises(UsageError, match=complaint):
-            replace_settings(after, limit)

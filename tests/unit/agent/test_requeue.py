@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from slurm_elastic.agent.job.requeue import requeue_job
-from slurm_elastic.agent.option_values import RequeuePolicy, requeue_policy
-from slurm_elastic.errors import UsageError
+from slurm_elastic.agent.option_values import RequeuePolicy
 from slurm_elastic.rundir import JobRecords, RunDir
 from slurm_elastic.slurm import Controller, SignalDefaults, SlurmJob, expand
+from tests.unit.agent.helpers.jobs import slurm_job
 
 OUTPUTS = Path(__file__).parents[1] / "slurm" / "outputs"
 DOWN = "slurm_load_jobs error: Unable to contact slurm controller (connect failure)"
@@ -90,10 +90,8 @@ def run_dir(tmp_path: Path) -> RunDir:
 
 
 def job(restart_count: int = 0, **variables: str) -> SlurmJob:
-    environ = {"SLURM_JOB_ID": "1", "SLURM_JOB_NODELIST": "f1", "SLURMD_NODENAME": "f1", **variables}
-    found = SlurmJob.from_environment({**environ, "SLURM_RESTART_COUNT": str(restart_count)})
-    assert found is not None
-    return found
+    count = str(restart_count)
+    return slurm_job("f1", SLURM_JOB_ID="1", SLURMD_NODENAME="f1", SLURM_RESTART_COUNT=count, **variables)
 
 
 class Script:
@@ -292,14 +290,6 @@ def test_a_requeue_without_an_answer_is_tried_again(slurm: Slurm, script: Script
     (slurm.directory / "grep").symlink_to("/usr/bin/grep")
     assert script.ends(wait=60)
     assert slurm.requeues() == ["requeue incomplete 1"] * 3
-
-
-def test_options() -> None:
-    assert requeue_policy(None, None, None) == RequeuePolicy(10, SignalDefaults(30.0, 120.0))
-    assert requeue_policy("0", "5", "7.5") == RequeuePolicy(0, SignalDefaults(5.0, 7.5, save=7.5))
-    for wrong in (("-1", None, None), ("x", None, None), (None, "-1", None), (None, None, "nan"), (None, "", None)):
-        with pytest.raises(UsageError):
-            requeue_policy(*wrong)
 
 
 def struck(run_dir: RunDir, *nodes: str, hours: float = 0.0) -> None:

@@ -17,7 +17,12 @@ def job(name: str, **changes: object) -> JobView:
     return dataclasses.replace(view, restarts=0, **changes)
 
 
-RUNNING = job("job_running.txt")
+RUNNING, CANCELLED = job("job_running.txt"), job("job_cancelled.txt")
+AGAIN = "; submit it again to go on"
+
+
+def left_alone(why: str) -> RequeueDecision:
+    return RequeueDecision(Requeue.NONE, why)
 
 
 def decide(
@@ -63,34 +68,28 @@ def test_it_is_said_that_a_held_job_does_not_start_by_itself() -> None:
     assert decide(Cause.REQUEUED, requeued).why.endswith("starts after scontrol release")
 
 
-def test_never_after_scancel() -> None:
-    decision = decide(Cause.CANCELLED, job("job_cancelled.txt"))
-    assert decision == RequeueDecision(Requeue.NONE, "not requeued: the job was cancelled")
-    assert decide(Cause.CANCELLED, job("job_cancelled.txt"), warned=True).requeue is Requeue.NONE
-
-
-def test_by_hand() -> None:
-    assert decide(Cause.SIGNALLED).why == "not requeued: the job was signalled by hand; submit it again to go on"
-    assert decide(Cause.DRAINED).why == "not requeued: the job was drained by hand; submit it again to go on"
-    # A warning that came much earlier than configured, or of a user: it asks for a checkpoint and a new start.
-    assert decide(Cause.SIGNALLED, warned=True) == RequeueDecision(Requeue.REQUEST, "requeued: signalled", counted=True)
-    assert decide(Cause.REQUEUE_WANTED) == RequeueDecision(Requeue.REQUEST, "requeued: requeue asked for")
-
-
-def test_no_signal() -> None:
-    decision = decide(Cause.UNKNOWN)
-    assert decision.why == "not requeued: the job got no signal; submit it again to go on"
-
-
-def test_slurm_may_not_requeue_it() -> None:
-    decision = decide(Cause.PREEMPTED, dataclasses.replace(RUNNING, requeue=False))
-    assert decision.why == "not requeued (preempted): the job does not allow it; submit it with --requeue"
-    assert decision.requeue is Requeue.NONE
-
-
-def test_slurm_does_not_answer() -> None:
-    decision = decide(Cause.TIME_LIMIT_NEAR, None)
-    assert decision.why == "not requeued: Slurm does not answer; submit it again to go on"
+@pytest.mark.parametrize(
+    ("cause", "view", "warned", "decision"),
+    [
+        (Cause.CANCELLED, CANCELLED, False, left_alone("not requeued: the job was cancelled")),
+        (Cause.CANCELLED, CANCELLED, True, left_alone("not requeued: the job was cancelled")),
+        (Cause.SIGNALLED, RUNNING, False, left_alone(f"not requeued: the job was signalled by hand{AGAIN}")),
+        (Cause.DRAINED, RUNNING, False, left_alone(f"not requeued: the job was drained by hand{AGAIN}")),
+        # A warning that came much earlier than configured, or of a user: it asks for a checkpoint and a new start.
+        (Cause.SIGNALLED, RUNNING, True, RequeueDecision(Requeue.REQUEST, "requeued: signalled", counted=True)),
+        (Cause.REQUEUE_WANTED, RUNNING, False, RequeueDecision(Requeue.REQUEST, "requeued: requeue asked for")),
+        (Cause.UNKNOWN, RUNNING, False, left_alone(f"not requeued: the job got no signal{AGAIN}")),
+        (Cause.TIME_LIMIT_NEAR, None, False, left_alone(f"not requeued: Slurm does not answer{AGAIN}")),
+        (
+            Cause.PREEMPTED,
+            dataclasses.replace(RUNNING, requeue=False),
+            False,
+            left_alone("not requeued (preempted): the job does not allow it; submit it with --requeue"),
+        ),
+    ],
+)
+def test_what_else_decides(cause: Cause, view: JobView | None, warned: bool, decision: RequeueDecision) -> None:
+    assert decide(cause, view, warned=warned) == decision
 
 
 def test_an_end_to_starts_that_come_to_nothing() -> None:

@@ -208,19 +208,6 @@ def test_the_leader_may_be_on_another_node_than_the_first(
     assert "n9 is not among the nodes of this start: n1 leads" in caplog.text
 
 
-@pytest.mark.parametrize(
-    ("environ", "message"),
-    [
-        (True, "--leader-node n9 is not a node of this job; it has n1, n2, n3"),
-        (False, "--leader-node n9: outside Slurm there is one node, localhost; leave the option out"),
-    ],
-)
-def test_a_leader_on_a_node_that_is_not_there(environ: bool, message: str) -> None:
-    with pytest.raises(UsageError) as error:
-        settle("--leader-node n9 train.py", STEP if environ else {})
-    assert str(error.value) == message
-
-
 def test_outside_slurm_there_is_one_node_and_a_run_of_its_own() -> None:
     settings = settle("train.py", {})
     assert settings.run_id != settle("train.py", {}).run_id

@@ -17,15 +17,14 @@ from slurm_elastic.errors import SlurmElasticError
 from slurm_elastic.observe.records import Event
 from slurm_elastic.observe.status import rank_scores, slow_by_round, slow_ranks
 from slurm_elastic.observe.views import live_run
-from slurm_elastic.rendezvous.membership.agents import Reason
-from slurm_elastic.rendezvous.membership.assignment import Place
 from slurm_elastic.rendezvous.run_events import Entry
-from slurm_elastic.rendezvous.transport.messages import Assignment, StatusAnswer
+from slurm_elastic.rendezvous.transport.messages import StatusAnswer
 from slurm_elastic.slow_ranks import LOOKS, Pace, Score, SlowRank
 from tests.local.waiting import eventually
+from tests.unit.agent.helpers.rounds import placed
 
 A, B = "n1/7.0/1", "n2/7.0/2"
-PLACED = Assignment(1, Place(A, "n1", 0, 0, 1, "w", 1, 2), 3, Reason.START, 2, 2, "n1", 1, 0)
+PLACED = placed("n1")
 SLOW = SlowRank(1, Pace(1.0, 0.9, 0.1, 0.1, 0.5, 8), Score(0.5, 0.556, 0.45))
 
 

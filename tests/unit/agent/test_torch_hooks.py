@@ -52,10 +52,8 @@ from slurm_elastic.agent.forkserver.torch_processes import signal_handlers_kept
 from slurm_elastic.agent.health.server import HealthServer
 from slurm_elastic.agent.workers.logs import RoundLogsSpecs
 from slurm_elastic.agent.workers.torch_agent import TorchAgent
-from slurm_elastic.rendezvous.membership.agents import Reason
-from slurm_elastic.rendezvous.membership.assignment import Place
-from slurm_elastic.rendezvous.transport.messages import Assignment
 from slurm_elastic.rendezvous.worker_store import FreshPorts, open_worker_store
+from tests.unit.agent.helpers.rounds import placed
 
 _RELEASE = tuple(int(number) for number in re.findall(r"\d+", torch.__version__)[:2])
 
@@ -353,9 +351,8 @@ def test_a_store_takes_a_socket_that_listens_already() -> None:
 def test_whoever_waits_in_a_store_comes_back_when_it_is_not_served_any_more() -> None:
     agent = TorchAgent(_agent()._worker_group.spec, _Specs(), lambda: RunResult(state=WorkerState.HEALTHY), print)
     reserved = FreshPorts().reserve()
-    place = Place("n1/1.0/1", "n1", 0, 1, 0, "default", 0, 1)
-    assignment = Assignment(1, place, 0, Reason.START, 1, 1, "127.0.0.1", reserved.port, 0)
-    served = open_worker_store(assignment, reserved)
+    one = dataclasses.replace(placed("n1", nodes=1), store_address="127.0.0.1", store_port=reserved.port)
+    served = open_worker_store(one, reserved)
     agent.serve_store(served)
     # Workers of one node find it on the loopback, and nobody finds it elsewhere.
     assert reserved.address == "127.0.0.1"

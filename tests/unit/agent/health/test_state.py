@@ -12,12 +12,10 @@ from slurm_elastic.agent.health.pages import status_page
 from slurm_elastic.agent.health.state import CHANGE_BUCKETS, AgentState, Readings, RoundInfo, Stage, enter, lost_seconds
 from slurm_elastic.control import WorkerProgress
 from slurm_elastic.rendezvous.membership.agents import Reason
-from slurm_elastic.rendezvous.membership.assignment import Place
-from slurm_elastic.rendezvous.transport.messages import Assignment
 from slurm_elastic.slow_ranks import Pace, Score, SlowRank
+from tests.unit.agent.helpers.rounds import placed
 
-PLACE = Place("n2/7.0/1", "n2", 1, 2, 2, "w", 2, 8)
-PLACED = Assignment(1, PLACE, 3, Reason.NODE_LOST, 4, 8, "n1", 1, 1, members="n[1-4]")
+PLACED = placed("n2", rank=1, workers=2, nodes=4, reason=Reason.NODE_LOST, restarts=1, members="n[1-4]")
 START = AgentState("7", "n2", "7", "n2/7.0/1", since=10.0, changing_since=10.0, max_restarts=3)
 
 

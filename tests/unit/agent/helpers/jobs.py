@@ -1,4 +1,4 @@
-"""An agent that has ended, in a job of these tests."""
+"""Jobs of Slurm that agents of these tests are in, and an agent that has ended."""
 
 from __future__ import annotations
 
@@ -10,6 +10,16 @@ from slurm_elastic.agent.option_values import RequeuePolicy
 from slurm_elastic.rendezvous.records.api import Records
 from slurm_elastic.rundir import RunDir
 from slurm_elastic.slurm import Controller, SlurmJob
+
+_ON_N1 = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_NODEID": "0", "SLURMD_NODENAME": "n1"}
+
+
+def slurm_job(nodes: str = "n1", **variables: str) -> SlurmJob:
+    """Return job 7 of these nodes as the agent of n1 sees it, as far as the variables of Slurm do not say otherwise."""
+    lists = {"SLURM_JOB_NODELIST": nodes, "SLURM_STEP_NODELIST": nodes}
+    job = SlurmJob.from_environment({**_ON_N1, **lists, **variables})
+    assert job is not None
+    return job
 
 
 def at_end(job: SlurmJob, controller: Controller, *, signal_fd: int = -1, **more: Any) -> JobAtEnd:
