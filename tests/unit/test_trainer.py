@@ -29,12 +29,6 @@ def control(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RoundCo
     unshield()
 
 
-def test_older_names_stay() -> None:
-    assert trainer.takes_part is trainer.is_managed
-    assert trainer.checkpointed is trainer.report_checkpoint
-    assert trainer.may_publish is trainer.can_publish_checkpoint
-
-
 def test_a_stop_has_a_reason_that_is_a_string(control: RoundControl) -> None:
     assert trainer.should_stop() is None
     control.hold()

@@ -9,6 +9,7 @@ from slurm_elastic.errors import UsageError
 from slurm_elastic.observe.find import find_run, newest_run
 from slurm_elastic.rundir import RunDir, join_own, known_directories, remember_directory
 from slurm_elastic.slurm import SlurmJob
+from tests.unit.observe.runs import WrittenRun
 
 
 def begin(base: Path, step: int, command: str, element: int | None = None) -> RunDir:
@@ -60,6 +61,11 @@ def test_a_job_of_several_runs_names_them(tmp_path: Path) -> None:
     ):
         find_run(tmp_path, "12")
     assert [find_run(tmp_path, name).run_id for name in ("12.0", "12.1", "120")] == ["12", "12.1", "120"]
+
+
+def test_a_run_is_found_by_one_of_its_jobs(run: WrittenRun) -> None:
+    run.started(0, "n1/4711.0/3")
+    assert find_run(run.base, "4711").run_id == "7"
 
 
 def test_elements_of_an_array_that_are_runs(tmp_path: Path) -> None:

@@ -224,12 +224,7 @@ def test_what_comes_after_the_last_step_takes_no_time_of_the_steps_away(run: Wri
     # The last checkpoint took longer than all steps.
     run.ended(41, 0, [A], 1.0, **steps(1, 100, 0.0, 10.0), before_first=None, since_first=use(0, 10.0, 30.0, 0))
     run.progress(42, A, "agent_ended", exit_code=0)
-    assert spent(run, 99) == {
-        "initialization": 1.0,
-        "data_loading": 2.5,
-        "checkpoint_save": 7.5,
-        "shutdown": 31.0,
-    }
+    assert spent(run, 99) == {"initialization": 1.0, "data_loading": 2.5, "checkpoint_save": 7.5, "shutdown": 31.0}
 
 
 def test_what_is_not_measured_is_said(run: WrittenRun) -> None:
