@@ -98,13 +98,6 @@ def test_bytes_without_a_time_yet_wait(run: WrittenRun) -> None:
     assert reader.without_times == set()
 
 
-def test_logs_of_an_earlier_release_have_no_times(run: WrittenRun) -> None:
-    log(run, 0, "n1", 0).write_text("a\nb\n")
-    reader = LogReader(RunContents(run.run_dir), EVERYTHING)
-    assert [(line.time, line.text) for line in reader.lines()] == [(None, "a"), (None, "b")]
-    assert reader.without_times == {(0, "n1")}
-
-
 def test_what_is_wanted(run: WrittenRun) -> None:
     written(log(run, 0, "n1", 0), 0, (1.0, "early\nloss 1\n"), (5.0, "loss 2\n"))
     written(log(run, 0, "n2", 1, "stderr"), 1, (2.0, "loss 3\n"))

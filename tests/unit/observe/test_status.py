@@ -3,8 +3,6 @@ from __future__ import annotations
 import json
 import math
 
-import pytest
-
 from slurm_elastic.observe.status import run_status, status_json
 from slurm_elastic.observe.views import LiveAgent, LiveAnswer, LiveLeave, LiveRun, LiveWorker, RunState, RunStatus
 from slurm_elastic.rundir import JobRecords
@@ -61,11 +59,6 @@ def test_a_lost_node_is_lost_until_it_comes_back(run: WrittenRun) -> None:
     run.started(25, again)
     run.round(26, 2, [A, again, C], "node_joined")
     assert {agent.state for agent in status(run).agents} == {"training"}
-
-
-def test_agents_without_a_round_wait(run: WrittenRun) -> None:
-    run.started(0, A)
-    assert status(run, 5, queued()).state is RunState.WAITING
 
 
 def test_a_requeued_job_waits_with_its_reason_and_its_start(run: WrittenRun) -> None:
@@ -134,14 +127,6 @@ def test_a_failure_that_was_restarted_is_the_last_failure(run: WrittenRun) -> No
     assert seen.root_cause.text == detail
 
 
-def test_a_finished_run_is_finished_whatever_slurm_says(run: WrittenRun) -> None:
-    trains(run)
-    run.run_dir.mark_done({"outcome": "succeeded"})
-    seen = status(run, 40, queued("PENDING"))
-    assert seen.state is RunState.FINISHED
-    assert {agent.state for agent in seen.agents} == {"ended"}
-
-
 def test_a_run_that_is_over_says_why_its_job_holds_its_nodes(run: WrittenRun) -> None:
     trains(run)
     run.progress(31, A, "agent_ended", exit_code=0)
@@ -176,15 +161,6 @@ def test_agents_of_an_earlier_release_write_no_progress(run: WrittenRun) -> None
         path.unlink()
     seen = status(run, 30, queued())
     assert (seen.state, seen.nodes, seen.world_size, seen.step) == (RunState.RUNNING, 3, 6, None)
-
-
-@pytest.mark.parametrize("state", ["RUNNING", "PENDING"])
-def test_json_has_plain_values(run: WrittenRun, state: str) -> None:
-    trains(run)
-    found = json.loads(json.dumps(status_json(status(run, 30, queued(state)))))
-    assert (found["schema"], found["run"]) == (1, "7")
-    assert found["events"][0]["event"] == "round_formed"
-    assert found["agents"][0]["agent"] == A
 
 
 def test_what_agents_answer_goes_before_their_records(run: WrittenRun) -> None:
