@@ -28,10 +28,9 @@ def written(path: Path, first: int, *pieces: tuple[float, str]) -> None:
     for time, text in pieces:
         with path.open("a") as file:
             file.write(text)
+        sizes = {f"{path.parent.name}/{path.name}": path.stat().st_size}
         with index.open("a") as file:
-            file.write(
-                json.dumps({"time": time, "sizes": {f"{path.parent.name}/{path.name}": path.stat().st_size}}) + "\n"
-            )
+            file.write(json.dumps({"time": time, "sizes": sizes}) + "\n")
 
 
 def shown(run: WrittenRun, wanted: LogFilter = EVERYTHING) -> list[tuple[float | None, int, str]]:
@@ -74,9 +73,6 @@ def test_every_line_is_shown_once_while_logs_grow(run: WrittenRun) -> None:
         text = f"{rank}.{counts[rank]}\n"
         cut = drawn.randrange(len(text))
         written(paths[rank], 0, (look + 0.1, text[:cut]), (look + 0.2, text[cut:]))
-        # Bytes whose time is not known yet wait for the next look.
-        with paths[rank].open("a") as file:
-            file.write("")
         for line in reader.lines(last=look == 199):
             seen[line.log.rank].append(line.text)
             times.append(line.time)
