@@ -85,15 +85,13 @@ def run(loader_of: str, seed: int = 5) -> tuple[list[tuple[int, list[float], flo
     """Train; return epoch, samples and a random number of each step, and the epochs that have been finished."""
     torch.manual_seed(seed)
     steps, finished = [], []
-    sampler = ElasticSampler(DATA, global_batch_size=4) if loader_of == "sampler" else None
-    loader: DataLoader[Any]
-    if sampler is not None:
-        loader = DataLoader(DATA, batch_sampler=sampler)
-    elif loader_of == "stream":
-        loader = DataLoader(Stream(), batch_size=4)
-    else:
-        loader = DataLoader(DATA, batch_size=4, shuffle=True)
-    state = ElasticState(sampler=sampler)
+    sampler = ElasticSampler(DATA, global_batch_size=4)
+    loader: DataLoader[Any] = {
+        "sampler": lambda: DataLoader(DATA, batch_sampler=sampler),
+        "stream": lambda: DataLoader(Stream(), batch_size=4),
+        "shuffle": lambda: DataLoader(DATA, batch_size=4, shuffle=True),
+    }[loader_of]()
+    state = ElasticState(sampler=sampler if loader_of == "sampler" else None)
     try:
         for epoch in state.epochs(3):
             for (samples,) in state.batches(loader):

@@ -25,7 +25,6 @@ GPU 1: NVIDIA A100-SXM4-40GB (UUID: GPU-66666666-2222-3333-4444-555555555555)
     ("variable", "names"),
     [
         (None, ["MIG-aaaaaaaa-bbbb-cccc-dddd-eeeeeeeeeeee"]),
-        ("0,1", ["MIG-aaaaaaaa-bbbb-cccc-dddd-eeeeeeeeeeee"]),
         ("1", ["GPU-66666666-2222-3333-4444-555555555555"]),
         ("GPU-6666", ["GPU-66666666-2222-3333-4444-555555555555"]),
         ("MIG-aaaaaaaa-bbbb-cccc-dddd-ffffffffffff", ["MIG-aaaaaaaa-bbbb-cccc-dddd-ffffffffffff"]),

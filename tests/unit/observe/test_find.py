@@ -56,9 +56,7 @@ def test_a_job_of_several_runs_names_them(tmp_path: Path) -> None:
     assert find_run(tmp_path, "12").run_id == "12"
     begin(tmp_path, 1, "t.py second")
     RunDir.for_run(tmp_path, "120").open()
-    with pytest.raises(
-        UsageError, match=r"2 runs match '12': 12\.0 \(t\.py first\), 12\.1 \(t\.py second\); give more"
-    ):
+    with pytest.raises(UsageError, match=r"2 runs match '12': 12\.0 \(t\.py first\), 12\.1 \(t\.py second\); give"):
         find_run(tmp_path, "12")
     assert [find_run(tmp_path, name).run_id for name in ("12.0", "12.1", "120")] == ["12", "12.1", "120"]
 

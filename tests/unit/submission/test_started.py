@@ -28,14 +28,8 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     program.chmod(0o755)
     for name in [name for name in os.environ if name.startswith(("PET_", "SLURM"))]:
         monkeypatch.delenv(name)
-    verdict = {"SLURM_ELASTIC_VERDICT": "1"}
-    for name, value in {
-        **SETTINGS,
-        **verdict,
-        **JOB,
-        "SLURM_SUBMIT_DIR": str(tmp_path),
-        "PATH": f"{program.parent}:/bin",
-    }.items():
+    place = {"SLURM_SUBMIT_DIR": str(tmp_path), "PATH": f"{program.parent}:/bin"}
+    for name, value in {**SETTINGS, **JOB, **place, "SLURM_ELASTIC_VERDICT": "1"}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.chdir(tmp_path)
     return tmp_path / "calls"
