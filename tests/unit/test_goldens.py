@@ -123,11 +123,7 @@ def signature(thing: Any) -> Any:
 
 
 def test_public_names() -> None:
-    public = {
-        "slurm_elastic": slurm_elastic,
-        "slurm_elastic.snapshot": snapshot,
-        "slurm_elastic.trainer": trainer,
-    }
+    public = {"slurm_elastic": slurm_elastic, "slurm_elastic.snapshot": snapshot, "slurm_elastic.trainer": trainer}
     check(
         "public_names",
         {

@@ -9,6 +9,8 @@ import pytest
 
 from slurm_elastic.slow_ranks import LOOKS, Meter, Pace, Reading, Score, SlowRanks, read, scores, step
 
+LONG = range(3 * LOOKS)
+
 
 def pace(busy: float, whole: float = 1.0, *, number: int = 1, best: float | None = None) -> Pace:
     return Pace(whole, busy, 0.0, whole - busy, busy if best is None else best, number)
@@ -79,38 +81,25 @@ def test_a_rank_that_stays_slow_is_named_once_and_when_it_is_over() -> None:
     assert named_after([slow] * LOOKS + [even] * (LOOKS - 1) + [slow] * 3) == [(2, False)]
 
 
-def test_of_two_ranks_the_slow_one_is_named() -> None:
-    assert named_after([[0.2, 0.3]] * LOOKS) == [(1, False)]
-
-
 def test_a_rank_between_the_bounds_keeps_what_it_is() -> None:
     between = [0.2, 0.2, 0.25]
     assert named_after([between] * 3 * LOOKS) == []
     assert named_after([[0.2, 0.2, 0.4]] * LOOKS + [between] * 3 * LOOKS) == [(2, False)]
 
 
-def test_what_hardly_holds_up_the_others_is_not_worth_a_word() -> None:
+@pytest.mark.parametrize(
+    "looks",
+    [
+        pytest.param([look([0.01, 0.01, 0.04], number, 1.0) for number in LONG], id="nearly all is communication"),
+        pytest.param([look([0.2, 0.2, 0.5], 1) for _ in LONG], id="a pace that was seen counts once"),
+        pytest.param([look([0.2, 0.2], number) for number in LONG] + [{}], id="nothing is known of the slow rank"),
+    ],
+)
+def test_what_is_not_worth_a_word(looks: list[dict[int, Pace]]) -> None:
     state = SlowRanks()
-    for number in range(3 * LOOKS):
-        # Nearly all of a step is communication.
-        state, changed = step(state, 0, look([0.01, 0.01, 0.04], number, whole=1.0))
+    for paces in looks:
+        state, changed = step(state, 0, paces)
         assert changed == ()
-
-
-def test_a_pace_that_was_seen_counts_once() -> None:
-    state = SlowRanks()
-    for _ in range(3 * LOOKS):
-        state, changed = step(state, 0, look([0.2, 0.2, 0.5], 1))
-        assert changed == ()
-
-
-def test_a_rank_of_which_nothing_is_known_is_left_out() -> None:
-    state = SlowRanks()
-    for number in range(LOOKS):
-        paces = look([0.2, 0.2, 0.5], number)
-        state, changed = step(state, 0, {rank: each for rank, each in paces.items() if rank != 2})
-        assert changed == ()
-    assert step(state, 0, {}) == (state, ())
 
 
 def test_the_ranks_of_another_round_are_others() -> None:

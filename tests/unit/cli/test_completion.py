@@ -77,15 +77,12 @@ def test_bash_completes_every_option_of_a_command(script: Path, name: str) -> No
     assert not [option for option in found if "_" in option]
 
 
-def test_bash_completes_the_options_of_sbatch_and_of_the_agent_after_submit(script: Path) -> None:
+def test_bash_completes_the_options_of_sbatch_and_of_the_agent(script: Path) -> None:
+    assert {"--partition", "--time", "--checkpoint"} <= set(offered(script, "doctor", "--"))
     options = set(offered(script, "submit", "--"))
     assert {"--partition", "--time", "--dry-run", "--shape", "--max-restarts", "--hang-timeout"} <= options
     # `submit` refuses these.
     assert not {"--nnodes", "--standalone", "--node-rank", "--master-port"} & options
-
-
-def test_bash_completes_the_options_of_sbatch_after_doctor(script: Path) -> None:
-    assert {"--partition", "--time", "--checkpoint"} <= set(offered(script, "doctor", "--"))
 
 
 @pytest.mark.parametrize(

@@ -33,8 +33,7 @@ def test_plain_lines_for_programs_and_files(capsys: pytest.CaptureFixture[str]) 
 
 
 @pytest.mark.parametrize(
-    ("found", "last"),
-    [([FINE], "runs work here"), ([FINE, LIMIT, LIMIT], "runs work here, with 2 limits")],
+    ("found", "last"), [([FINE], "runs work here"), ([FINE, LIMIT, LIMIT], "runs work here, with 2 limits")]
 )
 def test_the_last_line_says_what_the_exit_code_says(
     found: list[Finding], last: str, capsys: pytest.CaptureFixture[str]

@@ -17,12 +17,7 @@ from slurm_elastic.cli.commands.job_end import code_when_over
 from slurm_elastic.rundir import JobRecords, RunDir, join_own
 from slurm_elastic.slurm import SlurmJob
 
-BATCH = {
-    "SLURM_JOB_ID": "7",
-    "SLURM_JOB_NODELIST": "n[1-2]",
-    "SLURM_NODEID": "0",
-    "SLURMD_NODENAME": "n1",
-}
+BATCH = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_NODEID": "0", "SLURMD_NODENAME": "n1"}
 TIME = "2026-11-25T12:00"
 
 
@@ -35,8 +30,14 @@ def _batch_script(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         monkeypatch.setenv(name, value)
 
 
-def finish(base: Path, run_id: str) -> None:
-    RunDir.for_run(base, run_id).open().mark_done({})
+@pytest.fixture
+def run_dir(tmp_path: Path) -> RunDir:
+    return RunDir.for_run(tmp_path, "7").open()
+
+
+def fail(run_dir: RunDir, scope: str = "7.0", **fields: object) -> None:
+    failure = {"agent": "n2/7.0/9", "node": "n2", "rank": 3, "exit_code": 1, **fields}
+    run_dir.publish_failure(scope, json.dumps(failure).encode())
 
 
 @pytest.mark.parametrize("status", [1, 75, 76, 137])
@@ -61,12 +62,11 @@ def test_a_finished_run_is_a_success_whatever_srun_says(
 ) -> None:
     directory = tmp_path / base
     directory.mkdir(exist_ok=True)
-    finish(directory, run_id)
+    RunDir.for_run(directory, run_id).open().mark_done({})
     assert main(["job-end", "75", *arguments.format(base=directory).split()]) == 0
-    line = (
+    assert capsys.readouterr().err == (
         f"slurm-elastic job-end: run {run_id} is finished; what srun says above is of agents that were lost or left\n"
     )
-    assert capsys.readouterr().err == line
 
 
 @pytest.fixture
@@ -106,7 +106,7 @@ def test_a_job_of_several_runs_has_succeeded_when_all_have(tmp_path: Path, calls
 def test_a_job_is_requeued_if_one_of_its_runs_has_to_go_on(tmp_path: Path, calls: Path, status: int) -> None:
     finished, failed, left = (begin(tmp_path, step) for step in range(3))
     finished.mark_done({})
-    failed.publish_failure("7.1.0", json.dumps({"agent": "n2/7.0/9", "node": "n2", "rank": 3}).encode())
+    fail(failed, "7.1.0")
     JobRecords(left, "7").publish_notice(0, {"signals": ["SIGUSR2"], "cause": "TIME_LIMIT"})
     assert main(["job-end", str(status)]) == 75
     assert calls.read_text().count("requeue") == 1
@@ -123,40 +123,30 @@ def test_trouble_leaves_the_exit_code(capsys: pytest.CaptureFixture[str], monkey
 
 
 def test_the_root_cause_is_said_where_an_agent_of_another_job_led_and_pointed_to_elsewhere(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    run_dir: RunDir, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run_dir = RunDir.for_run(tmp_path, "7").open()
-    failure = {"agent": "n2/7.0/9", "node": "n2", "rank": 3, "exit_code": -11, "message": "last words"}
-    run_dir.publish_failure("7.0", json.dumps(failure).encode())
-    assert main(["job-end", "1", "train.py"]) == 1
-    assert capsys.readouterr().err == "root cause: rank 3 on n2 was killed by SIGSEGV\n  last words\n"
+    def said() -> str:
+        assert main(["job-end", "1", "train.py"]) == 1
+        return capsys.readouterr().err
+
+    fail(run_dir, exit_code=-11, message="last words")
+    assert said() == "root cause: rank 3 on n2 was killed by SIGSEGV\n  last words\n"
     for leader, second in (("n3", 1), ("n2", 2)):
-        run_dir.append_event(
-            leader, json.dumps({"time": f"{TIME}:{second:02}+00:00", "event": "run_ended", "node": leader})
-        )
-    assert main(["job-end", "1", "train.py"]) == 1
-    assert capsys.readouterr().err == (
+        event = {"time": f"{TIME}:{second:02}+00:00", "event": "run_ended", "node": leader}
+        run_dir.append_event(leader, json.dumps(event))
+    assert said() == (
         "slurm-elastic job-end: run 7 has failed, its root cause is above; more: slurm-elastic logs 7 --errors\n"
     )
+    # It is that of an earlier incarnation.
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    assert said() == ""
 
 
-def test_targets_of_agents_that_were_killed_are_withdrawn(tmp_path: Path) -> None:
-    run_dir = RunDir.for_run(tmp_path, "7").open()
+def test_targets_of_agents_that_were_killed_are_withdrawn(run_dir: RunDir) -> None:
     for node, job in (("n1", "7"), ("n2", "7"), ("n1.7", "8"), ("n1", "17")):
         run_dir.publish_health(node, job, b"[]")
     assert main(["job-end", "1", "train.py"]) == 1
     assert sorted(path.name for path in (run_dir.path / "health").iterdir()) == ["n1.17.json", "n1.7.8.json"]
-
-
-def test_the_root_cause_of_an_earlier_incarnation_is_not_said(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run_dir = RunDir.for_run(tmp_path, "7").open()
-    failure = {"agent": "n2/7.0/9", "node": "n2", "rank": 3, "exit_code": 1}
-    run_dir.publish_failure("7.0", json.dumps(failure).encode())
-    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
-    assert main(["job-end", "1", "train.py"]) == 1
-    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize(("status", "said"), [(255, True), (127, True), (1, False), (2, False)])
@@ -200,34 +190,31 @@ def write(run_dir: RunDir, agent: str, event: str, at: int, **fields: object) ->
 
 
 @pytest.mark.parametrize("loss", ["node_lost", "leader_changed"])
-def test_a_run_is_over_for_its_job_when_no_agent_of_it_runs(tmp_path: Path, loss: str) -> None:
-    run_dir = RunDir.for_run(tmp_path, "7").open()
+def test_a_run_is_over_for_its_job_when_no_agent_of_it_runs(run_dir: RunDir, loss: str) -> None:
     first, second, lost = "n1/7.0/9", "n2/7.0/9", "n3/7.0/9"
     # A job that Slurm starts again finds its run done before any agent of it has started.
     run_dir.mark_done({})
     assert code_when_over(["train.py"]) is None
     for agent in (first, second, lost, "n4/8.0/9"):
         write(run_dir, agent, "agent_started", 1)
-    write(run_dir, first, "agent_ended", 2, exit_code=0)
-    write(run_dir, second, "agent_ended", 2, exit_code=0)
+    for agent in (first, second):
+        write(run_dir, agent, "agent_ended", 2, exit_code=0)
     assert code_when_over(["train.py"]) is None
-    text = {"time": "2026-11-25T12:00:03.000+00:00", "event": loss, "node": "n1", "nodes": ["n3"]}
+    text = {"time": f"{TIME}:03.000+00:00", "event": loss, "node": "n1", "nodes": ["n3"]}
     run_dir.append_event("n1", json.dumps(text))
     assert code_when_over(["train.py"]) == 0
 
 
-def test_a_run_that_has_failed_is_over_too(tmp_path: Path) -> None:
-    run_dir = RunDir.for_run(tmp_path, "7").open()
+def test_a_run_that_has_failed_is_over_too(run_dir: RunDir) -> None:
     write(run_dir, "n1/7.0/9", "agent_started", 1)
     write(run_dir, "n1/7.0/9", "agent_ended", 2, exit_code=1)
     # Not over: the job may be requeued.
     assert code_when_over(["train.py"]) is None
-    run_dir.publish_failure("7.0", json.dumps({"agent": "n1/7.0/9"}).encode())
+    fail(run_dir)
     assert code_when_over(["train.py"]) == 1
 
 
-def test_srun_has_time_to_tell_the_end_first(tmp_path: Path) -> None:
-    run_dir = RunDir.for_run(tmp_path, "7").open()
+def test_srun_has_time_to_tell_the_end_first(run_dir: RunDir) -> None:
     begun = time.monotonic()
     command = [sys.executable, "-m", "slurm_elastic", "job-end", "wait", "train.py"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:

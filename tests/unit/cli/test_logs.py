@@ -90,15 +90,9 @@ def test_follow_ends_with_the_run(run: WrittenRun, capsys: pytest.CaptureFixture
 
     writer = threading.Timer(0.5, goes_on)
     writer.start()
-    lines = out(capsys, "--follow")
+    texts = [line.partition("] ")[2] for line in out(capsys, "--follow")]
     writer.join()
-    assert [line.partition("] ")[2] for line in lines] == [
-        "loss 1",
-        "a warning",
-        "loss 2?[2J",
-        "the next round",
-        "no end of line",
-    ]
+    assert texts == ["loss 1", "a warning", "loss 2?[2J", "the next round", "no end of line"]
 
 
 def test_errors(run: WrittenRun, capsys: pytest.CaptureFixture[str]) -> None:
@@ -128,12 +122,5 @@ def test_lines_without_times_are_said_to_have_none(run: WrittenRun, capsys: pyte
 
 def test_since() -> None:
     now = datetime.datetime(2026, 3, 4, 15, 0, 0).astimezone().timestamp()
-    assert [now - _since(text, now) for text in ("90s", "10min", "2m", "1.5h", "1d", "14:59", "9:00:30")] == [
-        90,
-        600,
-        120,
-        5400,
-        86400,
-        60,
-        21570,
-    ]
+    ago = {"90s": 90, "10min": 600, "2m": 120, "1.5h": 5400, "1d": 86400, "14:59": 60, "9:00:30": 21570}
+    assert {text: now - _since(text, now) for text in ago} == ago

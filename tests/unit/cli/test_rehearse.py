@@ -14,7 +14,6 @@ from slurm_elastic.cli import main
     [
         ("", "the following arguments are required: train.py; see slurm-elastic rehearse --help"),
         ("nowhere.py", "nowhere.py is no file; name a Python script"),
-        ("--nodes 0 train.py", "--nodes '0' is no number above 0; give one"),
         ("--nodes 65 train.py", "--nodes 65: a rehearsal has 1 to 64 nodes on this machine"),
         ("--tolerance many train.py", "--tolerance 'many' is no number above 0; give one"),
         ("--mishaps kil train.py", "no mishap 'kil'; did you mean kill?"),
@@ -35,11 +34,7 @@ from slurm_elastic.cli import main
     ],
 )
 def test_a_mistake_is_one_line(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    arguments: str,
-    line: str,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: str, line: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").touch()

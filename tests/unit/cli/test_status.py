@@ -238,23 +238,6 @@ def test_no_such_run(base: Path, capsys: pytest.CaptureFixture[str], command: st
     assert main([command, "../7"]) == 2
 
 
-def test_several_runs_match(base: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for run_id in ("120", "121", "12"):
-        finished(base, run_id)
-    assert main(["status", "12"]) == 0
-    assert main(["status", "121"]) == 0
-    capsys.readouterr()
-    assert main(["status", "1"]) == 2
-    assert capsys.readouterr().err == ("slurm-elastic: error: 3 runs match '1': 12, 120, 121; give more of the id\n")
-
-
-def test_a_run_is_found_by_one_of_its_jobs(base: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run = WrittenRun(base, "mine")
-    run.started(0, "n1/4711.0/3")
-    assert main(["status", "4711"]) == 4
-    assert capsys.readouterr().out.startswith("run mine: waiting")
-
-
 def test_a_run_of_another_user(
     run: WrittenRun, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -274,22 +257,31 @@ def test_problems_are_lines_on_stderr(run: WrittenRun, capsys: pytest.CaptureFix
     assert [line.startswith("slurm-elastic: warning: ") for line in lines] == [True] * 3
 
 
+def started(*words: str, stdout: int, **variables: str) -> subprocess.Popen[str]:
+    """A command whose output is read by the test."""
+    return subprocess.Popen(
+        [sys.executable, "-c", f"import sys; from slurm_elastic.cli import main; sys.exit(main({words}))"],
+        stdout=stdout,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3]), **variables},
+        text=True,
+    )
+
+
 def test_colours_on_a_terminal_only(run: WrittenRun, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NO_COLOR", raising=False)
-    script = "import sys; from slurm_elastic.cli import main; sys.exit(main(['status', '7']))"
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
 
     def shown(**variables: str) -> str:
         ours, theirs = pty.openpty()
-        with contextlib.closing(socket.socket()):
-            process = subprocess.Popen([sys.executable, "-c", script], stdout=theirs, env={**environment, **variables})
+        process = started("status", "7", stdout=theirs, **variables)
         os.close(theirs)
         found = b""
         with contextlib.suppress(OSError):
             while data := os.read(ours, 65536):
                 found += data
         os.close(ours)
-        assert process.wait(60) == 0
+        process.communicate(timeout=60)
+        assert process.returncode == 0
         return found.decode()
 
     assert "\x1b[1;36mfinished\x1b[0m" in shown(TERM="xterm")
@@ -298,16 +290,12 @@ def test_colours_on_a_terminal_only(run: WrittenRun, monkeypatch: pytest.MonkeyP
 
 
 def test_a_reader_that_ends_early_is_no_traceback(run: WrittenRun) -> None:
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
     for number in range(3000):
         run.event(number, f"n{number % 9}", "leader_changed", "x" * 200)
-    script = "import sys; from slurm_elastic.cli import main; sys.exit(main(['status', '7', '--json']))"
-    process = subprocess.Popen(
-        [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment, text=True
-    )
+    process = started("status", "7", "--json", stdout=subprocess.PIPE)
     assert process.stdout is not None
-    assert process.stderr is not None
     process.stdout.close()
+    assert process.stderr is not None
     assert process.stderr.read() == ""
     assert process.wait(60) == 141
 

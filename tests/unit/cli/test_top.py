@@ -151,19 +151,6 @@ def test_stacks_that_cannot_be_had_are_a_line(run: WrittenRun, target: str | Non
     view(run, steps, (200, 24))
 
 
-def test_500_nodes(run: WrittenRun) -> None:
-    agents = [f"n{index}/7.0/{index}" for index in range(500)]
-    run.round(5, 1, agents)
-
-    async def steps(pilot: Pilot[None], app: TopView) -> None:
-        assert app.query_one(DataTable).row_count == 500
-        await pilot.press("ctrl+end", "l")
-        await settled(pilot, app)
-        assert title(app) == "log of rank 998 on n499"
-
-    view(run, steps)
-
-
 def test_nodes_that_need_a_person_are_seen_first_among_500(run: WrittenRun) -> None:
     agents = [f"n{index}/7.0/{index}" for index in range(500)]
     run.round(5, 1, agents)
@@ -180,6 +167,9 @@ def test_nodes_that_need_a_person_are_seen_first_among_500(run: WrittenRun) -> N
             ["n1", "training"],
         ]
         assert "nodes: 499 training, 1 lost" in str(app.query_one("#facts", Static).content)
+        await pilot.press("ctrl+end", "l")
+        await settled(pilot, app)
+        assert title(app) == "log of rank 998 on n499"
 
     view(run, steps)
 

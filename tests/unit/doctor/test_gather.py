@@ -207,15 +207,11 @@ def test_the_job_has_the_site_block_and_options_of_the_template_but_not_those_of
     options = {"partition": "gpu", "gpus-per-node": "4"}
     script = batch_script(TEMPLATES.read("allocation"), 3, options, ["--probe=x", "--run-dir=/a b"], Path("/a b/out"))
     text = script.text()
-    assert "#SBATCH --nodes=3\n" in text
-    assert "#SBATCH --partition=gpu\n" in text
-    assert "#SBATCH --exclusive\n" in text
-    assert "#SBATCH --no-requeue\n" in text
-    assert "#SBATCH --time=5\n" in text
+    for option in ("nodes=3", "partition=gpu", "exclusive", "no-requeue", "time=5"):
+        assert f"#SBATCH --{option}\n" in text
+    for words in ("set -- --probe=x '--run-dir=/a b'\n", "container=()\n", 'slurm-elastic doctor "$@"'):
+        assert words in text
     assert "--signal" not in text
-    assert "set -- --probe=x '--run-dir=/a b'\n" in text
-    assert "container=()\n" in text
-    assert 'slurm-elastic doctor "$@"' in text
     assert "job-end" not in text
     checked = subprocess.run(["bash", "-n"], input=text, text=True, capture_output=True, check=False)
     assert (checked.returncode, checked.stderr) == (0, "")

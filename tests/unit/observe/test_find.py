@@ -9,6 +9,7 @@ from slurm_elastic.errors import UsageError
 from slurm_elastic.observe.find import find_run, newest_run
 from slurm_elastic.rundir import RunDir, join_own, known_directories, remember_directory
 from slurm_elastic.slurm import SlurmJob
+from tests.unit.observe.runs import WrittenRun
 
 
 def begin(base: Path, step: int, command: str, element: int | None = None) -> RunDir:
@@ -55,11 +56,14 @@ def test_a_job_of_several_runs_names_them(tmp_path: Path) -> None:
     assert find_run(tmp_path, "12").run_id == "12"
     begin(tmp_path, 1, "t.py second")
     RunDir.for_run(tmp_path, "120").open()
-    with pytest.raises(
-        UsageError, match=r"2 runs match '12': 12\.0 \(t\.py first\), 12\.1 \(t\.py second\); give more"
-    ):
+    with pytest.raises(UsageError, match=r"2 runs match '12': 12\.0 \(t\.py first\), 12\.1 \(t\.py second\); give"):
         find_run(tmp_path, "12")
     assert [find_run(tmp_path, name).run_id for name in ("12.0", "12.1", "120")] == ["12", "12.1", "120"]
+
+
+def test_a_run_is_found_by_one_of_its_jobs(run: WrittenRun) -> None:
+    run.started(0, "n1/4711.0/3")
+    assert find_run(run.base, "4711").run_id == "7"
 
 
 def test_elements_of_an_array_that_are_runs(tmp_path: Path) -> None:

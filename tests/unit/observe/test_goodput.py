@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from slurm_elastic.observe.goodput import Bucket, goodput, round_progress, segments
+from slurm_elastic.observe.goodput import Bucket, Goodput, goodput, round_progress, segments
 from tests.unit.observe.runs import START, WrittenRun
 
 A, B = "n1/7.0/100", "n2/7.0/200"
@@ -14,6 +14,18 @@ def spent(run: WrittenRun, at: float) -> dict[str, float]:
     records = run.records()
     found = goodput(segments(records, START + at), round_progress(records))
     return {bucket.value: round(seconds, 3) for bucket, seconds in found.seconds.items() if seconds}
+
+
+def counted(run: WrittenRun) -> Goodput:
+    records = run.records()
+    return goodput(segments(records, START + 99), round_progress(records))
+
+
+def begun(run: WrittenRun, *agents: str) -> None:
+    """A round of these agents, from 1 s after their start on."""
+    for agent in agents:
+        run.started(0, agent, seconds=0)
+    run.round(0.9, 0, list(agents))
 
 
 def steps(first: int, last: int, begun: float, over: float) -> dict[str, object]:
@@ -62,32 +74,8 @@ def test_an_agent_that_is_killed_before_it_has_joined_ends_with_its_record(run: 
     assert ends.get("n2/7.1/201") == (38 if requeued else None)
 
 
-def test_steps_that_are_taken_again_are_wasted(run: WrittenRun) -> None:
-    for agent in (A, B):
-        run.started(0, agent, seconds=0)
-    run.round(0.9, 0, [A, B])
-    run.event(11, "n1", "node_lost", nodes=["n2"], why="", silent_for=0.3)
-    run.ended(12, 0, [A], 1.0, **steps(1, 100, 0.0, 10.0))
-    run.round(12.9, 1, [A], "node_lost")
-    # From the checkpoint of step 80.
-    run.ended(23, 1, [A], 13.0, **steps(81, 180, 0.0, 10.0))
-    run.progress(23, A, "agent_ended", exit_code=0)
-    assert spent(run, 99) == {
-        # Each for 1 s until its first step.
-        "initialization": 2.0,
-        # A fifth of 10 s on both nodes was wasted; then 10 s on one.
-        "productive": 26.0,
-        "wasted_progress": 4.0,
-        "infrastructure_recovery": 2.0,
-    }
-    records = run.records()
-    assert [each.redone for each in round_progress(records).values()] == [20, 0]
-    assert goodput(segments(records, START + 99), round_progress(records)).redone_steps == 20
-
-
 def test_a_round_whose_agents_are_all_lost_may_have_taken_more_steps(run: WrittenRun) -> None:
-    run.started(0, A, seconds=0)
-    run.round(0.9, 0, [A])
+    begun(run, A)
     run.progress(8, A, "progress", round=0, **steps(1, 70, 0.0, 7.0))
     assert [each.complete for each in round_progress(run.records()).values()] == [True], "it goes on"
     run.started(30, B, seconds=0)
@@ -102,9 +90,7 @@ def test_a_round_whose_agents_are_all_lost_may_have_taken_more_steps(run: Writte
 
 def test_a_lost_leader_ends_when_another_one_leads(run: WrittenRun) -> None:
     next_a = "n1/7.1/300"
-    for agent in (A, B):
-        run.started(0, agent, seconds=0)
-    run.round(0.9, 0, [A, B])
+    begun(run, A, B)
     run.event(11, "n2", "leader_changed", nodes=["n1"])
     run.ended(12, 0, [B], 1.0, **steps(1, 100, 0.0, 10.0))
     run.progress(20, B, "agent_ended", exit_code=75)
@@ -117,8 +103,7 @@ def test_a_lost_leader_ends_when_another_one_leads(run: WrittenRun) -> None:
 
 
 def test_a_lost_agent_ends_before_its_job_starts_again(run: WrittenRun) -> None:
-    run.started(0, A, seconds=0)
-    run.round(0.9, 0, [A])
+    begun(run, A)
     run.event(17, "n1", "node_spare", nodes=["n3"])
     run.event(19, "n1", "node_spare", nodes=["n3"])
     run.started(20, "n1/7.1/300", seconds=2.0)
@@ -127,8 +112,7 @@ def test_a_lost_agent_ends_before_its_job_starts_again(run: WrittenRun) -> None:
 
 
 def test_a_restart_from_the_newest_checkpoint_at_each_change_would_have_repeated_steps(run: WrittenRun) -> None:
-    run.started(0, A, seconds=0)
-    run.round(0.9, 0, [A])
+    begun(run, A)
     run.progress(6, A, "progress", round=0, **steps(1, 51, 0.0, 5.0), checkpoint=40)
     # When the workers were told to stop; with the last step they have saved, too.
     run.progress(10.9, A, "progress", round=0, **steps(1, 99, 0.0, 9.9), checkpoint=80)
@@ -160,9 +144,7 @@ def use(waiting: float | None, loading: float, saving: float, restoring: float) 
 
 
 def test_measured_time_has_buckets_of_its_own(run: WrittenRun) -> None:
-    for agent in (A, B):
-        run.started(0, agent, seconds=0)
-    run.round(0.9, 0, [A, B])
+    begun(run, A, B)
     measured = {"before_first": use(0.5, 0.2, 0, 1.0), "since_first": use(3.0, 1.0, 2.0, 0.0)}
     run.ended(15, 0, [A, B], 1.0, **steps(1, 100, 2.0, 12.0), **measured)
     for agent in (A, B):
@@ -177,16 +159,13 @@ def test_measured_time_has_buckets_of_its_own(run: WrittenRun) -> None:
         "checkpoint_save": 4.0,
         "shutdown": 4.0,
     }
-    records = run.records()
-    found = goodput(segments(records, START + 99), round_progress(records))
+    found = counted(run)
     assert found.share == pytest.approx((8 + 6) / 30), "waiting in collectives is part of the steps"
     assert found.missing == ("queue before the first start of a job: only Slurm's accounting knows it",)
 
 
 def test_of_a_lost_agent_the_time_is_cut_like_that_of_the_others(run: WrittenRun) -> None:
-    for agent in (A, B):
-        run.started(0, agent, seconds=0)
-    run.round(0.9, 0, [A, B])
+    begun(run, A, B)
     run.event(11, "n1", "node_lost", nodes=["n2"], why="", silent_for=0.3)
     measured = {"before_first": use(0.0, 0.0, 0, 0.0), "since_first": use(2.0, 1.0, 0.0, 0.0)}
     run.ended(12, 0, [A], 1.0, **steps(1, 100, 0.0, 10.0), **measured)
@@ -201,8 +180,7 @@ def test_of_a_lost_agent_the_time_is_cut_like_that_of_the_others(run: WrittenRun
 
 
 def test_of_steps_that_are_taken_again_all_is_wasted(run: WrittenRun) -> None:
-    run.started(0, A, seconds=0)
-    run.round(0.9, 0, [A])
+    begun(run, A)
     measured = {"before_first": use(0, 0, 0, 0), "since_first": use(2.0, 1.0, 0.0, 0.0)}
     run.ended(11, 0, [A], 1.0, **steps(1, 100, 0.0, 10.0), **measured)
     run.round(11.9, 1, [A], "worker_failed")
@@ -219,29 +197,21 @@ def test_of_steps_that_are_taken_again_all_is_wasted(run: WrittenRun) -> None:
 
 
 def test_what_comes_after_the_last_step_takes_no_time_of_the_steps_away(run: WrittenRun) -> None:
-    run.started(0, A, seconds=0)
-    run.round(0.9, 0, [A])
+    begun(run, A)
     # The last checkpoint took longer than all steps.
     run.ended(41, 0, [A], 1.0, **steps(1, 100, 0.0, 10.0), before_first=None, since_first=use(0, 10.0, 30.0, 0))
     run.progress(42, A, "agent_ended", exit_code=0)
-    assert spent(run, 99) == {
-        "initialization": 1.0,
-        "data_loading": 2.5,
-        "checkpoint_save": 7.5,
-        "shutdown": 31.0,
-    }
+    assert spent(run, 99) == {"initialization": 1.0, "data_loading": 2.5, "checkpoint_save": 7.5, "shutdown": 31.0}
 
 
 def test_what_is_not_measured_is_said(run: WrittenRun) -> None:
-    run.started(0, A, seconds=0)
-    run.round(0.9, 0, [A])
+    begun(run, A)
     run.ended(12, 0, [A], 1.0, **steps(1, 10, 0.0, 10.0), before_first=None, since_first=None)
     run.round(12.9, 1, [A], "worker_failed")
     on_gpu = {"before_first": use(None, 0, 0, 0), "since_first": use(None, 5.0, 0, 0)}
     run.ended(24, 1, [A], 13.0, **steps(11, 20, 0.0, 10.0), **on_gpu)
     run.progress(24, A, "agent_ended", exit_code=0)
-    records = run.records()
-    found = goodput(segments(records, START + 99), round_progress(records))
+    found = counted(run)
     not_measured, unknown, _ = found.missing
     assert not_measured.startswith("data loading, checkpoint save and restore, collectives: not measured in round 0, ")
     assert unknown == "collectives: unknown on GPUs, in round 1; part of the steps that counted"
@@ -276,8 +246,7 @@ def test_scripts_without_the_trainer_api_are_said_to_report_nothing(run: Written
     run.round(1.9, 0, [A])
     run.ended(12, 0, [A], 2.0)
     run.progress(12, A, "agent_ended", exit_code=0)
-    records = run.records()
-    found = goodput(segments(records, START + 99), round_progress(records))
+    found = counted(run)
     assert spent(run, 99) == {"initialization": 2.0, "unreported": 10.0}
     assert (found.share, found.redone_steps) == (None, None)
     assert found.missing[0].startswith(
@@ -290,8 +259,7 @@ def test_scripts_that_do_not_count_their_steps(run: WrittenRun) -> None:
     run.round(1.9, 0, [A])
     run.ended(12, 0, [A], 2.0, steps=10, first_step=None, step=None, first=1.0, last=9.0)
     run.progress(12, A, "agent_ended", exit_code=0)
-    records = run.records()
-    found = goodput(segments(records, START + 99), round_progress(records))
+    found = counted(run)
     assert found.redone_steps is None
     assert any(line.startswith("wasted progress: scripts call should_stop without a step") for line in found.missing)
 

@@ -65,10 +65,8 @@ def test_each_event_is_a_log_record_with_its_fields(
     assert kinds == ["agent_started", "round_formed", "workers_started", "round_ended"]
     last = records[-1]
     assert last["timeUnixNano"] == str(int((START + 11.5) * 1e9))
-    assert (last["severityNumber"], last["body"]) == (
-        "SEVERITY_NUMBER_ERROR",
-        {"stringValue": "round 0 ends: rank 1 failed"},
-    )
+    assert last["severityNumber"] == "SEVERITY_NUMBER_ERROR"
+    assert last["body"] == {"stringValue": "round 0 ends: rank 1 failed"}
     assert attributes(last["attributes"]) == {
         "node": {"stringValue": "n1"},
         "round": {"intValue": "0"},

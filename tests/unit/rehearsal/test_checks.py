@@ -36,6 +36,12 @@ def worker(round_: int, rank: int, first: int, last: int, **fields: object) -> W
     return WorkerSeen(round_, rank, **{**values, **fields})  # type: ignore[arg-type]
 
 
+def alone(first: int, last: int, **fields: object) -> WorkerSeen:
+    """The worker of the node that is left in round 1: it trains on the samples of both ranks."""
+    samples = tuple((step, 0, 2 * step + rank) for step in range(first, last + 1) for rank in (0, 1))
+    return worker(1, 0, first, last, **{"samples": samples, **fields})
+
+
 UNDISTURBED = RunFacts(workers=(worker(0, 0, 1, 8), worker(0, 1, 1, 8)), finished=True)
 
 
@@ -48,9 +54,8 @@ def stopped(rank: int, **fields: object) -> WorkerSeen:
 
 def after_notice(**fields: object) -> RunFacts:
     """A run of which a node is preempted after step 4; one node goes on."""
-    rest = worker(1, 0, 5, 8, samples=tuple((step, 0, 2 * step + rank) for step in range(5, 9) for rank in (0, 1)))
     values: dict[str, object] = {
-        "workers": (stopped(0), stopped(1), rest),
+        "workers": (stopped(0), stopped(1), alone(5, 8)),
         "happened": (Happened(NOTICE, "node1", 3.9, 0),),
         "agents": (AgentEnd("node1", 75), AgentEnd("node0", 0)),
         "finished": True,
@@ -84,8 +89,7 @@ def test_a_run_that_finds_the_checkpoints_of_the_one_before_it_is_told_so() -> N
 
 def test_a_kill_costs_the_steps_since_the_last_checkpoint() -> None:
     workers = (worker(0, 0, 1, 4, checkpoints=((2, 2.5),), ended=None), worker(0, 1, 1, 4, ended=None))
-    rest = worker(1, 0, 3, 8, samples=tuple((step, 0, 2 * step + rank) for step in range(3, 9) for rank in (0, 1)))
-    facts = after_notice(workers=(*workers, rest), happened=(Happened(LOSS, "node1", 4.1, 0),))
+    facts = after_notice(workers=(*workers, alone(3, 8)), happened=(Happened(LOSS, "node1", 4.1, 0),))
     found = rows(facts, LOSS)
     assert wrong(found) == set()
     assert found["steps.killed"].found == "steps lost without notice: 2 ('at step 4 kill node 1')"
@@ -133,16 +137,13 @@ def begins_again(**fields: object) -> RunFacts:
 
 
 def forgets_place() -> RunFacts:
-    again = worker(
-        1, 0, 5, 8, samples=tuple((step, 0, 2 * (step - 4) + rank) for step in range(5, 9) for rank in (0, 1))
-    )
-    return after_notice(workers=(stopped(0), stopped(1), again))
+    again = tuple((step + 4, epoch, sample) for step, epoch, sample in alone(1, 4).samples)
+    return after_notice(workers=(stopped(0), stopped(1), alone(5, 8, samples=again)))
 
 
 def saves_slowly() -> RunFacts:
     workers = (stopped(0, ended=None, checkpoints=()), stopped(1, ended=None, checkpoints=()))
-    rest = worker(1, 0, 3, 8, samples=tuple((step, 0, 2 * step + rank) for step in range(3, 9) for rank in (0, 1)))
-    return after_notice(workers=(*workers, rest), cut_short={0: 9.0})
+    return after_notice(workers=(*workers, alone(3, 8)), cut_short={0: 9.0})
 
 
 def fails_while_another_saves() -> RunFacts:
@@ -152,26 +153,24 @@ def fails_while_another_saves() -> RunFacts:
 
 
 def nearly_too_slow() -> RunFacts:
-    return after_notice(workers=(stopped(0), stopped(1, ended=10.0), after_notice().workers[-1]))
+    return after_notice(workers=(stopped(0), stopped(1, ended=10.0), alone(5, 8)))
 
 
 def seldom_asks() -> RunFacts:
-    return after_notice(workers=(replace(stopped(0), pause=11.0), stopped(1), after_notice().workers[-1]))
+    return after_notice(workers=(stopped(0, pause=11.0), stopped(1), alone(5, 8)))
 
 
 def never_told() -> RunFacts:
-    workers = (replace(stopped(0), stop=None), replace(stopped(1), stop=None))
-    return after_notice(workers=(*workers, after_notice().workers[-1]))
+    return after_notice(workers=(stopped(0, stop=None), stopped(1, stop=None), alone(5, 8)))
 
 
 def other_losses() -> RunFacts:
-    rest = replace(after_notice().workers[-1], losses={5: 0.2, 6: float("nan"), 7: 1 / 7, 8: 1 / 8})
+    rest = alone(5, 8, losses={5: 0.2, 6: float("nan"), 7: 1 / 7, 8: 1 / 8})
     return after_notice(workers=(stopped(0), stopped(1), rest))
 
 
 def ends_early() -> RunFacts:
-    rest = worker(1, 0, 5, 6, samples=tuple((step, 0, 2 * step + rank) for step in (5, 6) for rank in (0, 1)))
-    return after_notice(workers=(stopped(0), stopped(1), rest))
+    return after_notice(workers=(stopped(0), stopped(1), alone(5, 6)))
 
 
 MISTAKES: list[tuple[Callable[[], RunFacts], dict[str, str]]] = [
@@ -209,8 +208,7 @@ def test_a_mistake_is_named_with_its_fix(facts: Callable[[], RunFacts], expected
 def paused(**fields: object) -> RunFacts:
     """A run whose rank 0 is paused after step 4; rank 1 goes on from the checkpoint of step 3, and saves at 8."""
     workers = (worker(0, 0, 1, 4, checkpoints=((3, 3.5),), woken=True, **fields), worker(0, 1, 1, 4, ended=None))
-    samples = tuple((step, 0, 2 * step + rank) for step in range(4, 9) for rank in (0, 1))
-    rest = worker(1, 0, 4, 8, samples=samples, checkpoints=((8, 108.5),))
+    rest = alone(4, 8, checkpoints=((8, 108.5),))
     return after_notice(workers=(*workers, rest), happened=(Happened(pause(step=4), "node0", 4.1, 0),))
 
 

@@ -51,7 +51,6 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "no folder": (lambda: ElasticExecutor("/proc/none", 1, 1).submit(print), "cannot be made"),
     "min above max": (lambda: ElasticExecutor("runs", 4, 2), "lower the least or raise the most"),
-    "no node": (lambda: ElasticExecutor("runs", 0, 2), "no number of nodes"),
     "half a node": (lambda: ElasticExecutor("runs", 1, 2.5), "no number of nodes"),  # type: ignore[arg-type]
     "nodes twice": (lambda: _executor(slurm_nodes=3), "given twice"),
     "shape": (lambda: ElasticExecutor("runs", shape="ring"), "neither allocation .* nor array"),  # type: ignore[arg-type]

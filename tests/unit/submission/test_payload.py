@@ -32,13 +32,12 @@ def test_module_beside_the_script(function: Callable[[], None], tmp_path: Path) 
         require_importable(function)
 
 
-def test_from_its_directory(function: Callable[[], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_from_path_or_directory(function: Callable[[], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as found:
+        found.setattr(sys, "path", [*sys.path, str(tmp_path / "scripts")])
+        require_importable(function)
+    # As it is in the current directory.
     monkeypatch.chdir(tmp_path / "scripts")
-    require_importable(function)
-
-
-def test_from_the_path(function: Callable[[], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path / "scripts")])
     require_importable(function)
 
 

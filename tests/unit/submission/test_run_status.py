@@ -22,10 +22,6 @@ def _round(run_dir: RunDir, number: int, *agents: str) -> None:
     run_dir.claim_round(number, json.dumps({"world_size": 2 * len(agents), "places": places}).encode())
 
 
-def test_nothing_has_happened(tmp_path: Path) -> None:
-    assert read_status(RunDir.for_run(tmp_path / "none", "7")) == RunStatus()
-
-
 def test_newest_round_and_end(run_dir: RunDir) -> None:
     _round(run_dir, 0, "n1/7.0/10", "n2/7.0/11")
     assert read_status(run_dir) == RunStatus(world_size=4)
@@ -67,10 +63,7 @@ def test_log_of_the_last_round_that_has_one(run_dir: RunDir) -> None:
     [("0,1,2,3", 2, 1, "2,3"), ("0,1,2", 2, 0, "0"), ("0", 2, 1, "0"), ("", 2, 0, "")],
 )
 def test_agents_of_one_machine_share_its_devices(devices: str, agents: int, index: int, share: str) -> None:
-    environ = {
-        "CUDA_VISIBLE_DEVICES": devices,
-        "SUBMITIT_LOCAL_NTASKS": str(agents),
-        "SUBMITIT_LOCAL_GLOBALID": str(index),
-    }
+    environ = {"SUBMITIT_LOCAL_NTASKS": str(agents), "SUBMITIT_LOCAL_GLOBALID": str(index)}
+    environ["CUDA_VISIBLE_DEVICES"] = devices
     share_devices(environ)
     assert environ["CUDA_VISIBLE_DEVICES"] == share

@@ -12,6 +12,7 @@ from slurm_elastic.slurm import SlurmJob
 from slurm_elastic.submission.sbatch import Started, read_start
 
 JOB = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_NODEID": "0", "SLURMD_NODENAME": "n1"}
+SETTINGS = {"PET_RDZV_CONF": "heartbeat_limit=5", "SLURM_ELASTIC_ETCD_CREDENTIALS": "/c"}
 STEP = {**JOB, "SLURM_STEP_ID": "0", "SLURM_STEP_NODELIST": "n[1-2]"}
 
 
@@ -27,12 +28,8 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     program.chmod(0o755)
     for name in [name for name in os.environ if name.startswith(("PET_", "SLURM"))]:
         monkeypatch.delenv(name)
-    settings = {
-        "PET_RDZV_CONF": "heartbeat_limit=5",
-        "SLURM_ELASTIC_ETCD_CREDENTIALS": "/c",
-        "SLURM_ELASTIC_VERDICT": "1",
-    }
-    for name, value in {**settings, **JOB, "SLURM_SUBMIT_DIR": str(tmp_path), "PATH": f"{program.parent}:/bin"}.items():
+    place = {"SLURM_SUBMIT_DIR": str(tmp_path), "PATH": f"{program.parent}:/bin"}
+    for name, value in {**SETTINGS, **JOB, **place, "SLURM_ELASTIC_VERDICT": "1"}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.chdir(tmp_path)
     return tmp_path / "calls"
@@ -54,7 +51,7 @@ def test_the_batch_script_keeps_how_its_run_was_started_once(tmp_path: Path, slu
         {"partition": "low", "cpus-per-task": "1"},
         tuple(arguments),
         str(tmp_path),
-        {"PET_RDZV_CONF": "heartbeat_limit=5", "SLURM_ELASTIC_ETCD_CREDENTIALS": "/c"},
+        SETTINGS,
         "train.py",
         "d74ff0ee8da3b9806b18c877dbf29bbde50b5bd8e4dad7a3a725000feb82e8f1",
     )
@@ -68,7 +65,6 @@ def test_the_batch_script_keeps_how_its_run_was_started_once(tmp_path: Path, slu
 def test_a_record_that_this_run_has_not_written_does_not_count(tmp_path: Path) -> None:
     run_dir = RunDir.for_run(tmp_path, "7").open()
     run_dir.secret()
-    (run_dir.path / "command.json").write_text(
-        json.dumps({"script": "", "options": {}, "arguments": [], "directory": ""})
-    )
+    record = {"script": "", "options": {}, "arguments": [], "directory": ""}
+    (run_dir.path / "command.json").write_text(json.dumps(record))
     assert read_start(run_dir) is None

@@ -8,7 +8,6 @@ import pytest
 from slurm_elastic.cli import main
 from slurm_elastic.cli.commands.agent import agent_parser
 from slurm_elastic.cli.commands.submit import _options
-from slurm_elastic.errors import UsageError
 from slurm_elastic.submission.batch_script import LONG_NAMES
 from slurm_elastic.submission.submit_options import _SBATCH_SWITCHES, CommandLine, read_command_line
 
@@ -41,11 +40,6 @@ def test_no_option_belongs_to_both() -> None:
     assert not OPTIONS & of_sbatch
 
 
-def test_value_is_missing() -> None:
-    with pytest.raises(UsageError, match="--partition lacks its value"):
-        _read("--partition")
-
-
 MISTAKES = {
     "--nodes 4:2 train.py": "at least 4 nodes and at most 2",
     "--nodes two train.py": "neither a number nor MIN:MAX",
@@ -60,15 +54,19 @@ MISTAKES = {
 }
 
 
-@pytest.mark.parametrize("text", MISTAKES)
-def test_mistake_is_one_line(
-    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.fixture(autouse=True)
+def _sbatch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An sbatch that keeps what is submitted, and a script."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    (tmp_path / "sbatch").write_text("#!/bin/sh\ntouch submitted\n")
+    monkeypatch.delenv("SLURM_ELASTIC_TEMPLATE", raising=False)
+    (tmp_path / "sbatch").write_text("#!/bin/sh\ncat >submitted\necho '12;cluster'\n")
     (tmp_path / "sbatch").chmod(0o755)
     (tmp_path / "train.py").touch()
+
+
+@pytest.mark.parametrize("text", MISTAKES)
+def test_mistake_is_one_line(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["submit", *text.split()]) == 2
     printed = capsys.readouterr()
     assert printed.out == ""
@@ -77,15 +75,7 @@ def test_mistake_is_one_line(
     assert not (tmp_path / "submitted").exists()
 
 
-def test_submitted_script_is_the_one_of_the_dry_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    monkeypatch.delenv("SLURM_ELASTIC_TEMPLATE", raising=False)
-    (tmp_path / "sbatch").write_text("#!/bin/sh\ncat >submitted\necho '12;cluster'\n")
-    (tmp_path / "sbatch").chmod(0o755)
-    (tmp_path / "train.py").touch()
+def test_submitted_script_is_the_one_of_the_dry_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--nodes=2:4", "--job-name", "digits", "train.py", "--lr", "1 2"]
 
     assert main(["submit", "--dry-run", *words]) == 0

@@ -36,22 +36,17 @@ def template(request: pytest.FixtureRequest) -> Path:
     return path
 
 
-def test_every_sbatch_line_is_explained(template: Path) -> None:
-    lines = template.read_text().splitlines()
+def test_every_sbatch_line_is_explained_and_read_and_asks_for_no_number_of_tasks(template: Path) -> None:
+    text = template.read_text()
+    lines = text.splitlines()
     for before, line in itertools.pairwise(lines):
         if line.startswith("#SBATCH"):
             assert re.match(r"# \w", before), f"{line} lacks a comment"
-
-
-def test_no_sbatch_line_comes_after_the_first_command(template: Path) -> None:
+            # Slurm gives no more nodes than tasks, and of --nodes=2-8 with --ntasks-per-node=1 sbatch makes two tasks.
+            assert "--ntasks" not in line
     # sbatch stops reading at the first line that is neither comment nor blank (sbatch(1)).
-    body = re.split(r"^(?!#|\s*$)", template.read_text(), maxsplit=1, flags=re.MULTILINE)[1]
+    body = re.split(r"^(?!#|\s*$)", text, maxsplit=1, flags=re.MULTILINE)[1]
     assert "#SBATCH" not in body
-
-
-def test_no_number_of_tasks_is_asked_for(template: Path) -> None:
-    # Slurm gives no more nodes than tasks, and of --nodes=2-8 with --ntasks-per-node=1 sbatch makes two tasks.
-    assert not re.search(r"^#SBATCH .*--ntasks", template.read_text(), flags=re.MULTILINE)
 
 
 def test_names_and_texts() -> None:
@@ -101,6 +96,20 @@ class Job:
             start_new_session=True,
         )
 
+    def adapted(self, empty: str, filled: str) -> Path:
+        """A copy of the script with a line of its site block filled in."""
+        text = self.script.read_text()
+        assert text.count(f"\n{empty}\n") == 1
+        script = self.directory / "elastic.sbatch"
+        script.write_text(text.replace(f"\n{empty}\n", f"\n{filled}\n"))
+        return script
+
+    def environment(self, *arguments: str, **more: str) -> dict[str, str]:
+        """Run the script, and return what srun finds in its environment."""
+        self.stand_in("srun", "env >seen; exit 0")
+        assert self.run(*arguments, more=more) == (0, "")
+        return dict(line.split("=", 1) for line in (self.directory / "seen").read_text().splitlines())
+
     def run(self, *arguments: str, script: Path | None = None, more: dict[str, str] | None = None) -> tuple[int, str]:
         with self.start(*arguments, script=script, more=more) as process:
             try:
@@ -139,18 +148,8 @@ def make_job(base: Path, template: Path) -> Job:
     return job
 
 
-SRUN = [
-    "srun",
-    "--nodes=3",
-    "--ntasks=3",
-    "--ntasks-per-node=1",
-    "--no-kill",
-    "--kill-on-bad-exit=0",
-    "--wait=0",
-    "--cpu-bind=none",
-    "--gpu-bind=none",
-    "--export=ALL",
-]
+SRUN = ["srun", "--nodes=3", "--ntasks=3", "--ntasks-per-node=1", "--no-kill", "--kill-on-bad-exit=0", "--wait=0"]
+SRUN += ["--cpu-bind=none", "--gpu-bind=none", "--export=ALL"]
 
 
 def test_arguments_reach_the_agents_unchanged(job: Job) -> None:
@@ -161,10 +160,7 @@ def test_arguments_reach_the_agents_unchanged(job: Job) -> None:
 
 
 def test_the_site_block_may_give_srun_options(job: Job) -> None:
-    text = job.script.read_text()
-    assert text.count("\nsrun_options=()\n") == 1
-    script = job.directory / "elastic.sbatch"
-    script.write_text(text.replace("\nsrun_options=()\n", '\nsrun_options=(--container-image="my image")\n'))
+    script = job.adapted("srun_options=()", 'srun_options=(--container-image="my image")')
     job.stand_in("srun", "exit 3")
     (job.bin / "slurm-elastic").unlink()
     assert job.run("train.py", script=script) == (3, "")
@@ -200,11 +196,7 @@ CONTAINERS = {
 def test_the_site_block_may_name_an_image(job: Job, name: str) -> None:
     line, options, command = CONTAINERS[name]
     assert f"\n{line}\n" in (Path(__file__).parents[3] / "docs/howto/containers.md").read_text()
-    text = job.script.read_text()
-    empty = f"\n{line.partition('(')[0]}()\n"
-    assert text.count(empty) == 1
-    script = job.directory / "elastic.sbatch"
-    script.write_text(text.replace(empty, f"\n{line}\n"))
+    script = job.adapted(f"{line.partition('(')[0]}()", line)
     job.stand_in("slurm-elastic", 'echo "slurm-elastic 9.9"')
     job.stand_in("srun", 'echo "$SLURM_ELASTIC_BATCH_VERSION" >&2')
 
@@ -299,20 +291,13 @@ def test_nothing_of_an_outer_job_or_run_reaches_srun(job: Job) -> None:
     names = {text.upper() for text in ("rank", "world_size", "master_port", "srun_debug", "pet_max_restarts")}
     names |= {"TORCHELASTIC_TIMER_FILE", "SLURM_STEP_NODELIST", "SLURM_STEPID", "SLURM_SRUN_COMM_PORT"}
     names |= set(WORKER_VARIABLES)
-    options = {
-        "SLURM_MEM_PER_CPU",
-        "SLURM_GPUS_PER_TASK",
-        "SLURM_NTASKS_PER_NODE",
-        "SLURM_CPUS_PER_TASK",
-        "SLURM_EXACT",
-    }
+    options = {"SLURM_EXACT"}
+    options |= {f"SLURM_{name}" for name in ("MEM_PER_CPU", "GPUS_PER_TASK", "NTASKS_PER_NODE", "CPUS_PER_TASK")}
     kept = {"SLURM_ELASTIC_ETCD_PASSWORD": "a", "SLURM_STEPMGR": "n1", "SLURM_JOB_ID": "7"}
     polluted = {**dict.fromkeys(names | options, "outer"), **kept}
     assert foreign_variables(polluted, Reader.BATCH) == names
     record(job, "JobId=7 JobName=x Restarts=0 BatchFlag=1")
-    job.stand_in("srun", "env >seen; exit 0")
-    assert job.run("train.py", more={**polluted, "SLURM_RESTART_COUNT": "2", "SLURM_HET_SIZE": "2"}) == (0, "")
-    seen = dict(line.split("=", 1) for line in (job.directory / "seen").read_text().splitlines())
+    seen = job.environment("train.py", **polluted, SLURM_RESTART_COUNT="2", SLURM_HET_SIZE="2")
     assert not seen.keys() & (names | options)
     assert not seen.keys() & {"SLURM_RESTART_COUNT", "SLURM_HET_SIZE", "SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID"}
     assert kept.items() <= seen.items()
@@ -320,11 +305,8 @@ def test_nothing_of_an_outer_job_or_run_reaches_srun(job: Job) -> None:
 
 def test_what_is_the_jobs_own_reaches_srun(job: Job) -> None:
     record(job, "JobId=7 ArrayJobId=5 HetJobId=7 Restarts=2 BatchFlag=1")
-    job.stand_in("srun", "env >seen; exit 0")
     own = {"SLURM_RESTART_COUNT": "2", "SLURM_HET_SIZE": "2", "PET_MAX_RESTARTS": "1"}
-    assert job.run("train.py", more=own) == (0, "")
-    seen = dict(line.split("=", 1) for line in (job.directory / "seen").read_text().splitlines())
-    assert {**own, "SLURM_ARRAY_JOB_ID": "5"}.items() <= seen.items()
+    assert {**own, "SLURM_ARRAY_JOB_ID": "5"}.items() <= job.environment("train.py", **own).items()
 
 
 @pytest.mark.parametrize(
@@ -368,10 +350,7 @@ def test_srun_does_not_ignore_what_the_script_ignores(job: Job) -> None:
 
 def test_the_coordinator_job_passes_its_options_and_the_job_of_the_run_on(store_job: Job) -> None:
     store_job.stand_in("slurm-elastic", "exit 75")
-    text = store_job.script.read_text()
-    assert text.count("\ncoordinator_options=()\n") == 1
-    script = store_job.directory / "adapted.sbatch"
-    script.write_text(text.replace("\ncoordinator_options=()\n", "\ncoordinator_options=(--interface ib0)\n"))
+    script = store_job.adapted("coordinator_options=()", "coordinator_options=(--interface ib0)")
     arguments = ["--nnodes=2:8", "--submit", "--array=0-7", "array.sbatch", "--text", "a  b", "$HOME"]
     assert store_job.run(*arguments, script=script) == (75, "")
     assert store_job.calls() == [["slurm-elastic", "coordinator", "--interface", "ib0", *arguments]]

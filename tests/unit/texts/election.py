@@ -16,17 +16,7 @@ from slurm_elastic.rendezvous.membership.agents import LeaveReason
 from slurm_elastic.rendezvous.membership.events import Connected, Outcome
 from slurm_elastic.rendezvous.records.api import Situation
 from slurm_elastic.rendezvous.transport.messages import Endpoint, Heartbeat, LeaderMessage
-from tests.unit.rendezvous.helpers.election import (
-    CANDIDATE,
-    OWN,
-    PLACED,
-    PUBLISHED,
-    RECORDED,
-    TOLD,
-    Play,
-    Result,
-    role,
-)
+from tests.unit.rendezvous.helpers.election import CANDIDATE, OWN, PLACED, PUBLISHED, RECORDED, TOLD, Play, Result, role
 from tests.unit.texts import cases, follower, term
 
 
