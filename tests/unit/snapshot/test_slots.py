@@ -42,18 +42,6 @@ def test_tensors_are_aligned(offset: int, expected: int) -> None:
     assert round_up(offset) == expected
 
 
-def test_a_copy_that_fails_leaves_nothing() -> None:
-    fields = [0] * FIELDS
-    fill_slot(fields, WRITTEN, lambda: None)
-
-    def fails() -> None:
-        raise OSError("no memory")
-
-    with pytest.raises(OSError, match="no memory"):
-        fill_slot(fields, WRITTEN, fails)
-    assert contents_of(fields, WRITTEN.size) is None
-
-
 def test_a_slot_that_is_read_is_marked_and_keeps_what_it_holds() -> None:
     slot = Slot.make()
     slot.grow(WRITTEN.size)
