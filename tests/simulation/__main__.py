@@ -19,11 +19,9 @@ import sys
 import time
 
 from tests.simulation import mutation_table
-from tests.simulation.schedules import play_all
+from tests.simulation.schedules import PER_SCRIPT, play_all
 
 SHARES = {"strikes": 0.38, "failures": 0.02, "leaders": 0.2, "membership": 0.3, "stop": 0.1}
-PER_SCRIPT = 460
-"""Schedules that a seed of "strikes" or "failures" is good for, on average."""
 
 
 def main() -> int:
@@ -44,7 +42,7 @@ def main() -> int:
     if arguments.schedules < 1 or arguments.first < 0:
         parser.error("--schedules has to be at least 1, and --first at least 0")
     if arguments.mutations is not None:
-        known = mutation_table.mistakes()
+        known = mutation_table.MUTATIONS
         unknown = [name for name in arguments.mutations if name not in known]
         if unknown:
             parser.error(f"no mistake is called {unknown[0]!r}; there are {', '.join(known)}")

@@ -11,14 +11,14 @@ from slurm_elastic.rendezvous.election.follower import Follower
 from slurm_elastic.rendezvous.membership.agents import STEPPED, AgentInfo, LeaveReason, WorkerFailure
 from slurm_elastic.rendezvous.membership.events import Ended, Held, Holding, Interrupted, Ponged, Probed, Stopping
 from tests.simulation.network import Connection, Hello, Place, Welcome
-from tests.simulation.process import Process
+from tests.simulation.process import HeardProcess
 from tests.simulation.workers import UNUSABLE, Workers
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
 
 
-class SimulatedAgent(Process):
+class SimulatedAgent(HeardProcess):
     """One agent's process, its workers and its link.
 
     Attributes:
@@ -68,7 +68,7 @@ class SimulatedAgent(Process):
 
     def receive(self, connection: Connection, message: object) -> None:
         """Take what came over a connection; None when it has ended."""
-        self._do(self._read, (connection, message))
+        self.do(self._read, connection, message)
 
     def last_beat(self, connection: Connection) -> float:
         """When the last sign of life was sent over this connection."""

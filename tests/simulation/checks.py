@@ -8,31 +8,10 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from slurm_elastic.rendezvous.membership import events
 from slurm_elastic.rendezvous.membership.advance import next_deadline
 from slurm_elastic.rendezvous.membership.agents import Reason, Status
 from slurm_elastic.rendezvous.membership.assignment import Table
-from slurm_elastic.rendezvous.membership.events import (
-    Connected,
-    Decision,
-    Disconnected,
-    Drop,
-    Event,
-    Finish,
-    Finished,
-    Gone,
-    Held,
-    Interrupt,
-    Joined,
-    Leaving,
-    Left,
-    NodesDown,
-    Outcome,
-    Publish,
-    Retire,
-    Send,
-    Stopping,
-    Tick,
-)
 from slurm_elastic.rendezvous.membership.state import Phase, State
 from tests.simulation.tables import check_table, largest, usable
 from tests.simulation.violation import Violation, require
@@ -142,7 +121,9 @@ class Checks:
         if not agent.ever_hung:
             require(agent.workers is None, "who has to go is gone in time", agent.name)
 
-    def _check_planned(self, before: State, event: Event, decisions: tuple[Decision, ...], end: Interrupt) -> None:
+    def _check_planned(
+        self, before: State, event: events.Event, decisions: tuple[events.Decision, ...], end: events.Interrupt
+    ) -> None:
         """A round that was about to end as planned has ended: as planned, or for a reason."""
         planned, now = before.planned_stop, self._world.now
         if planned is None:
@@ -161,10 +142,10 @@ class Checks:
             return
         late = planned.deadline is not None and now >= planned.deadline
         unanswered = planned.stop is None and now >= planned.since + before.heartbeat_limit
-        away = any(isinstance(decision, Drop | Retire) for decision in decisions)
-        told = isinstance(event, Held) and event.step is None
-        alone = isinstance(event, Joined) and planned.stop is None
-        explained = isinstance(event, Leaving) and before.inquest is not None
+        away = any(isinstance(decision, events.Drop | events.Retire) for decision in decisions)
+        told = isinstance(event, events.Held) and event.step is None
+        alone = isinstance(event, events.Joined) and planned.stop is None
+        explained = isinstance(event, events.Leaving) and before.inquest is not None
         charged = end.message.reason is Reason.WORKER_FAILED
         require(
             late or unanswered or away or told or alone or explained or charged,
@@ -174,22 +155,24 @@ class Checks:
 
     # Steps of the leader.
 
-    def after_step(self, before: State, event: Event, after: State, decisions: tuple[Decision, ...]) -> None:
+    def after_step(
+        self, before: State, event: events.Event, after: State, decisions: tuple[events.Decision, ...]
+    ) -> None:
         """The machine has processed one event."""
         if self._world.transcript is not None:
             self._tell(event, decisions)
         self._follow(event)
         self._check_books(after)
         for decision in decisions:
-            if isinstance(decision, Drop | Retire):
+            if isinstance(decision, events.Drop | events.Retire):
                 self._check_loss(after, event, decision)
-                if isinstance(decision, Drop) or not isinstance(event, Leaving | Left):
+                if isinstance(decision, events.Drop) or not isinstance(event, events.Leaving | events.Left):
                     self._given_up.add(decision.agent)
-            elif isinstance(decision, Publish):
+            elif isinstance(decision, events.Publish):
                 self._check_publish(after, decision.table)
-            elif isinstance(decision, Finish) and before.finish is None:
+            elif isinstance(decision, events.Finish) and before.finish is None:
                 self._check_finish(before, after, decision)
-            elif isinstance(decision, Interrupt):
+            elif isinstance(decision, events.Interrupt):
                 over = decision.message
                 self._over.add(over.round)
                 if decision.unusable is not None:
@@ -198,7 +181,7 @@ class Checks:
                     self._check_planned(before, event, decisions, decision)
                 if over.reason in (Reason.NODE_LOST, Reason.NODE_LEFT) and after.phase is not before.phase:
                     self._check_cause(before, event, decisions)
-            elif isinstance(decision, Send) and isinstance(stopping := decision.message, Stopping):
+            elif isinstance(decision, events.Send) and isinstance(stopping := decision.message, events.Stopping):
                 stop = self._stops.setdefault(stopping.round, stopping.step)
                 require(stop == stopping.step, "all stop at one step", decision)
         if (
@@ -214,19 +197,19 @@ class Checks:
         if after.restarts != before.restarts or before.inquest is not None or after.inquest is not None:
             self._check_blame(before, after, decisions)
         elif decisions:
-            ended = [decision.message for decision in decisions if isinstance(decision, Interrupt)]
+            ended = [decision.message for decision in decisions if isinstance(decision, events.Interrupt)]
             wrong = [end for end in ended if end.reason is Reason.WORKER_FAILED and end.detail != "this round is over"]
             require(not wrong, "a worker failure is charged or explained", wrong)
         # A round may close in the step in which the failure of the one before is charged.
         require(after.last_failure == self._last_failure, "the last failure is on record", after.last_failure)
         if after.phase is Phase.FORMING:
             self._check_no_needless_wait(after)
-        if isinstance(event, Tick):
+        if isinstance(event, events.Tick):
             require(next_deadline(after) > self._world.now, "what is due is done", after)
 
-    def _follow(self, event: Event) -> None:
+    def _follow(self, event: events.Event) -> None:
         match event:
-            case Joined(candidate, attempt):
+            case events.Joined(candidate, attempt):
                 name = candidate.agent
                 self._heard_of[candidate.cohort] += name not in self._attempts
                 self._attempts[name] = max(attempt, self._attempts.get(name, 0))
@@ -234,24 +217,24 @@ class Checks:
                 self._coming.discard(name)
                 # Said before it ended, and it came late: the leader has to find out once more.
                 self._ended.discard(name)
-            case Connected(agent):
+            case events.Connected(agent):
                 self._connected.add(agent)
                 self._coming.discard(agent)
                 if event.coming and agent not in self._attempts:
                     self._coming.add(agent)
-            case Disconnected(agent):
+            case events.Disconnected(agent):
                 self._connected.discard(agent)
                 self._coming.discard(agent)
-            case Finished(agent, round_) if self._latest is not None and round_ == self._latest.round:
+            case events.Finished(agent, round_) if self._latest is not None and round_ == self._latest.round:
                 self._finished.add(agent)
-            case Leaving(agent):
+            case events.Leaving(agent):
                 self._leaving.add(agent)
-            case Left(agent):
+            case events.Left(agent):
                 self._leaving.add(agent)
                 self._left.add(agent)
-            case NodesDown(down):
+            case events.NodesDown(down):
                 self._known_nodes |= down
-            case Gone(agents):
+            case events.Gone(agents):
                 self._ended.update(agents)
 
     def _check_books(self, state: State) -> None:
@@ -292,19 +275,19 @@ class Checks:
         self._latest = self.tables[table.round] = table
         self._finished.clear()
 
-    def _check_loss(self, state: State, event: Event, decision: Drop | Retire) -> None:
+    def _check_loss(self, state: State, event: events.Event, decision: events.Drop | events.Retire) -> None:
         agent = self._world.agents[decision.agent]
-        if isinstance(event, Leaving | Left):
+        if isinstance(event, events.Leaving | events.Left):
             require(agent.leaving or agent.done is not None, "nobody who is well is given up", decision)
         elif agent.name in self._connected and agent.alive:
             silence = self._world.now - agent.well_since()
             require(silence < state.settings.heartbeat_limit, "nobody who is well is given up", decision)
 
-    def _check_cause(self, before: State, event: Event, decisions: tuple[Decision, ...]) -> None:
-        gone = {decision.agent for decision in decisions if isinstance(decision, Drop | Retire)}
+    def _check_cause(self, before: State, event: events.Event, decisions: tuple[events.Decision, ...]) -> None:
+        gone = {decision.agent for decision in decisions if isinstance(decision, events.Drop | events.Retire)}
         if before.planned_stop is not None and not gone:
             return
-        if isinstance(event, Leaving | Left):
+        if isinstance(event, events.Leaving | events.Left):
             gone.add(event.agent)
         require(gone - self._finished, "who has finished is not missed", gone)
 
@@ -315,9 +298,11 @@ class Checks:
                     "one group trains", f"round {round_} begins while {agent.name} has workers of {agent.workers}"
                 )
 
-    def _check_blame(self, before: State, after: State, decisions: tuple[Decision, ...]) -> None:
+    def _check_blame(self, before: State, after: State, decisions: tuple[events.Decision, ...]) -> None:
         judged = [
-            d for d in decisions if isinstance(d, Interrupt) and d.message.reason is Reason.WORKER_FAILED and d.agents
+            d
+            for d in decisions
+            if isinstance(d, events.Interrupt) and d.message.reason is Reason.WORKER_FAILED and d.agents
         ]
         over = [d for d in judged if d.message.detail != "this round is over" and d.unusable is None]
         if after.restarts == before.restarts:
@@ -406,27 +391,27 @@ class Checks:
         gone = self._ended | (self._leaving if here else self._left)
         return 2 * len(here) >= len(members - gone)
 
-    def _check_finish(self, before: State, after: State, finish: Finish) -> None:
+    def _check_finish(self, before: State, after: State, finish: events.Finish) -> None:
         settings, table = after.settings, self._latest
         match finish.message.outcome:
-            case Outcome.SUCCEEDED:
+            case events.Outcome.SUCCEEDED:
                 assert table is not None
                 unfinished = [
                     place.agent for place in table.places if self._world.agents[place.agent].done != table.round
                 ]
                 require(not unfinished, "a run succeeds when all have finished", unfinished)
-            case Outcome.FAILED:
+            case events.Outcome.FAILED:
                 used_up = before.restarts == settings.max_restarts
                 require(used_up or self._is_repeated(before), "a run fails when restarts are used up", before.restarts)
                 self._check_charge(before)
-            case Outcome.TIMED_OUT:
+            case events.Outcome.TIMED_OUT:
                 waited = self._world.now - before.forming_since
                 require(waited >= settings.join_timeout - 1e-6, "a run is given up late", waited)
-            case Outcome.CLOSED:
+            case events.Outcome.CLOSED:
                 pass
 
-    def _tell(self, event: Event, decisions: tuple[Decision, ...]) -> None:
-        if not isinstance(event, Tick) and type(event).__name__ != "SignsOfLife":
+    def _tell(self, event: events.Event, decisions: tuple[events.Decision, ...]) -> None:
+        if not isinstance(event, events.Tick) and type(event).__name__ != "SignsOfLife":
             self._world.tell("leader", f"hears {event}")
         for decision in decisions:
             self._world.tell("leader", f"  decides {decision}")

@@ -9,31 +9,13 @@ from slurm_elastic.errors import UsageError
 from slurm_elastic.rendezvous.membership.agents import LeaveReason
 from slurm_elastic.rendezvous.membership.config import Settings
 from slurm_elastic.rendezvous.options import RendezvousOptions
-from tests.simulation.faults import (
-    CALM,
-    NORMAL,
-    WILD,
-    Action,
-    Arrive,
-    Break,
-    Close,
-    Complete,
-    Cut,
-    Die,
-    Fail,
-    Hang,
-    Leave,
-    Schedule,
-    SlowLedger,
-    SlurmSays,
-    StallLeader,
-)
+from tests.simulation import faults
 
 FAULTS_UNTIL = 6.0
 """Seconds."""
 
 
-def draw(seed: int) -> Schedule:
+def draw(seed: int) -> faults.Schedule:
     """Draw a schedule; the same seed gives the same one."""
     rng = random.Random(seed)
     nodes = rng.randint(1, 8)
@@ -57,7 +39,7 @@ def draw(seed: int) -> Schedule:
     settings = _draw_valid_nodes(seed, settings)
     arrivals = _draw_preparations(seed, _draw_arrivals(rng, names, allocation), allocation=allocation)
     settings, arrivals = _draw_domains(seed, settings, arrivals)
-    actions: list[Action] = list(arrivals)
+    actions: list[faults.Action] = list(arrivals)
     at = rng.uniform(0.0, FAULTS_UNTIL)
     for _ in range(rng.choice((0, 1, 2, 3, 5, 8, 12))):
         # Half of what goes wrong does so while something else is being dealt with.
@@ -66,10 +48,10 @@ def draw(seed: int) -> Schedule:
     if rng.random() < 0.15:
         done = at + rng.uniform(0.0, 2.0)
         actions += [
-            Complete(done + rng.expovariate(5.0), arrival.agent, goes=rng.random() < 0.3) for arrival in arrivals
+            faults.Complete(done + rng.expovariate(5.0), arrival.agent, goes=rng.random() < 0.3) for arrival in arrivals
         ]
-    noise = rng.choice((CALM, NORMAL, NORMAL, WILD))
-    return Schedule(seed, settings, noise, tuple(sorted(actions, key=lambda action: action.at)))
+    noise = rng.choice((faults.CALM, faults.NORMAL, faults.NORMAL, faults.WILD))
+    return faults.Schedule(seed, settings, noise, tuple(sorted(actions, key=lambda action: action.at)))
 
 
 def _draw_valid_nodes(seed: int, settings: Settings) -> Settings:
@@ -87,7 +69,7 @@ def _draw_valid_nodes(seed: int, settings: Settings) -> Settings:
     return replace(settings, min_nodes=least, max_nodes=most, valid_nodes=options.valid_nodes)
 
 
-def _draw_domains(seed: int, settings: Settings, arrivals: list[Arrive]) -> tuple[Settings, list[Arrive]]:
+def _draw_domains(seed: int, settings: Settings, arrivals: list[faults.Arrive]) -> tuple[Settings, list[faults.Arrive]]:
     """A third of the runs have nodes in several failure domains, half of those train in whole segments of them."""
     rng = random.Random(f"domains {seed}")
     if rng.random() > 0.33:
@@ -105,27 +87,27 @@ def _draw_domains(seed: int, settings: Settings, arrivals: list[Arrive]) -> tupl
     return replace(settings, **sizes, segment=options.segment), arrivals
 
 
-def draw_planned(seed: int) -> Schedule:
+def draw_planned(seed: int) -> faults.Schedule:
     """Draw a schedule of leaves with enough time, and of nodes that come; nothing goes wrong."""
     rng = random.Random(seed)
     names = [f"node{number}" for number in range(1, rng.randint(2, 8))]
     settings = Settings(min_nodes=1, max_nodes=len(names), leave_margin=1.0)
-    actions: list[Action] = []
+    actions: list[faults.Action] = []
     for name in names:
         at = rng.choice((rng.uniform(0.0, 0.05), rng.uniform(0.0, 6.0)))
         for life in range(rng.randint(1, 3)):
-            actions.append(Arrive(at, f"{name}/{life}", node=name))
+            actions.append(faults.Arrive(at, f"{name}/{life}", node=name))
             at += rng.choice((2.0, rng.uniform(0.0, 3.0)))
-            actions.append(Leave(at, f"{name}/{life}", rng.uniform(4.0, 8.0)))
+            actions.append(faults.Leave(at, f"{name}/{life}", rng.uniform(4.0, 8.0)))
             at += rng.uniform(0.0, 2.0)
     if rng.random() < 0.8:
         # Else all go at last.
-        actions.append(Arrive(rng.uniform(0.0, 1.0), "node9/0", node="node9"))
-    noise = rng.choice((CALM, NORMAL))
-    return Schedule(seed, settings, noise, tuple(sorted(actions, key=lambda action: action.at)))
+        actions.append(faults.Arrive(rng.uniform(0.0, 1.0), "node9/0", node="node9"))
+    noise = rng.choice((faults.CALM, faults.NORMAL))
+    return faults.Schedule(seed, settings, noise, tuple(sorted(actions, key=lambda action: action.at)))
 
 
-def draw_sizes(seed: int) -> Schedule:
+def draw_sizes(seed: int) -> faults.Schedule:
     """Draw a schedule of nodes that come and go, with a script that can use some numbers of nodes only.
 
     It can use the number that begins. No restart is left, unless workers fail by themselves, too.
@@ -147,7 +129,7 @@ def draw_sizes(seed: int) -> Schedule:
     )
     part = rng.choice((1.0, 1.0, 0.7, 0.0))
     arrivals = [
-        Arrive(
+        faults.Arrive(
             rng.uniform(0.0, 0.05) if index < first else rng.uniform(3.0, 8.0),
             f"{name}/1",
             node=name,
@@ -156,25 +138,29 @@ def draw_sizes(seed: int) -> Schedule:
         )
         for index, name in enumerate(names)
     ]
-    actions: list[Action] = list(arrivals)
+    actions: list[faults.Action] = list(arrivals)
     for arrival in rng.sample(arrivals, rng.randint(0, nodes - 1)):
         # Later than the first step of the first round.
         at = max(arrival.at, 3.0) + rng.uniform(0.0, 6.0)
-        went = Die(at, arrival.agent) if rng.random() < 0.5 else Leave(at, arrival.agent, rng.uniform(2.0, 6.0))
+        went = (
+            faults.Die(at, arrival.agent)
+            if rng.random() < 0.5
+            else faults.Leave(at, arrival.agent, rng.uniform(2.0, 6.0))
+        )
         actions += [went, *_draw_return(rng, arrival, at)]
     if fails:
-        actions += [Fail(rng.uniform(3.0, 9.0), rng.choice(names) + "/1") for _ in range(rng.randint(1, 3))]
-    noise = rng.choice((CALM, NORMAL))
-    return Schedule(seed, settings, noise, tuple(sorted(actions, key=lambda action: action.at)), unusable)
+        actions += [faults.Fail(rng.uniform(3.0, 9.0), rng.choice(names) + "/1") for _ in range(rng.randint(1, 3))]
+    noise = rng.choice((faults.CALM, faults.NORMAL))
+    return faults.Schedule(seed, settings, noise, tuple(sorted(actions, key=lambda action: action.at)), unusable)
 
 
-def _draw_arrivals(rng: random.Random, names: list[str], allocation: bool) -> list[Arrive]:
+def _draw_arrivals(rng: random.Random, names: list[str], allocation: bool) -> list[faults.Arrive]:
     spread = rng.choice((0.01, 0.3, 5.0))
     workers = rng.choice(((1,), (4,), (1, 2, 8)))
     part = rng.choice((1.0, 1.0, 0.8, 0.0))
     roles = rng.choice((("trainer",), ("trainer",), ("trainer", "evaluator")))
     arrivals = [
-        Arrive(
+        faults.Arrive(
             at=rng.uniform(0.0, spread),
             agent=f"{name}/1",
             node=name,
@@ -195,7 +181,7 @@ def _draw_arrivals(rng: random.Random, names: list[str], allocation: bool) -> li
     return arrivals
 
 
-def _draw_preparations(seed: int, arrivals: list[Arrive], *, allocation: bool) -> list[Arrive]:
+def _draw_preparations(seed: int, arrivals: list[faults.Arrive], *, allocation: bool) -> list[faults.Arrive]:
     """How long each agent takes from its start to its first join, and which were started together."""
     rng = random.Random(f"preparations {seed}")
     longest = rng.choice((0.0, 0.0, 0.3, 2.0))
@@ -216,7 +202,7 @@ _WEIGHTS = {
 }  # fmt: skip
 
 
-def _draw_fault(rng: random.Random, at: float, arrival: Arrive, settings: Settings) -> list[Action]:
+def _draw_fault(rng: random.Random, at: float, arrival: faults.Arrive, settings: Settings) -> list[faults.Action]:
     agent = arrival.agent
     kind = rng.choices(list(_WEIGHTS), list(_WEIGHTS.values()))[0]
     limit = settings.heartbeat_limit
@@ -224,38 +210,38 @@ def _draw_fault(rng: random.Random, at: float, arrival: Arrive, settings: Settin
         case "die":
             how = rng.choice(("killed", "power", "ragged", "fading"))
             seconds = rng.uniform(0.0, 0.03) if how in ("ragged", "fading") else 0.0
-            return [Die(at, agent, seconds, how), *_draw_return(rng, arrival, at)]
+            return [faults.Die(at, agent, seconds, how), *_draw_return(rng, arrival, at)]
         case "leave":
             reason = rng.choice((LeaveReason.PREEMPTED, LeaveReason.TIME_LIMIT, LeaveReason.DRAINED))
             seconds = rng.choice((0.0, rng.uniform(0.05, 2.0), rng.uniform(2.0, 8.0)))
-            return [Leave(at, agent, seconds, reason), *_draw_return(rng, arrival, at)]
+            return [faults.Leave(at, agent, seconds, reason), *_draw_return(rng, arrival, at)]
         case "fail":
-            return [Fail(at, agent)]
+            return [faults.Fail(at, agent)]
         case "break":
-            return [Break(at, agent, noticed=rng.random() < 0.8)]
+            return [faults.Break(at, agent, noticed=rng.random() < 0.8)]
         case "cut":
             afterwards = rng.choice(("goes on", "breaks", "is replaced"))
-            return [Cut(at, agent, rng.uniform(0.1, 2 * limit), afterwards, collectives=rng.random() < 0.3)]
+            return [faults.Cut(at, agent, rng.uniform(0.1, 2 * limit), afterwards, collectives=rng.random() < 0.3)]
         case "hang":
-            return [Hang(at, agent, rng.uniform(0.1, 2 * limit))]
+            return [faults.Hang(at, agent, rng.uniform(0.1, 2 * limit))]
         case "stall":
             seconds = rng.choice((rng.uniform(0.05, 0.6), rng.uniform(0.6, 3.0), 10.0))
-            return [StallLeader(at, seconds=seconds, timer_first=rng.random() < 0.5)]
+            return [faults.StallLeader(at, seconds=seconds, timer_first=rng.random() < 0.5)]
         case "ledger":
-            return [SlowLedger(at, seconds=rng.uniform(0.1, 2.0))]
+            return [faults.SlowLedger(at, seconds=rng.uniform(0.1, 2.0))]
         case "slurm":
-            return [SlurmSays(at, agent)]
+            return [faults.SlurmSays(at, agent)]
         case "complete":
-            return [Complete(at, agent, goes=rng.random() < 0.5)]
+            return [faults.Complete(at, agent, goes=rng.random() < 0.5)]
         case _:
-            return [Close(at, agent)]
+            return [faults.Close(at, agent)]
 
 
-def _draw_return(rng: random.Random, arrival: Arrive, gone_at: float) -> list[Action]:
+def _draw_return(rng: random.Random, arrival: faults.Arrive, gone_at: float) -> list[faults.Action]:
     """Slurm starts another agent on the node that went."""
-    actions: list[Action] = []
+    actions: list[faults.Action] = []
     if rng.random() < 0.2:
-        actions.append(SlurmSays(gone_at + rng.uniform(0.0, 2.0)))
+        actions.append(faults.SlurmSays(gone_at + rng.uniform(0.0, 2.0)))
     if rng.random() < 0.5:
         again = arrival.agent.rsplit("/", 1)[0] + f"/{rng.randint(2, 999)}"
         actions.append(replace(arrival, at=gone_at + rng.uniform(0.0, 3.0), agent=again, cohort=(again, 1)))

@@ -5,23 +5,10 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING
 
-from slurm_elastic.rendezvous.membership import machine
+from slurm_elastic.rendezvous.membership import events, machine
 from slurm_elastic.rendezvous.membership.advance import next_deadline
 from slurm_elastic.rendezvous.membership.assignment import Table
 from slurm_elastic.rendezvous.membership.config import Settings
-from slurm_elastic.rendezvous.membership.events import (
-    Decision,
-    Disconnected,
-    Drop,
-    Event,
-    Finish,
-    Gone,
-    Publish,
-    Resend,
-    Send,
-    SignsOfLife,
-    Tick,
-)
 from slurm_elastic.rendezvous.membership.leader_change import missing
 from slurm_elastic.rendezvous.membership.state import State, initial_state
 from tests.simulation.network import Connection, Hello, Place, Welcome
@@ -38,7 +25,7 @@ class SimulatedLeader:
         self.state = initial_state(settings, world.now)
         self._connections: dict[str, Connection] = {}
         self._signs: dict[str, float] = {}
-        self._decisions: deque[tuple[State, Decision]] = deque()
+        self._decisions: deque[tuple[State, events.Decision]] = deque()
         self._carrying_out = False
         self._ledger_free_at = 0.0
         self._stalled = False
@@ -61,7 +48,7 @@ class SimulatedLeader:
         """Publish nothing for a while."""
         self._ledger_free_at = max(self._ledger_free_at, self.world.now + seconds)
 
-    def handle(self, event: Event) -> None:
+    def handle(self, event: events.Event) -> None:
         """Process one event."""
         before = self.state
         self.state, decisions = machine.step(before, event, self.world.now)
@@ -83,7 +70,7 @@ class SimulatedLeader:
             self._probing = True
             ended = frozenset(name for name in absent if not self.world.agents[name].alive)
             if ended:
-                self.handle(Gone(ended))
+                self.handle(events.Gone(ended))
         if self._probing:
             self.world.at(self.world.now + 0.3, self._probe)
 
@@ -106,7 +93,7 @@ class SimulatedLeader:
             return
         if message is None:
             del self._connections[name]
-            self.handle(Disconnected(name))
+            self.handle(events.Disconnected(name))
             return
         self._signs[name] = self.world.now
         self.handle(message)  # type: ignore[arg-type]
@@ -115,7 +102,7 @@ class SimulatedLeader:
         self._stalled = False
         if timer_first and self._timer_missed:
             self._timer_missed = False
-            self.handle(Tick())
+            self.handle(events.Tick())
             self._timer_missed = True
         unread, self._unread = self._unread, []
         for connection, message in unread:
@@ -143,7 +130,7 @@ class SimulatedLeader:
         self._timer = None
         self._timer_missed = False
         self.take_in_signs()
-        self.handle(Tick())
+        self.handle(events.Tick())
 
     def take_in_signs(self) -> None:
         """Let the machine know who has given a sign of life."""
@@ -153,7 +140,7 @@ class SimulatedLeader:
                 self._signs[name] = beat
         if self._signs:
             signs, self._signs = tuple(self._signs.items()), {}
-            self.handle(SignsOfLife(signs))
+            self.handle(events.SignsOfLife(signs))
 
     # Carrying out.
 
@@ -162,7 +149,7 @@ class SimulatedLeader:
             return
         while self._decisions:
             state, decision = self._decisions[0]
-            if isinstance(decision, Publish | Finish) and self.world.now < self._ledger_free_at:
+            if isinstance(decision, events.Publish | events.Finish) and self.world.now < self._ledger_free_at:
                 self._carrying_out = True
                 self.world.at(self._ledger_free_at, self._written)
                 return
@@ -173,17 +160,17 @@ class SimulatedLeader:
         self._carrying_out = False
         self._carry_out()
 
-    def _tell(self, state: State, decision: Decision) -> None:
+    def _tell(self, state: State, decision: events.Decision) -> None:
         match decision:
-            case Publish(table):
+            case events.Publish(table):
                 for place in table.places:
                     self._send_place(state, place.agent, table)
-            case Resend(agent, table):
+            case events.Resend(agent, table):
                 self._send_place(state, agent, table)
-            case Send(agents, message):
+            case events.Send(agents, message):
                 for agent in agents:
                     self._send(agent, message)
-            case Drop(agent) if agent in self._connections:
+            case events.Drop(agent) if agent in self._connections:
                 self._connections.pop(agent).close_by_leader()
             case _:
                 pass

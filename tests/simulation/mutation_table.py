@@ -10,9 +10,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.simulation import snapshots, test_snapshots
-from tests.simulation.mutations import MUTATIONS, Mutation
-from tests.simulation.violation import Violation
+from tests.simulation.snapshot_mutations import MUTATIONS
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "testing.md"
 _HEADER = ("| mistake | found in, of {schedules:,} | first by | broken promises |", "|---|---|---|---|")
@@ -41,29 +39,8 @@ class Row:
         return f"| {self.mistake} | {self.found}{'*' * self.rare} | {self.first} | {', '.join(self.promises)} |"
 
 
-def mistakes() -> dict[str, Mutation]:
-    """Return all mistakes by name: of the election, the membership, the stop step and the snapshots."""
-    # pytest has the list of those that its test plays.
-    (parameters,) = (mark for mark in test_snapshots.test_a_mistake_is_found.pytestmark if mark.name == "parametrize")  # type: ignore[attr-defined]
-    found = {}
-    for make, promise in parameters.args[1]:
-        what = "snapshots: " + make.__name__.strip("_").replace("_", " ")
-        found[make.__name__] = Mutation(what, (promise,), make, _snapshots)
-    return MUTATIONS | found
-
-
-def _snapshots(number: int) -> Violation | None:
-    try:
-        snapshots.play(number)
-    except snapshots.ViolationError as error:
-        promise, _, detail = str(error).partition(": ")
-        # Without a colon the first words are names.
-        return Violation(promise if detail else "overwritten", detail or promise)
-    return None
-
-
 def _row(name: str, schedules: int) -> Row:
-    mutation = mistakes()[name]
+    mutation = MUTATIONS[name]
     promises = Counter[str]()
     first = 0
     for number, violation in enumerate(mutation.violations(schedules), 1):
@@ -85,11 +62,21 @@ def count(names: Iterable[str], schedules: int) -> Iterator[Row]:
 
 def write(rows: Iterable[Row], schedules: int, page: Path = PAGE) -> None:
     """Put rows into the table of the page; those of other mistakes stay."""
+    before, known, behind = _taken_apart(page)
+    known |= {row.mistake: str(row) for row in rows}
+    table = [known[name] for name in MUTATIONS if name in known]
+    header = [_HEADER[0].format(schedules=schedules), _HEADER[1]]
+    page.write_text("\n".join([*before, *header, *table, *behind]) + "\n")
+
+
+def in_docs(page: Path = PAGE) -> set[str]:
+    """Return the mistakes in the table of the page."""
+    return {*_taken_apart(page)[1]}
+
+
+def _taken_apart(page: Path) -> tuple[list[str], dict[str, str], list[str]]:
     lines = page.read_text().splitlines()
     begins = next(number for number, line in enumerate(lines) if line.startswith(_START))
     ends = next(number for number in range(begins, len(lines)) if not lines[number].startswith("|"))
     known = {line.split(" | ")[0].removeprefix("| "): line for line in lines[begins + 2 : ends]}
-    known |= {row.mistake: str(row) for row in rows}
-    table = [known[each.what] for each in mistakes().values() if each.what in known]
-    header = [_HEADER[0].format(schedules=schedules), _HEADER[1]]
-    page.write_text("\n".join([*lines[:begins], *header, *table, *lines[ends:]]) + "\n")
+    return lines[:begins], known, lines[ends:]

@@ -3,7 +3,7 @@
     python3 -m tests.simulation --mutations
 
 counts in how many schedules each is found, and by which promise. The mistakes in decisions about snapshots are in
-`test_snapshots.py`.
+`snapshot_mutations.py`.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -24,25 +25,32 @@ from slurm_elastic.rendezvous.election import state as election_state
 from slurm_elastic.rendezvous.election.follower import Follower
 from slurm_elastic.rendezvous.election.term import CheckTerm, ConfirmLastRound, RecordsAction
 from slurm_elastic.rendezvous.leader.fenced_records import FencedRecords, LastRound
+from slurm_elastic.rendezvous.membership import advance, leader_change, machine, planned_stop, transitions
 from slurm_elastic.rendezvous.membership import config as quorum
-from slurm_elastic.rendezvous.membership import leader_change, machine, transitions
-from slurm_elastic.rendezvous.membership import transitions as pending_joins
-from slurm_elastic.rendezvous.membership.agents import AgentInfo
+from slurm_elastic.rendezvous.membership.agents import AgentInfo, Status
 from slurm_elastic.rendezvous.membership.assignment import Table
 from slurm_elastic.rendezvous.membership.config import Settings
-from slurm_elastic.rendezvous.membership.events import Claim, Decision, Joined, Publish, Resign, Resigned
-from slurm_elastic.rendezvous.membership.state import Phase, State
-from tests.simulation import shrink
+from slurm_elastic.rendezvous.membership.events import (
+    Claim,
+    Connected,
+    Decision,
+    Interrupt,
+    Joined,
+    Publish,
+    Resign,
+    Resigned,
+)
+from slurm_elastic.rendezvous.membership.state import Phase, State, with_agent
+from tests.simulation import replicas, shrink, snapshots
 from tests.simulation.drawing import draw, draw_sizes
 from tests.simulation.election import agent, faults
 from tests.simulation.election.checks import Checks
 from tests.simulation.election.records import Records
 from tests.simulation.interleaving import Memory
 from tests.simulation.leader import SimulatedLeader
-from tests.simulation.network import Place
 from tests.simulation.schedules import play_script, sizes
 from tests.simulation.stopping import StopSchedule
-from tests.simulation.violation import Violation
+from tests.simulation.violation import Violation, violation_of
 
 MESSAGES = 60
 """Of a script that are struck when mistakes are looked for."""
@@ -72,6 +80,21 @@ def several_leaders(number: int) -> Violation | None:
 def random_faults(number: int) -> Violation | None:
     """Play a random schedule with several possible leaders."""
     return play_script(faults.draw(number))
+
+
+def rounds_with_snapshots(number: int) -> Violation | None:
+    """Play rounds of nodes that take snapshots and write checkpoints."""
+    return violation_of(lambda: snapshots.play(number))
+
+
+def copies(number: int) -> Violation | None:
+    """Play rounds of nodes whose parts of snapshots are copied to other nodes."""
+    return violation_of(lambda: replicas.play(number))
+
+
+def copies_in_two_slots(number: int) -> Violation | None:
+    """The same with two slots on each node."""
+    return violation_of(lambda: replicas.play(number, (2,)))
 
 
 def sizes_and_leaders(number: int) -> Violation | None:
@@ -136,18 +159,37 @@ class Mutation:
                 yield self.play(number)
 
 
+COMMON = (several_leaders, random_faults, one_leader, rounds_with_snapshots, copies, copies_in_two_slots)
+"""Schedules that come near no mistake more than others do."""
+
+
 MUTATIONS: dict[str, Mutation] = {}
 
 
-def mutation(what: str, *promises: str, among: Play = several_leaders) -> Callable[[Make], Make]:
-    """Note a mistake under the name of the function that makes it."""
+def mutation(
+    what: str, *promises: str, of: tuple[Any, Any] | None = None, among: Play = several_leaders
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Note a mistake that a function makes, or that is a function: called instead `of` another, which it gets first."""
 
-    def note(make: Make) -> Make:
-        rare = among not in (several_leaders, random_faults, one_leader)
-        MUTATIONS[make.__name__] = Mutation(what, promises, make, among, rare)
-        return make
+    def note(function: Callable[..., Any]) -> Callable[..., Any]:
+        rare = among not in COMMON
+        make = function if of is None else lambda patch: exchange(patch, *of, function)
+        MUTATIONS[what] = Mutation(what, promises, make, among, rare)
+        return function
 
     return note
+
+
+def exchange(patch: pytest.MonkeyPatch, owner: Any, name: Any, wrong: Callable[..., Any]) -> None:
+    """Have a function called in the place of one of a module, a class or a dict; it gets that one first."""
+    if isinstance(owner, dict):
+        patch.setitem(owner, name, partial(wrong, owner[name]))
+        return
+    right = getattr(owner, name)
+    if isinstance(right, property):
+        patch.setattr(owner, name, property(lambda own: wrong(right, own)))
+    else:
+        patch.setattr(owner, name, lambda *arguments, **options: wrong(right, *arguments, **options))
 
 
 ALONE = faults.Script(7, 3, (faults.Fault(1.15, "leave", 0, 6.0),), late=((1, 1.1), (2, 1.1)))
@@ -170,15 +212,15 @@ UNPUBLISHED = faults.Script(3, 3, (), store=True, late=((1, 1.1),))
 
 
 @mutation(
-    "one member of the last round is enough", "a majority goes on", "of two halves one goes on", among=random_faults
+    "one member of the last round is enough",
+    "a majority goes on",
+    "of two halves one goes on",
+    of=(quorum, "has_quorum"),
+    among=random_faults,
 )
-def one_is_enough(patch: pytest.MonkeyPatch) -> None:
-    def enough(base: Any, present: Any, *arguments: Any, **options: Any) -> bool:
-        here = base is not None and any(name in present for name in base.members)
-        return here or original(base, present, *arguments, **options)
-
-    original = quorum.has_quorum
-    patch.setattr(quorum, "has_quorum", enough)
+def one_is_enough(right: Any, base: Any, present: Any, *arguments: Any, **options: Any) -> bool:
+    here = base is not None and any(name in present for name in base.members)
+    return here or right(base, present, *arguments, **options)
 
 
 @mutation("nobody of the last round is needed", "one group trains", among=strikes_of(ALONE))
@@ -188,16 +230,12 @@ def quorum_of_none(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Checks, "_check_majority", lambda *_: None)
 
 
-@mutation("either half goes on", "of two halves one goes on", among=random_faults)
-def either_half_goes_on(patch: pytest.MonkeyPatch) -> None:
-    def enough(base: Any, present: Any, gone: Any, own: str, on_tie: Any, **options: Any) -> bool:
-        if has_quorum(base, present, gone, own, on_tie, **options):
-            return True
-        rest = [name for name in base.members if name not in gone]
-        return bool(rest) and 2 * sum(name in present for name in rest) == len(rest)
-
-    has_quorum = quorum.has_quorum
-    patch.setattr(quorum, "has_quorum", enough)
+@mutation("either half goes on", "of two halves one goes on", of=(quorum, "has_quorum"), among=random_faults)
+def either_half_goes_on(right: Any, base: Any, present: Any, gone: Any, *arguments: Any, **options: Any) -> bool:
+    if right(base, present, gone, *arguments, **options):
+        return True
+    rest = [name for name in base.members if name not in gone]
+    return bool(rest) and 2 * sum(name in present for name in rest) == len(rest)
 
 
 @mutation(
@@ -231,14 +269,14 @@ def no_look_at_the_epoch(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(FencedRecords, "leads", lambda ledger: True)
 
 
-@mutation("a leader looks at the newest epoch only before it writes", "a superseded leader publishes nothing")
-def no_second_look_at_the_epoch(patch: pytest.MonkeyPatch) -> None:
-    def write_round(ledger: FencedRecords, table: Table) -> bool:
-        ledger.leads = lambda: True  # type: ignore[method-assign]
-        return original(ledger, table)
-
-    original = FencedRecords.write_round
-    patch.setattr(FencedRecords, "write_round", write_round)
+@mutation(
+    "a leader looks at the newest epoch only before it writes",
+    "a superseded leader publishes nothing",
+    of=(FencedRecords, "write_round"),
+)
+def no_second_look_at_the_epoch(right: Any, ledger: Any, table: Table) -> bool:
+    ledger.leads = lambda: True
+    return right(ledger, table)
 
 
 def without(
@@ -246,22 +284,17 @@ def without(
 ) -> None:
     """Before a decision of this kind is told, less is done with the records."""
 
-    def to_be_written(state: State, decision: Decision) -> tuple[RecordsAction, ...]:
-        actions = original(state, decision)
+    def to_be_written(right: Any, state: State, decision: Decision) -> tuple[RecordsAction, ...]:
+        actions = right(state, decision)
         return fewer(actions) if isinstance(decision, kind) else actions
 
-    original = term._to_be_written
-    patch.setattr(term, "_to_be_written", to_be_written)
+    exchange(patch, term, "_to_be_written", to_be_written)
 
 
 def change_joins(patch: pytest.MonkeyPatch, change: Callable[[State, Joined], Joined]) -> None:
     """Let the leader take other joins than those that come."""
 
-    def joined(state: State, event: Joined, now: float) -> Any:
-        return original(state, change(state, event), now)
-
-    original = machine._HANDLERS[Joined]
-    patch.setitem(machine._HANDLERS, Joined, joined)
+    exchange(patch, machine._HANDLERS, Joined, lambda right, state, event, now: right(state, change(state, event), now))
 
 
 @mutation(
@@ -286,14 +319,15 @@ def nothing_is_exclusive(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Records, "claim_round", lambda records, number, record: claim(records, number, record) or True)
 
 
-@mutation("a leader resigns while its own agent has workers", "one group trains", among=after(2000, strikes_of(ALONE)))
-def resigns_too_soon(patch: pytest.MonkeyPatch) -> None:
-    def resign(state: State) -> Any:
-        return replace(state, phase=Phase.CLOSED), (
-            Resign(tuple(state.agents), Resigned(state.settings.agent), everyone=True),
-        )
-
-    patch.setattr(leader_change, "resign", resign)
+@mutation(
+    "a leader resigns while its own agent has workers",
+    "one group trains",
+    of=(leader_change, "resign"),
+    among=after(2000, strikes_of(ALONE)),
+)
+def resigns_too_soon(_: Any, state: State) -> Any:
+    resigned = Resign(tuple(state.agents), Resigned(state.settings.agent), everyone=True)
+    return replace(state, phase=Phase.CLOSED), (resigned,)
 
 
 @mutation(
@@ -309,26 +343,23 @@ def forgets_a_charge(patch: pytest.MonkeyPatch) -> None:
     "a leader does not compare a failure with the last one",
     "the last failure is on record",
     "the same failure twice in a row ends the run",
+    of=(advance, "_charge"),
     among=one_leader,
 )
-def forgets_the_last_failure(patch: pytest.MonkeyPatch) -> None:
-    charge = machine.advance.__globals__["_charge"]
-
-    def forgetful(state: State, now: float) -> Any:
-        return charge(replace(state, last_failure=""), now)
-
-    patch.setitem(machine.advance.__globals__, "_charge", forgetful)
+def forgets_the_last_failure(right: Any, state: State, now: float) -> Any:
+    return right(replace(state, last_failure=""), now)
 
 
 # Silence.
 
 
-@mutation("workers are not stopped while the leader is silent", "who hears no leader stops by itself")
-def no_fence(patch: pytest.MonkeyPatch) -> None:
-    fence = election._Step._fence
-    patch.setattr(
-        election._Step, "_fence", lambda step, why: None if why == "the leader is silent" else fence(step, why)
-    )
+@mutation(
+    "workers are not stopped while the leader is silent",
+    "who hears no leader stops by itself",
+    of=(election._Step, "_fence"),
+)
+def no_fence(right: Any, step: Any, why: str) -> Any:
+    return None if why == "the leader is silent" else right(step, why)
 
 
 @mutation("an agent that was cut off does not say so when it joins again", "what is said of a round is true")
@@ -358,15 +389,17 @@ def goes_by_an_old_round(patch: pytest.MonkeyPatch) -> None:
     "every new node ends the round", "a round ends for new nodes only if the next one is larger", among=one_leader
 )
 def every_newcomer_counts(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(pending_joins, "makes_larger", lambda state: len(state.agents) > len(state.table.places))
+    patch.setattr(transitions, "makes_larger", lambda state: len(state.agents) > len(state.table.places))
 
 
-@mutation("a round takes all that have joined", "a round takes the largest valid number", among=one_leader)
-def takes_any_number(patch: pytest.MonkeyPatch) -> None:
-    def round_size(settings: Settings, agents: int) -> int:
-        return min(agents, settings.max_nodes) if agents >= settings.min_nodes else 0
-
-    patch.setattr(Settings, "round_size", round_size)
+@mutation(
+    "a round takes all that have joined",
+    "a round takes the largest valid number",
+    of=(Settings, "round_size"),
+    among=one_leader,
+)
+def takes_any_number(_: Any, settings: Settings, agents: int) -> int:
+    return min(agents, settings.max_nodes) if agents >= settings.min_nodes else 0
 
 
 @mutation("a round cuts segments", "segments are whole", among=one_leader)
@@ -423,9 +456,8 @@ def tries_again(patch: pytest.MonkeyPatch) -> None:
     among=some_sizes,
 )
 def judges_too_soon(patch: pytest.MonkeyPatch) -> None:
-    names = machine.advance.__globals__["_inquest_due"].__globals__
     hasty = SimpleNamespace(**{**vars(transitions), "may_be_unusable": lambda state: False})
-    patch.setitem(names, "transitions", hasty)
+    patch.setattr(advance, "transitions", hasty)
 
 
 @mutation(
@@ -440,15 +472,12 @@ def learns_nothing(patch: pytest.MonkeyPatch) -> None:
 @mutation(
     "a new leader does not know which numbers of nodes have worked",
     "only workers that fail by themselves are charged",
+    of=(campaign, "last_round"),
     among=after(200, sizes_and_leaders),
 )
-def forgets_what_worked(patch: pytest.MonkeyPatch) -> None:
-    def last_round(*arguments: Any) -> LastRound | None:
-        last = original(*arguments)
-        return last and replace(last, ran=())
-
-    original = campaign.last_round
-    patch.setattr(campaign, "last_round", last_round)
+def forgets_what_worked(right: Any, *arguments: Any) -> LastRound | None:
+    last = right(*arguments)
+    return last and replace(last, ran=())
 
 
 @mutation(
@@ -463,41 +492,34 @@ def forgets_who_trained(patch: pytest.MonkeyPatch) -> None:
 @mutation(
     "a failure counts for a new node's own while others have stopped their workers",
     "only workers that fail by themselves are charged",
+    of=(advance, "_cut_off"),
     among=after(1800, sizes_and_leaders),
 )
-def judges_stopped_workers(patch: pytest.MonkeyPatch) -> None:
-    cut_off = machine.advance.__globals__["_cut_off"]
-
-    def only_consequences(state: State) -> str | None:
-        inquest = state.inquest
-        return cut_off(state) if inquest is not None and inquest.failure.consequence else None
-
-    patch.setitem(machine.advance.__globals__, "_cut_off", only_consequences)
+def judges_stopped_workers(right: Any, state: State) -> str | None:
+    return right(state) if state.inquest is not None and state.inquest.failure.consequence else None
 
 
 # Places.
 
 
-@mutation("an agent takes a place that answers an earlier join", "one group trains", among=one_leader)
-def any_attempt_will_do(patch: pytest.MonkeyPatch) -> None:
-    def placed(follower: Follower, attempt: int, round_: int) -> Follower | None:
-        return original(follower, follower.attempt, round_)
-
-    original = Follower.placed
-    patch.setattr(Follower, "placed", placed)
+@mutation(
+    "an agent takes a place that answers an earlier join",
+    "one group trains",
+    of=(Follower, "placed"),
+    among=one_leader,
+)
+def any_attempt_will_do(right: Any, follower: Follower, attempt: int, round_: int) -> Follower | None:
+    return right(follower, follower.attempt, round_)
 
 
 @mutation(
     "a table is sent to an agent that has joined again since it was made",
     "one group trains",
+    of=(SimulatedLeader, "_send_place"),
     among=after(1900, one_leader),
 )
-def sent_whatever_came_since(patch: pytest.MonkeyPatch) -> None:
-    def send_place(leader: SimulatedLeader, state: State, agent: str, table: Table) -> None:
-        newest = leader.state if agent in leader.state.agents else state
-        leader._send(agent, Place(newest.agents[agent].attempt, table))
-
-    patch.setattr(SimulatedLeader, "_send_place", send_place)
+def sent_whatever_came_since(right: Any, leader: SimulatedLeader, state: State, agent: str, table: Table) -> None:
+    right(leader, leader.state if agent in leader.state.agents else state, agent, table)
 
 
 @mutation("a table is sent again to an agent that has stopped its workers", "the run does not settle", among=one_leader)
@@ -508,6 +530,74 @@ def resent_to_stopped_agents(patch: pytest.MonkeyPatch) -> None:
         return replace(event, last_round=None) if of_this_round else event
 
     change_joins(patch, joined)
+
+
+@mutation(
+    "a round does not wait for old workers", "one group trains", of=(transitions, "start_forming"), among=one_leader
+)
+def waits_for_no_old_workers(right: Any, *arguments: Any, **options: Any) -> Any:
+    after, decisions = right(*arguments, **options)
+    for known in after.agents.values():
+        if known.status is Status.STOPPING:
+            after = with_agent(after, replace(known, status=Status.WAITING))
+    return after, decisions
+
+
+@mutation(
+    "a lost node is charged",
+    "only workers that fail by themselves are charged",
+    of=(advance, "_inquest_due"),
+    among=one_leader,
+)
+def charges_a_lost_node(_: Any, state: State) -> float | None:
+    return state.inquest and state.inquest.since + state.settings.settle_time
+
+
+@mutation(
+    "an agent that connects again is not told that its round is over",
+    "the run does not settle",
+    "the run does not end",
+    of=(machine._HANDLERS, Connected),
+    among=one_leader,
+)
+def interrupts_none_again(right: Any, state: State, event: Connected, now: float) -> Any:
+    after, decisions = right(state, event, now)
+    return after, tuple(each for each in decisions if not isinstance(each, Interrupt))
+
+
+@mutation(
+    "a round ends although more are on their way",
+    "joins that are close together make one round",
+    of=(transitions, "_more_to_come"),
+    among=one_leader,
+)
+def waits_for_no_more(_: Any, state: State) -> bool:
+    return False
+
+
+@mutation(
+    "all are told to stop at the earliest answer",
+    "nobody passes the agreed step",
+    "all stop at one step",
+    # Whoever waits at the later step waits for ever.
+    "the run does not settle",
+    among=one_leader,
+)
+def stops_at_the_earliest_answer(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(planned_stop, "max", min, raising=False)
+
+
+@mutation(
+    "a round ends with the first that has stopped",
+    "a planned end is not broken off without a reason",
+    of=(planned_stop, "advance"),
+    among=one_leader,
+)
+def ends_with_the_first(right: Any, state: State, now: float) -> Any:
+    after, decisions = right(state, now)
+    planned = after.planned_stop is not None and after.planned_stop.stop is not None
+    stopped = any(known.status is Status.WAITING and after.is_member(known) for known in after.agents.values())
+    return planned_stop.end(after, now) if planned and stopped else (after, decisions)
 
 
 # The step at which workers stop.
@@ -548,12 +638,12 @@ def _no_barrier(memory: Memory) -> None:
     pass
 
 
-for _name, _what, _mistake in (
-    ("one_too_early", "an agent names a step that a worker has passed", {"agreement": _OneTooEarly}),
-    ("no_second_barrier", "the stop step is set without a barrier after its reason", {"agreement": _NoSecondBarrier}),
-    ("reads_first", "a worker reads the hold flag before it reports its call", {"worker": _ReadsFirst}),
-    ("reports_late", "a worker reports its call after it has read the hold flag", {"worker": _ReportsLate}),
-    ("no_barrier", "an agent reads calls without a barrier after the hold flag", {"barrier": _no_barrier}),
-    ("forgets_the_stop", "a second leader lets workers go that have a stop step", {"forgetful": True}),
+for _what, _mistake in (
+    ("an agent names a step that a worker has passed", {"agreement": _OneTooEarly}),
+    ("the stop step is set without a barrier after its reason", {"agreement": _NoSecondBarrier}),
+    ("a worker reads the hold flag before it reports its call", {"worker": _ReadsFirst}),
+    ("a worker reports its call after it has read the hold flag", {"worker": _ReportsLate}),
+    ("an agent reads calls without a barrier after the hold flag", {"barrier": _no_barrier}),
+    ("a second leader lets workers go that have a stop step", {"forgetful": True}),
 ):
-    MUTATIONS[_name] = Mutation(_what, ("all workers stop at one step",), lambda patch: None, stop_step(**_mistake))
+    MUTATIONS[_what] = Mutation(_what, ("all workers stop at one step",), lambda patch: None, stop_step(**_mistake))

@@ -25,7 +25,8 @@ from slurm_elastic.snapshot import lineage, replication
 from slurm_elastic.snapshot.disk.lineage import CheckpointId
 from slurm_elastic.snapshot.lineage import Copy, Holder, Origin, Protection, SnapshotId
 from slurm_elastic.snapshot.replication import Goal, Report
-from tests.simulation.snapshots import KINDS, Directory, ViolationError
+from tests.simulation.snapshots import KINDS, Directory
+from tests.simulation.violation import Violation
 
 
 @dataclass
@@ -154,7 +155,7 @@ class Run:
             self._check_complete(round_, start)
             for each in self.nodes:
                 if each.writing is not None and not each.keeps(each.writing):
-                    raise ViolationError(f"not on disk: node {each.rank} does not hold {each.writing} any more")
+                    raise Violation("not on disk", f"node {each.rank} does not hold {each.writing} any more")
 
     def _adopt(self, node: Node, round_: int, goal: Goal) -> None:
         """A node gets an answer. It marks what is to be written to disk before it reports again."""
@@ -190,7 +191,7 @@ class Run:
                 # Of two slots none is left while a copy is on its way.
                 if busy or len(slots) == 2:
                     continue
-                raise ViolationError(f"no slot of {slots} for {copy}")
+                raise Violation("a slot is left", f"none of {slots} for {copy}")
             slots[slot] = None
             # A worker that is killed while it copies leaves nothing.
             if draw.random() < 0.98:
@@ -247,7 +248,7 @@ class Run:
             copy = Copy.of_part(SnapshotId(round_, goal.safe), rank, self.world)
             holders = [node.rank for node in self.nodes if node.holds(copy)]
             if len(holders) < 2:
-                raise ViolationError(f"not safe: {copy} is held by {holders}")
+                raise Violation("not safe", f"{copy} is held by {holders}")
         self.safe = SnapshotId(round_, goal.safe)
 
     safe: SnapshotId | None = None
@@ -259,7 +260,7 @@ class Run:
         newest = min(node.saved for node in self.nodes)
         snapshot = SnapshotId(round_, newest)
         if newest > start and not all(node.keeps(snapshot) for node in self.nodes):
-            raise ViolationError(f"not complete: all have saved {snapshot}, and one has overwritten it")
+            raise Violation("not complete", f"all have saved {snapshot}, and one has overwritten it")
 
     def _next_round(self, round_: int) -> int | None:
         """Form the round that follows, without the nodes that are lost; returns its number, None if the run ends."""
@@ -289,10 +290,10 @@ class Run:
         safe = safe if must_be_safe else None
         if origin.copy is None:
             if safe is not None:
-                raise ViolationError(f"lost: {safe} is safe, and nothing is chosen without {lost}")
+                raise Violation("lost", f"{safe} is safe, and nothing is chosen without {lost}")
             return None
         if safe is not None and origin.copy.id < safe:
-            raise ViolationError(f"lost: {safe} is safe, and {origin.copy.id} chosen")
+            raise Violation("lost", f"{safe} is safe, and {origin.copy.id} chosen")
         seen = [each.id for node in (*left, *back) for each in node.shared if each is not None]
         seen = [each for each in seen if self._descends(last, each, self.origins)]
         new = [self._new(0) for _ in range(draw.randint(0 if left else 1, 2))]
@@ -321,14 +322,14 @@ class Run:
         chosen = self.disk.start("run", round_, origin)
         began = origin.copy.id if chosen is None else self._snapshot(chosen)
         if not self._descends(last, began, self.began):
-            raise ViolationError(f"off the line on disk: {began} after round {last}, {self.began}")
+            raise Violation("off the line on disk", f"{began} after round {last}, {self.began}")
         # Of the last round nothing is in memory, so what it has started from has to be the start again, or a later one.
         before = self.began[last]
         if before is not None and before in on_disk and began < before:
-            raise ViolationError(f"lost on disk: round {last} has started from {before}, and {began} is chosen")
+            raise Violation("lost on disk", f"round {last} has started from {before}, and {began} is chosen")
         known = [each for each in on_disk if seen is not None and origin.copy.id < each <= seen]
         if known and began < max(known):
-            raise ViolationError(f"lost on disk: {max(known)}, and {began} is chosen after parts of {seen} are lost")
+            raise Violation("lost on disk", f"{max(known)}, and {began} is chosen after parts of {seen} are lost")
         self.began[round_] = began
 
     def _snapshot(self, checkpoint: CheckpointId) -> SnapshotId:
@@ -343,11 +344,11 @@ class Run:
         if origin.copy is None:
             return origin
         if not self._descends(last, origin.copy.id, self.origins):
-            raise ViolationError(f"off the line: {origin.copy.id} after round {last}, {self.origins}")
+            raise Violation("off the line", f"{origin.copy.id} after round {last}, {self.origins}")
         for part in range(origin.copy.parts):
             copy = Copy.of_part(origin.copy.id, part, origin.copy.parts)
             if not any(node.holds(copy) for node in present):
-                raise ViolationError(f"not covered: {copy} is held by no node that is left, and chosen")
+                raise Violation("not covered", f"{copy} is held by no node that is left, and chosen")
         return origin
 
     def _descends(self, round_: int, snapshot: SnapshotId, origins: Mapping[int, SnapshotId | None]) -> bool:
@@ -364,7 +365,7 @@ def play(seed: int, kinds: tuple[int, ...] | None = None, ahead: int = 1) -> int
     """Play one schedule; returns how many steps became safe. See `Run`.
 
     Raises:
-        ViolationError: a promise is broken.
+        Violation: a promise is broken.
     """
     run = Run(seed, kinds, ahead)
     run.play(5)

@@ -6,19 +6,22 @@ import concurrent.futures
 import multiprocessing
 import os
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from tests.simulation import shrink
-from tests.simulation.drawing import draw
+from tests.simulation.drawing import draw, draw_sizes
 from tests.simulation.election import faults
 from tests.simulation.election.faults import Script
 from tests.simulation.election.world import World
+from tests.simulation.faults import Schedule
 from tests.simulation.stopping import StopSchedule
-from tests.simulation.violation import Violation
+from tests.simulation.violation import Violation, violation_of
 
 _TRANSCRIPT = 200
 """Lines of a transcript that are shown."""
+PER_SCRIPT = 460
+"""Schedules that a seed of "strikes" or "failures" is good for, on average."""
 
 
 @dataclass(frozen=True)
@@ -31,33 +34,54 @@ class Result:
 
 def play_membership(seed: int) -> Result:
     """One leader that never dies, and everything that can happen to its members."""
-    schedule = draw(seed)
-    violation = shrink.play(schedule)
-    return Result(1, "" if violation is None else shrink.report(schedule, violation))
+    return _with_one_leader(draw(seed), f"membership:{seed}")
+
+
+def play_growth(seed: int) -> Result:
+    """Nodes that come and go, and a script that can use some numbers of nodes only."""
+    return _with_one_leader(draw_sizes(seed), f"growth:{seed}")
 
 
 def play_leaders(seed: int) -> Result:
     """Several possible leaders, to whom things happen at random."""
-    script = faults.draw(seed)
-    violation = play_script(script)
-    return Result(1, "" if violation is None else _report(script, violation, f"SIMULATION_LEADER={seed}"))
+    return _with_several_leaders(faults.draw(seed), f"leaders:{seed}")
 
 
 def play_strikes(seed: int) -> Result:
     """A short script, once for every message in it and everything that can happen to its leader then."""
-    return _struck(faults.script(seed), f"SIMULATION_STRIKE={seed}")
+    return _struck(faults.script(seed), f"strikes:{seed}")
 
 
 def play_failures(seed: int) -> Result:
     """The same with a script in which workers fail by themselves."""
-    return _struck(faults.failing(seed), f"SIMULATION_FAILURE={seed}")
+    return _struck(faults.failing(seed), f"failures:{seed}")
 
 
 def play_sizes(seed: int) -> Result:
     """Several possible leaders, and a script that cannot use all numbers of nodes."""
-    script = sizes(seed)
+    return _with_several_leaders(sizes(seed), f"sizes:{seed}")
+
+
+def play_asked(asked: str) -> Result:
+    """The schedule of a kind and a seed, or of these and a message and what happens there, as in strikes:12:57:kill."""
+    kind, seed, *where = asked.split(":")
+    if not where:
+        return KINDS[kind](int(seed))
+    script = faults.failing(int(seed)) if kind == "failures" else faults.script(int(seed))
+    transcript: list[str] = []
+    violation = play_script(faults.strike(script, int(where[0]), where[1]), transcript)
+    print("\n".join(transcript))
+    return Result(1, str(violation or ""))
+
+
+def _with_one_leader(schedule: Schedule, repeat: str) -> Result:
+    violation = shrink.play(schedule)
+    return Result(1, "" if violation is None else shrink.report(schedule, violation, repeat))
+
+
+def _with_several_leaders(script: Script, repeat: str) -> Result:
     violation = play_script(script)
-    return Result(1, "" if violation is None else _report(script, violation, f"SIMULATION_SIZES={seed}"))
+    return Result(1, "" if violation is None else _report(script, violation, repeat))
 
 
 def sizes(seed: int) -> Script:
@@ -69,7 +93,7 @@ def sizes(seed: int) -> Script:
 
 def _struck(script: Script, repeat: str) -> Result:
     world = World(script)
-    violation = _run(world)
+    violation = violation_of(world.run)
     played = 1
     if violation is not None:
         return Result(played, _report(script, violation, repeat))
@@ -92,12 +116,13 @@ def play_stop(seed: int) -> Result:
     try:
         StopSchedule(seed).play()
     except (AssertionError, ValueError) as error:
-        return Result(1, f"STOP_SEED={seed}: {error}")
+        return Result(1, f"stop:{seed}: {error}")
     return Result()
 
 
 KINDS: dict[str, Callable[[int], Result]] = {
     "membership": play_membership,
+    "growth": play_growth,
     "leaders": play_leaders,
     "strikes": play_strikes,
     "failures": play_failures,
@@ -130,36 +155,23 @@ def play_all(kind: str, seeds: Iterable[int], tell: Callable[[int], None] = lamb
 
 def play_script(script: Script, transcript: list[str] | None = None) -> Violation | None:
     """Run a schedule with several possible leaders; the promise it breaks, or None."""
-    return _run(World(script, transcript))
-
-
-def _run(world: World) -> Violation | None:
-    try:
-        world.run()
-    except Violation as violation:
-        return violation
-    except Exception as error:  # the machine itself broke: as bad as any broken promise
-        return Violation(f"nothing crashes ({type(error).__name__})", repr(error))
-    return None
+    return violation_of(lambda: World(script, transcript).run())
 
 
 def _report(script: Script, violation: Violation, repeat: str) -> str:
     """The smallest schedule that breaks the same promise, and what happens in it."""
-    smaller = True
-    while smaller:
-        smaller = False
+
+    def fewer(script: Script) -> Iterator[Script]:
         for index in range(len(script.faults)):
-            fewer = replace(script, faults=script.faults[:index] + script.faults[index + 1 :])
-            found = play_script(fewer)
-            if found is not None and found.promise == violation.promise:
-                script, violation, smaller = fewer, found, True
-                break
+            yield replace(script, faults=script.faults[:index] + script.faults[index + 1 :])
+
+    script = shrink.smallest(script, violation, fewer, play_script)
     transcript: list[str] = []
-    play_script(script, transcript)
+    violation = play_script(script, transcript) or violation
     return "\n".join(
         [
             f"seed {script.seed}, {script.agents} agents{', the first a store' if script.store else ''}: {violation}",
-            f"to repeat: {repeat} pytest tests/simulation/test_election.py",
+            f"to repeat: SIMULATION={repeat} pytest tests/simulation/test_schedules.py",
             "",
             *(f"    {fault}" for fault in script.faults),
             "",

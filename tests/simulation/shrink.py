@@ -4,45 +4,39 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from tests.simulation.faults import CALM, Action, Arrive, Schedule
-from tests.simulation.violation import Violation
+from tests.simulation.violation import Violation, violation_of
 from tests.simulation.world import World
 
 MOST_RUNS = 2000
+_T = TypeVar("_T")
 _PLAIN_SETTINGS: dict[str, Any] = {"min_nodes": 1, "max_restarts": 100, "expected_nodes": (), "first_round": 0}
 
 
 def play(schedule: Schedule) -> Violation | None:
     """Run a schedule; the promise it breaks, or None."""
-    try:
-        World(schedule).run()
-    except Violation as violation:
-        return violation
-    except Exception as error:  # the machine itself broke: as bad as any broken promise
-        return Violation(f"nothing crashes ({type(error).__name__})", repr(error))
-    return None
+    return violation_of(lambda: World(schedule).run())
 
 
-def shrink(schedule: Schedule, violation: Violation) -> Schedule:
-    """Leave out and simplify what can be, as long as the same promise is broken."""
+def smallest(
+    schedule: _T, violation: Violation, simpler: Callable[[_T], Iterator[_T]], play: Callable[[_T], Violation | None]
+) -> _T:
+    """Take the first simpler schedule that breaks the same promise, again and again, until none does."""
     runs = 0
-    smaller = True
-    while smaller and runs < MOST_RUNS:
-        smaller = False
-        for attempt in _simpler(schedule):
-            runs += 1
-            outcome = play(attempt)
-            if outcome is not None and outcome.promise == violation.promise:
-                schedule, smaller = attempt, True
-                break
+    attempts = simpler(schedule)
+    while runs < MOST_RUNS and (attempt := next(attempts, None)) is not None:
+        runs += 1
+        outcome = play(attempt)
+        if outcome is not None and outcome.promise == violation.promise:
+            schedule, attempts = attempt, simpler(attempt)
     return schedule
 
 
-def _simpler(schedule: Schedule) -> Iterator[Schedule]:
+def simpler(schedule: Schedule) -> Iterator[Schedule]:
     """Schedules that are a little simpler, the greatest simplification first."""
     actions = schedule.actions
     for arrival in actions:
@@ -50,9 +44,7 @@ def _simpler(schedule: Schedule) -> Iterator[Schedule]:
             yield replace(schedule, actions=tuple(action for action in actions if action.agent != arrival.agent))
     alone = tuple(replace(action, cohort=("", 1)) if isinstance(action, Arrive) else action for action in actions)
     ready = tuple(replace(action, seconds=0.0) if isinstance(action, Arrive) else action for action in actions)
-    for simpler in (alone, ready):
-        if simpler != actions:
-            yield replace(schedule, actions=simpler)
+    yield from (replace(schedule, actions=each) for each in (alone, ready) if each != actions)
     size = len(actions) // 2
     while size:
         for start in range(0, len(actions), size):
@@ -74,10 +66,10 @@ def _simpler(schedule: Schedule) -> Iterator[Schedule]:
                 yield replace(schedule, actions=tuple(sorted(changed, key=lambda action: action.at)))
 
 
-def report(schedule: Schedule, violation: Violation) -> str:
+def report(schedule: Schedule, violation: Violation, repeat: str) -> str:
     """The smallest schedule that was found, what happens in it, and how to see it again."""
-    small = shrink(schedule, violation)
-    transcript: list[tuple[float, str, str]] = []
+    small = smallest(schedule, violation, simpler, play)
+    transcript: list[str] = []
     final: BaseException = violation
     try:
         World(small, transcript).run()
@@ -88,29 +80,27 @@ def report(schedule: Schedule, violation: Violation) -> str:
         f"seed {schedule.seed} breaks a promise",
         f"    {final}",
         "",
-        f"to repeat: SIMULATION_SEED={schedule.seed} pytest tests/simulation -k promise",
+        f"to repeat: SIMULATION={repeat} pytest tests/simulation/test_schedules.py",
         "",
         f"the smallest schedule found ({len(small.actions)} of {len(schedule.actions)} actions; {noise}):",
-        f"    {_settings(small)}",
+        f"    {_changed(small.settings)}",
         *(f"    {action.at:8.3f}  {action.agent:12} {_action(action)}" for action in small.actions),
         "",
         "what happens:",
-        *(f"    {moment:8.3f}  {who:12} {what}" for moment, who, what in transcript),
+        *transcript,
         f"    {final}",
     ]
     return "\n".join(lines)
 
 
 def _action(action: Action) -> str:
-    fields = [field for field in dataclasses.fields(action) if field.name not in ("at", "agent")]
-    values = {field.name: (getattr(action, field.name), field.default) for field in fields}
-    shown = ", ".join(f"{name}={_value(value)}" for name, (value, default) in values.items() if value != default)
-    return f"{type(action).__name__}({shown})"
+    return f"{type(action).__name__}({_changed(action, 'at', 'agent')})"
 
 
-def _settings(schedule: Schedule) -> str:
-    fields = dataclasses.fields(schedule.settings)
-    values = {field.name: (getattr(schedule.settings, field.name), field.default) for field in fields}
+def _changed(data: Any, *without: str) -> str:
+    """The fields that have other values than their defaults."""
+    fields = [field for field in dataclasses.fields(data) if field.name not in without]
+    values = {field.name: (getattr(data, field.name), field.default) for field in fields}
     return ", ".join(f"{name}={_value(value)}" for name, (value, default) in values.items() if value != default)
 
 

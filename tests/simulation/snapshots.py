@@ -21,15 +21,12 @@ from slurm_elastic.snapshot import lineage, memory
 from slurm_elastic.snapshot.disk import lineage as checkpoint_lineage
 from slurm_elastic.snapshot.disk.lineage import CheckpointId, Start
 from slurm_elastic.snapshot.lineage import Copy, Holder, Inventory, SnapshotId
+from tests.simulation.violation import Violation
 
 WORDS = 3
 """Length of a state; a torn one has words of several states."""
 KINDS = ((3,), (2,), (2, 3))
 """Numbers of slots that the nodes of a schedule have, in turn."""
-
-
-class ViolationError(Exception):
-    """A promise is broken."""
 
 
 class KilledError(Exception):
@@ -89,7 +86,7 @@ class Node:
     def check_keeps_newest(self) -> None:
         held = [copy.id for copy in self.held() if copy is not None]
         if self.saved is not None and self.saved not in held:
-            raise ViolationError(f"{self.name} has overwritten {self.saved}, its newest snapshot; it holds {held}")
+            raise Violation("overwritten", f"{self.saved}, the newest snapshot of {self.name}; it holds {held}")
 
 
 @dataclass
@@ -214,7 +211,7 @@ class Run:
             if state is not None:
                 restored[node.name] = state
         if len(set(restored.values())) > 1:
-            raise ViolationError(f"mixed: round {round_} starts from {restored}")
+            raise Violation("mixed", f"round {round_} starts from {restored}")
         for state in set(restored.values()) if origin.copy is not None else ():
             self._check_lineage(state, last, before)
             self.start = state
@@ -238,13 +235,11 @@ class Run:
                 if (origin.below is None or each.step < origin.below) and self._is_on_line(state, last, before)
             }
             if usable and chosen is not None and origin.below is not None and chosen.step >= origin.below:
-                raise ViolationError(
-                    f"repeated on disk: workers failed from step {origin.below}, and start from {chosen}"
-                )
+                raise Violation("repeated on disk", f"workers failed from step {origin.below}, and start from {chosen}")
             if chosen is not None and not self._is_on_line(self.disk.present[chosen], last, before):
-                raise ViolationError(f"off the line on disk: {chosen}; round {last} started from {before}")
+                raise Violation("off the line on disk", f"{chosen}; round {last} started from {before}")
             if origin.below is None and usable and (chosen is None or chosen < max(usable)):
-                raise ViolationError(f"lost on disk: {max(usable)}, and {chosen} is chosen")
+                raise Violation("lost on disk", f"{max(usable)}, and {chosen} is chosen")
             self.start = 0 if chosen is None else self.disk.present[chosen]
         self.recorded = round_, self.start
         return chosen
@@ -261,7 +256,7 @@ class Run:
             return None
         words = set(node.slots[plan.slot][memory.FIELDS :])
         if len(words) > 1 or origin.copy not in node.held():
-            raise ViolationError(f"torn: {node.name} starts from {words}")
+            raise Violation("torn", f"{node.name} starts from {words}")
         node.state, node.step, node.saved = words.pop(), origin.copy.id.step, origin.copy.id
         return node.state
 
@@ -359,7 +354,7 @@ class Run:
     def _check_lineage(self, state: int, last: int | None, before: int) -> None:
         """What a round starts from is older than the start of the last one, or was computed from it in that round."""
         if not self._is_on_line(state, last, before):
-            raise ViolationError(f"off the line: {state}; round {last} started from {before}")
+            raise Violation("off the line", f"{state}; round {last} started from {before}")
 
     def _check_newest(self, origin: str, inventories: list[str], failed: bool) -> None:
         """The newest snapshot of the last round that an agent holds is taken, unless nodes differ in it."""
@@ -371,10 +366,10 @@ class Run:
         usable = [snapshot for snapshot, found in digests.items() if len(found) == 1]
         chosen = lineage.read_origin(origin).copy
         if usable and (chosen is None or chosen.id != max(usable)):
-            raise ViolationError(f"lost: {max(usable)} is held, and {chosen} chosen")
+            raise Violation("lost", f"{max(usable)} is held, and {chosen} chosen")
         before = lineage.read_origin(self.origin).copy
         if failed and not digests and chosen is not None and before is not None and chosen.id >= before.id:
-            raise ViolationError(f"repeated: workers failed from {before}, and start from {chosen}")
+            raise Violation("repeated", f"workers failed from {before}, and start from {chosen}")
         if (
             chosen is None
             and not digests
@@ -382,15 +377,15 @@ class Run:
             and before is not None
             and any(before in node.held() for node in self.living)
         ):
-            raise ViolationError(f"lost: {before}, which the last round started from, is held, and nothing is chosen")
+            raise Violation("lost", f"{before}, which the last round started from, is held, and nothing is chosen")
         if chosen is not None and len(digests.get(chosen.id, ())) > 1:
-            raise ViolationError(f"mixed: nodes differ in {chosen}")
+            raise Violation("mixed", f"nodes differ in {chosen}")
 
 
 def play(seed: int, rounds: int = 8) -> None:
     """Play one schedule.
 
     Raises:
-        ViolationError: a promise is broken.
+        Violation: a promise is broken.
     """
     Run(seed).play(rounds)

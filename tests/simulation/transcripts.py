@@ -25,17 +25,16 @@ def in_order(text: str) -> str:
 def transcripts() -> Iterator[str]:
     """Line by line."""
     for seed in range(SCHEDULES):
-        membership: list[tuple[float, str, str]] = []
-        World(draw(seed), membership).run()
-        yield from (f"membership {seed}: {moment} {who} {what}" for moment, who, what in membership)
-        for kind, script in (
-            ("leaders", faults.draw(seed)),
-            ("strike", faults.strike(faults.script(seed), 10 + seed, faults.STRIKES[seed % len(faults.STRIKES)])),
-            ("failure", faults.strike(faults.failing(seed), 10 + seed, faults.STRIKES[seed % len(faults.STRIKES)])),
+        strike = 10 + seed, faults.STRIKES[seed % len(faults.STRIKES)]
+        for kind, world, schedule in (
+            ("membership", World, draw(seed)),
+            ("leaders", SuccessionWorld, faults.draw(seed)),
+            ("strike", SuccessionWorld, faults.strike(faults.script(seed), *strike)),
+            ("failure", SuccessionWorld, faults.strike(faults.failing(seed), *strike)),
         ):
-            leaders: list[str] = []
-            SuccessionWorld(script, leaders).run()
-            yield from (f"{kind} {seed}: {line}" for line in leaders)
+            transcript: list[str] = []
+            world(schedule, transcript).run()
+            yield from (f"{kind} {seed}: {line}" for line in transcript)
         stop = StopSchedule(seed)
         stop.play()
         stopped = {rank: step for rank, (step, _) in stop.stops.items()}

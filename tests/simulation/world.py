@@ -2,74 +2,45 @@
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Callable
 
 from slurm_elastic.rendezvous.membership.agents import Status
 from slurm_elastic.rendezvous.membership.assignment import Table
 from slurm_elastic.rendezvous.membership.events import NodesDown
 from slurm_elastic.rendezvous.membership.state import Phase
+from tests.simulation import faults
 from tests.simulation.agents import SimulatedAgent
 from tests.simulation.checks import Checks
-from tests.simulation.faults import (
-    Action,
-    Arrive,
-    Break,
-    Close,
-    Complete,
-    Cut,
-    Die,
-    Fail,
-    Hang,
-    Leave,
-    Schedule,
-    SlowLedger,
-    SlurmSays,
-    StallLeader,
-)
 from tests.simulation.leader import SimulatedLeader
 from tests.simulation.tables import largest, usable
 from tests.simulation.violation import Violation
+from tests.simulation.virtual import Time
 from tests.simulation.workers import Group
 
 
-class World:
+class World(Time):
     """One run of one schedule.
 
     Attributes:
         agents: all that ever started, by identity.
-        transcript: what happened, if it is wanted: moment, who, what.
         completing: whether workers come to their end.
     """
 
-    def __init__(self, schedule: Schedule, transcript: list[tuple[float, str, str]] | None = None) -> None:
+    def __init__(self, schedule: faults.Schedule, transcript: list[str] | None = None) -> None:
+        super().__init__(transcript)
         self.schedule = schedule
         self.noise = schedule.noise
-        self.now = 0.0
-        self.transcript = transcript
         self.agents: dict[str, SimulatedAgent] = {}
         self.completing = False
         self.checks = Checks(self)
-        self._heap: list[tuple[float, int, Callable[..., None], tuple[object, ...]]] = []
-        self._count = 0
         self.groups: dict[int, Group] = {}
         self.leader = SimulatedLeader(self, schedule.settings)
-
-    def at(self, moment: float, action: Callable[..., None], *arguments: object) -> None:
-        """Do something at a moment of virtual time."""
-        self._count += 1
-        heapq.heappush(self._heap, (moment, self._count, action, arguments))
 
     def group(self, table: Table) -> Group:
         """The workers of a round, all together."""
         if table.round not in self.groups:
             self.groups[table.round] = Group(self, table.round, len(table.places))
         return self.groups[table.round]
-
-    def tell(self, who: str, what: object) -> None:
-        """Add a line to the transcript."""
-        if self.transcript is not None:
-            self.transcript.append((self.now, who, str(what)))
 
     def break_collectives(self, source: SimulatedAgent, round_: int, cause: str) -> None:
         """Workers of a round are gone: the others' fail soon, or not, as their next collective comes or not."""
@@ -91,7 +62,7 @@ class World:
         self.leader.start()
         for action in self.schedule.actions:
             self.at(action.at, self._happen, action)
-        self._play(until=self.schedule.quiet_at)
+        self.play(self.schedule.quiet_at)
         settings = self.schedule.settings
         seconds_to_settle = 2 * settings.heartbeat_limit + settings.last_call_timeout + 12.0
         self._play_until(self._unsettled, seconds_to_settle + self._timeout_of_too_few(), "does not settle")
@@ -106,19 +77,12 @@ class World:
                 agent.later(agent.rng.uniform(0.3, 0.6), lambda agent=agent: agent.break_connection(noticed=True))
         self._play_until(self._unfinished, 8.0 + self._timeout_of_too_few(), "does not end")
 
-    def _play(self, until: float) -> None:
-        heap = self._heap
-        while heap and heap[0][0] <= until:
-            self.now, _, action, arguments = heapq.heappop(heap)
-            action(*arguments)
-        self.now = max(self.now, until)
-
     def _play_until(self, open_question: Callable[[], str], seconds_to_settle: float, name: str) -> None:
         deadline = self.now + seconds_to_settle
         while question := open_question():
             if self.now >= deadline:
                 raise Violation(f"the run {name}", f"{seconds_to_settle:g} s after it could: {question}")
-            self._play(self.now + 0.1)
+            self.play(self.now + 0.1)
 
     def _living(self) -> list[SimulatedAgent]:
         return [agent for agent in self.agents.values() if agent.alive and agent.leaving is None]
@@ -167,50 +131,50 @@ class World:
 
     # What happens.
 
-    def _happen(self, action: Action) -> None:
+    def _happen(self, action: faults.Action) -> None:
         self.tell(action.agent, f"*** {type(action).__name__}{f' {action.seconds:.3f} s' if action.seconds else ''}")
         match action:
-            case Arrive():
+            case faults.Arrive():
                 if action.agent not in self.agents:
                     self.agents[action.agent] = SimulatedAgent(
                         self, action.candidate(), takes_part=action.takes_part, ready_after=action.seconds
                     )
                 return
-            case StallLeader():
+            case faults.StallLeader():
                 self.leader.stall(action.seconds, timer_first=action.timer_first)
                 return
-            case SlowLedger():
+            case faults.SlowLedger():
                 self.leader.slow_ledger(action.seconds)
                 return
-            case SlurmSays():
+            case faults.SlurmSays():
                 self._slurm_says(action.agent)
                 return
         agent = self.agents.get(action.agent)
         if agent is None or not agent.alive:
             return
         match action:
-            case Die(how=how):
+            case faults.Die(how=how):
                 silent = how in ("power", "fading")
                 if action.seconds:
                     agent.lose_workers()
                 self.at(self.now + action.seconds, lambda: agent.die(silent=silent))
-            case Hang():
-                agent.hang()
+            case faults.Hang():
+                agent.pause()
                 self.at(self.now + action.seconds, agent.go_on)
-            case Leave():
+            case faults.Leave():
                 agent.later(0.0, agent.leave, action.reason, action.seconds or None)
-            case Fail():
+            case faults.Fail():
                 agent.later(0.0, agent.fail, "by itself")
-            case Complete():
+            case faults.Complete():
                 agent.later(0.0, lambda: agent.complete(goes=action.goes))
-            case Break():
+            case faults.Break():
                 agent.break_connection(noticed=action.noticed)
-            case Close():
+            case faults.Close():
                 agent.later(0.0, agent.close_run)
-            case Cut():
+            case faults.Cut():
                 self._cut(agent, action)
 
-    def _cut(self, agent: SimulatedAgent, action: Cut) -> None:
+    def _cut(self, agent: SimulatedAgent, action: faults.Cut) -> None:
         agent.cut_link()
         self.at(self.now + action.seconds, agent.heal_link, action.afterwards)
         if action.collectives and agent.workers is not None:

@@ -7,9 +7,9 @@ import random
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from slurm_elastic.rendezvous.election import machine
+from slurm_elastic.rendezvous.election import events, machine
 from slurm_elastic.rendezvous.election.campaign import (
     CampaignConfig,
     CampaignRecords,
@@ -17,36 +17,6 @@ from slurm_elastic.rendezvous.election.campaign import (
     default_leader_limit,
     locate,
     plan,
-)
-from slurm_elastic.rendezvous.election.events import (
-    Action,
-    AnnounceLeave,
-    AnswerProbe,
-    CampaignRecordsRead,
-    CancelConnect,
-    CloseLink,
-    Connect,
-    CutOff,
-    Deliver,
-    Depart,
-    Event,
-    Join,
-    Lead,
-    LeaderEvent,
-    LeaderLocationRead,
-    LeaderLost,
-    LinkClosed,
-    LinkFailed,
-    LinkOpened,
-    ReadCampaignRecords,
-    ReadLeaderLocation,
-    Received,
-    ReportFailure,
-    Send,
-    StopLeading,
-    Tick,
-    Unreachable,
-    Warn,
 )
 from slurm_elastic.rendezvous.election.leader_location import Answer, LeaderLocation
 from slurm_elastic.rendezvous.election.state import FOUNDER, ElectionConfig, Leading, initial_election
@@ -58,6 +28,7 @@ from slurm_elastic.rendezvous.transport.messages import Assignment, Endpoint, Le
 from tests.simulation.election.checks import NAP, STOP
 from tests.simulation.election.leader import Leader
 from tests.simulation.election.wire import Closed, Wire
+from tests.simulation.virtual import Process
 from tests.unit.rendezvous.helpers.election import role
 
 if TYPE_CHECKING:
@@ -70,16 +41,14 @@ STOOD_STILL = 2 / 3
 """Of the heartbeat limit: an agent that goes on after so much silence gives the leader time; see the machine."""
 
 
-class Agent:
+class Agent(Process):
     """One agent.
 
     Attributes:
         position: of its node.
         trains: whether it ever has workers; one that does not only leads.
         on_tie: whether it leads on with half of a round; agents may have been told different things.
-        alive: whether its process exists.
         refuses: once it does not: whether its node tells others so.
-        paused: whether the process does nothing for a while.
         awake_since: when its last pause ended.
         leaving: whether it has announced that it goes.
         workers: the round whose workers exist here. The truth, not what anybody believes.
@@ -92,10 +61,11 @@ class Agent:
     """
 
     def __init__(self, world: World, name: str, node: str, position: int, *, trains: bool, founder: bool) -> None:
+        super().__init__(world)
         self.world, self.name, self.position, self.trains = world, name, position, trains
         self.rng = random.Random(f"{world.seed} {name}")
         self.on_tie = OnTie.NONE if self.rng.random() < 0.15 else OnTie.LEADER
-        self.alive, self.refuses, self.paused, self.leaving = True, True, False, False
+        self.refuses, self.leaving = True, False
         self.awake_since = -math.inf
         self.workers: int | None = None
         self.stepped = self.has_stepped = False
@@ -124,10 +94,9 @@ class Agent:
         )
         self.election = initial_election(config, world.now, founder=founder)
         self._candidate = AgentInfo(name, node, position, 1, "trainer", name, 20000, standby_port=1)
-        self._events: deque[Event] = deque()
+        self._events: deque[events.Event] = deque()
         self._busy = False
         self._stopping = self._said_goodbye = False
-        self._postponed: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
         self._look_at = math.inf
         self._founder = founder
 
@@ -137,7 +106,7 @@ class Agent:
         if self._founder:
             assert config.campaign is not None
             first = plan(config.campaign, self._read_campaign(), LeaderLoss(Reason.START))
-            self._act(Lead(FOUNDER, first))
+            self._act(events.Lead(FOUNDER, first))
         self._join()
         self.wake_at(self.world.now)
 
@@ -148,30 +117,13 @@ class Agent:
 
     # The process.
 
-    def later(self, seconds: float, action: Callable[..., None], *arguments: Any) -> None:
-        """Do something in a while, if the process still exists; after a pause if it is paused."""
-        self.world.at(self.world.now + seconds, self.do, action, *arguments)
-
-    def do(self, action: Callable[..., None], *arguments: Any) -> None:
-        """Do something now, if the process still exists; after a pause if it is paused."""
-        if self.alive and self.paused:
-            self._postponed.append((action, arguments))
-        elif self.alive:
-            action(*arguments)
-
-    def pause(self) -> None:
-        """Do nothing any more."""
-        self.paused = True
-
     def go_on(self) -> None:
         """End a pause."""
         if self.world.now - self.last_message_at > STOOD_STILL * self.world.limit:
             # It cannot tell whether the leader was paused, too.
             self.last_message_at = self.world.now - self.world.limit / 2
-        self.paused, self.awake_since = False, self.world.now
-        postponed, self._postponed = self._postponed, []
-        for action, arguments in postponed:
-            self.do(action, *arguments)
+        self.awake_since = self.world.now
+        super().go_on()
         self.world.checks.after_pause(self)
         self.world.carry_on()
 
@@ -201,7 +153,7 @@ class Agent:
         if self.leader is not None:
             self.leader.look()
         if self.world.now >= self.election.deadline:
-            self.handle(Tick())
+            self.handle(events.Tick())
         self.wake_at(self.election.deadline)
         if self.leader is not None:
             self.wake_at(self.leader.next_look())
@@ -209,7 +161,7 @@ class Agent:
 
     # The election.
 
-    def handle(self, event: Event) -> None:
+    def handle(self, event: events.Event) -> None:
         """Let the machine process an event, and carry out its actions."""
         self._events.append(event)
         if self._busy:
@@ -233,47 +185,47 @@ class Agent:
         self._busy = False
         self.wake_at(self.election.deadline)
 
-    def _act(self, action: Action) -> None:
+    def _act(self, action: events.Action) -> None:
         match action:
-            case Send(number, message):
+            case events.Send(number, message):
                 if number in self.links:
                     self.links[number].send_up(message)
-            case AnswerProbe(number, probe):
+            case events.AnswerProbe(number, probe):
                 if number in self.links:
                     self.links[number].send_up(Ponged(self.name, probe))
-            case Connect(number, endpoint, timeout):
+            case events.Connect(number, endpoint, timeout):
                 self.world.attempt(
                     self, endpoint[0], timeout, lambda answer, wire: self._answered(number, answer, wire)
                 )
-            case CancelConnect(number):
+            case events.CancelConnect(number):
                 self._cancelled.add(number)
-            case CloseLink(number):
+            case events.CloseLink(number):
                 wire = self.links.pop(number, None)
                 if wire is not None:
                     wire.close_by_member()
-            case ReadLeaderLocation(number, known):
-                self._read(lambda: LeaderLocationRead(number, self._locate(known)))
-            case ReadCampaignRecords(number):
-                self._read(lambda: CampaignRecordsRead(number, self._read_campaign()))
-            case Lead(number, campaign):
+            case events.ReadLeaderLocation(number, known):
+                self._read(lambda: events.LeaderLocationRead(number, self._locate(known)))
+            case events.ReadCampaignRecords(number):
+                self._read(lambda: events.CampaignRecordsRead(number, self._read_campaign()))
+            case events.Lead(number, campaign):
                 self.leader = Leader(self.world, self, number, campaign, INCARNATION)
                 self.leader.handle(membership.Tick())
-            case StopLeading():
+            case events.StopLeading():
                 if self.leader is not None:
                     self.leader.end()
-            case Deliver(CutOff() as cut_off):
+            case events.Deliver(events.CutOff() as cut_off):
                 self.world.tell(self.name, f"stops by itself: {cut_off.detail}")
                 self._stop_workers(self._join)
-            case Deliver(told):
+            case events.Deliver(told):
                 self._hear(told)
-            case Warn(line):
+            case events.Warn(line):
                 self.world.tell(self.name, line)
                 # Of all that it warns of, a schedule has cuts only: there is one run, and its records are in order.
                 assert line.startswith("no leader found"), line
             case _:
                 raise AssertionError(action)
 
-    def _read(self, look: Callable[[], Event]) -> None:
+    def _read(self, look: Callable[[], events.Event]) -> None:
         """Look at the records at some moment, and know the result at a later one."""
 
         def happen() -> None:
@@ -293,24 +245,24 @@ class Agent:
     def _answered(self, number: int, answer: Answer | None, wire: Wire | None) -> None:
         if wire is None:
             if number not in self._cancelled and answer is not None:
-                self.handle(LinkFailed(number, answer, answer.value))
+                self.handle(events.LinkFailed(number, answer, answer.value))
         elif number in self._cancelled:
             wire.close_by_member()
         elif wire.lost:
             wire.close_by_member()
             # What closes a connection before it has proved anything may be another program (runner.py, ForeignError).
-            self.handle(LinkFailed(number, Answer.SILENT, Answer.SILENT.value))
+            self.handle(events.LinkFailed(number, Answer.SILENT, Answer.SILENT.value))
         else:
             self.links[number] = wire
             wire.number = number
-            self.handle(LinkOpened(number, wire.leader.endpoint, wire.epoch))
+            self.handle(events.LinkOpened(number, wire.leader.endpoint, wire.epoch))
 
     # The workers.
 
     def _join(self) -> None:
         if self.trains:
             ran = STEPPED if self.stepped else 0.0
-            self.handle(Join(replace(self._candidate, ran=ran, proven=self.has_stepped)))
+            self.handle(events.Join(replace(self._candidate, ran=ran, proven=self.has_stepped)))
 
     def _stop_workers(self, then: Callable[[], None]) -> None:
         if not self._stopping:
@@ -326,7 +278,7 @@ class Agent:
     def fail(self, ran: float = STEPPED) -> None:
         """Say that a worker failed by itself, and wait until the round is over."""
         if self.workers is not None and self.election.follower.running and not self._stopping:
-            self.handle(ReportFailure(WorkerFailure(self.name, self.name, self.position, 1, ran=ran)))
+            self.handle(events.ReportFailure(WorkerFailure(self.name, self.name, self.position, 1, ran=ran)))
 
     def _work(self, round_: int, nodes: int) -> None:
         """The workers of a round are ready: they fail, or take a step once all are."""
@@ -342,7 +294,7 @@ class Agent:
         if self.leaving:
             return
         self.leaving = True
-        self.handle(AnnounceLeave(LeaveReason.PREEMPTED, None))
+        self.handle(events.AnnounceLeave(LeaveReason.PREEMPTED, None))
         if not self.trains:
             self._wait_for_successor(self.world.now + GRACE)
             return
@@ -358,11 +310,11 @@ class Agent:
         if self._said_goodbye:
             return
         self._said_goodbye = True
-        self.handle(Depart(LeaveReason.PREEMPTED, stopped=False))
+        self.handle(events.Depart(LeaveReason.PREEMPTED, stopped=False))
         # A leader that leaves has some time for its successor.
         self.later(0.05 if self.leader is None else 5.0, lambda: self.end(silent=False))
 
-    def _hear(self, event: LeaderEvent) -> None:
+    def _hear(self, event: events.LeaderEvent) -> None:
         match event:
             case Assignment(round=round_, nodes=nodes):
                 self.workers, self.stepped = round_, False
@@ -371,7 +323,7 @@ class Agent:
                 self.world.checks.after_start(self, event)
             case Interrupted():
                 self._stop_workers(self._join)
-            case LeaderLost() | Unreachable():
+            case events.LeaderLost() | events.Unreachable():
                 self.end(silent=False)
             case Waiting():
                 pass  # a spare
@@ -386,7 +338,7 @@ class Agent:
         wire = self.links.pop(link.number, None) if link is not None else None
         if link is not None and wire is not None:
             wire.close_by_member()
-            self.handle(LinkClosed(link.number))
+            self.handle(events.LinkClosed(link.number))
 
     def hear_member(self, wire: Wire, message: object) -> None:
         """Take what came up a wire."""
@@ -404,9 +356,9 @@ class Agent:
         if isinstance(message, Closed):
             del self.links[wire.number]
             wire.close_by_member()
-            self.handle(LinkClosed(wire.number))
+            self.handle(events.LinkClosed(wire.number))
         else:
             link = self.election.link
             if link is not None and link.number == wire.number:
                 self.last_message_at = self.world.now
-            self.handle(Received(wire.number, message))
+            self.handle(events.Received(wire.number, message))

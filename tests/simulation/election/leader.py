@@ -9,29 +9,6 @@ from typing import TYPE_CHECKING
 from slurm_elastic.rendezvous.election import term
 from slurm_elastic.rendezvous.election.campaign import Campaign
 from slurm_elastic.rendezvous.election.events import CampaignBlocked, LeaderEnded, TermClaimed
-from slurm_elastic.rendezvous.election.term import (
-    AgentsEnded,
-    AgentsGone,
-    AskSlurmAboutAgents,
-    CarryOut,
-    CheckTerm,
-    ClaimTerm,
-    ConfirmLastRound,
-    DisconnectedEnded,
-    ProbeDisconnected,
-    ProbeMembers,
-    PublishEndpoint,
-    RecordsAction,
-    RecordsAnswered,
-    RecordsFailed,
-    ReportBlocking,
-    ReportClaimed,
-    StepDown,
-    TermAction,
-    TermEvent,
-    Wake,
-    WriteRound,
-)
 from slurm_elastic.rendezvous.leader.fenced_records import FencedRecords
 from slurm_elastic.rendezvous.leader.leader import send_decision
 from slurm_elastic.rendezvous.membership.events import Disconnected, Interrupt, Publish, SignsOfLife, Tick
@@ -92,7 +69,7 @@ class Leader:
         now = self.world.now
         if now >= self.term.deadline:
             self.take_in_signs()
-            self.handle(Wake())
+            self.handle(term.Wake())
         if now >= self._beat_at and not self.over:
             self._beat_at = now + self.world.limit / 3
             for wire in [*self.wires.values()]:
@@ -103,12 +80,12 @@ class Leader:
             signs, self._signs = tuple(self._signs.items()), {}
             self.handle(SignsOfLife(signs))
 
-    def handle(self, event: TermEvent) -> None:
+    def handle(self, event: term.TermEvent) -> None:
         if self.over:
             return
         self.term, actions = term.step(self.term, event, self.world.now)
-        if self.world.transcript is not None and not isinstance(event, Tick | SignsOfLife | Wake):
-            shown = [action.decision if isinstance(action, CarryOut) else action for action in actions]
+        if self.world.transcript is not None and not isinstance(event, Tick | SignsOfLife | term.Wake):
+            shown = [action.decision if isinstance(action, term.CarryOut) else action for action in actions]
             self.world.tell(f"leader {self.epoch} on {self.agent.name}", f"{event} -> {shown}")
         for action in actions:
             self._act(action)
@@ -160,36 +137,36 @@ class Leader:
 
     # Actions.
 
-    def _act(self, action: TermAction) -> None:
+    def _act(self, action: term.TermAction) -> None:
         match action:
-            case CarryOut(state, decision):
+            case term.CarryOut(state, decision):
                 if isinstance(decision, Publish):
                     self.world.checks.after_publish(self, decision.table)
                 elif isinstance(decision, Interrupt) and decision.failure is not None and decision.unusable is None:
                     self.world.checks.after_charge(decision.message.round)
                 send_decision(self, self.epoch, state, decision)  # type: ignore[arg-type]
-            case ClaimTerm():
+            case term.ClaimTerm():
                 self._ask_records(action, self._take)
-            case ConfirmLastRound():
+            case term.ConfirmLastRound():
                 self._ask_records(action, self.ledger.confirm)
-            case PublishEndpoint():
+            case term.PublishEndpoint():
                 self._ask_records(action, self._publish_endpoint)
-            case CheckTerm():
+            case term.CheckTerm():
                 self._ask_records(action, self.ledger.leads)
-            case WriteRound(table):
+            case term.WriteRound(table):
                 self._ask_records(action, lambda: self.ledger.write_round(table))
-            case ProbeMembers(agents):
-                self._probe(agents, AgentsEnded)
-            case ProbeDisconnected(agent):
-                self._probe((agent,), lambda ended: DisconnectedEnded(agent) if ended else None)
-            case AskSlurmAboutAgents(agents):
+            case term.ProbeMembers(agents):
+                self._probe(agents, term.AgentsEnded)
+            case term.ProbeDisconnected(agent):
+                self._probe((agent,), lambda ended: term.DisconnectedEnded(agent) if ended else None)
+            case term.AskSlurmAboutAgents(agents):
                 gone = frozenset(name for name in agents if self.world.slurm_knows(name))
-                self.agent.later(self.world.delay(), lambda: self._found_out(AgentsGone(gone)))
-            case ReportClaimed():
+                self.agent.later(self.world.delay(), lambda: self._found_out(term.AgentsGone(gone)))
+            case term.ReportClaimed():
                 self.agent.handle(TermClaimed(self.number))
-            case ReportBlocking(blocks):
+            case term.ReportBlocking(blocks):
                 self.agent.later(0.0, lambda: self.agent.handle(CampaignBlocked(self.number, blocks)))
-            case StepDown():
+            case term.StepDown():
                 self.world.tell(f"leader {self.epoch} on {self.agent.name}", f"steps down {action.why}")
                 self.end()
                 problem = action.why if action.failed else ""
@@ -197,18 +174,18 @@ class Leader:
             case _:
                 raise AssertionError(action)
 
-    def _found_out(self, event: TermEvent) -> None:
+    def _found_out(self, event: term.TermEvent) -> None:
         self.take_in_signs()
         self.handle(event)
 
-    def _probe(self, agents: Sequence[str], answer: Callable[[frozenset[str]], TermEvent | None]) -> None:
+    def _probe(self, agents: Sequence[str], answer: Callable[[frozenset[str]], term.TermEvent | None]) -> None:
         ended, unanswered = self.world.probe(self.agent, agents)
         seconds = 1.0 if unanswered else self.world.delay()
         event = answer(ended)
         if event is not None:
             self.agent.later(seconds, lambda: self._found_out(event))
 
-    def _ask_records(self, action: RecordsAction, operation: Callable[[], bool]) -> None:
+    def _ask_records(self, action: term.RecordsAction, operation: Callable[[], bool]) -> None:
         """The operation happens at some moment, and its result is known at a later one; a paused process learns it
         late, and one that has ended never does it, or never learns what it did."""
 
@@ -219,7 +196,9 @@ class Leader:
                 self.answers += 1
                 allowed = (not lost or self.agent.rng.random() < 0.5) and operation()
                 self.world.before_message(self.agent)
-                answer = RecordsFailed(action, "the disk is full") if lost else RecordsAnswered(action, allowed)
+                answer = (
+                    term.RecordsFailed(action, "the disk is full") if lost else term.RecordsAnswered(action, allowed)
+                )
                 self.agent.later(self.world.disk(), lambda: self.handle(answer))
 
         self.world.at(self.world.now + self.world.disk(), happen)

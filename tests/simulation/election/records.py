@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 from slurm_elastic.rendezvous.records.api import Record, Situation
 
 
@@ -33,9 +30,6 @@ class Records:
     def publish_endpoint(self, record: Record) -> None:
         self.published = record
 
-    def endpoint(self) -> Record | None:
-        return self.published
-
     def claim_round(self, number: int, record: Record) -> bool:
         return self._claim("round", self.rounds, number, record)
 
@@ -48,27 +42,6 @@ class Records:
     def situation(self, known: int | None = None) -> Situation:
         number = self.last_round()
         return Situation(self.published, number, None if number is None or number == known else self.rounds[number])
-
-    def mark_done(self, record: Record) -> bool:
-        raise NotImplementedError
-
-    def is_done(self) -> bool:
-        return False
-
-    def publish_failure(self, record: Record) -> None:
-        raise NotImplementedError
-
-    def failure(self) -> Record | None:
-        return None
-
-    def on_loss(self, tell: Callable[[Any], None]) -> None:
-        pass
-
-    def stop_waiting(self) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
 
     def _claim(self, kind: str, written: dict[int, Record], number: int, record: Record) -> bool:
         if number in written:

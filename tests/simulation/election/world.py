@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
 import math
 import random
 from collections.abc import Callable, Sequence
@@ -15,6 +14,7 @@ from tests.simulation.election.leader import Leader
 from tests.simulation.election.records import Records
 from tests.simulation.election.wire import Wire
 from tests.simulation.violation import Violation
+from tests.simulation.virtual import Time
 
 Tell = Callable[[Answer | None, Wire | None], None]
 
@@ -22,7 +22,7 @@ CONNECT, HANDSHAKE = 1.0, 3.0
 """Seconds after which an attempt to connect is given up: without any answer, and half open."""
 
 
-class World:
+class World(Time):
     """One schedule.
 
     Attributes:
@@ -32,21 +32,19 @@ class World:
         messages: how many have been under way so far; what is done with the records counts twice.
         answers: for each answer of the records to a leader, the first message before which it can be lost.
         unusable: see Script.
-        transcript: what happened, if it is wanted.
     """
 
     def __init__(self, script: Script, transcript: list[str] | None = None) -> None:
-        self.seed, self.transcript = script.seed, transcript
+        super().__init__(transcript)
+        self.seed = script.seed
         self.rng = random.Random(f"{script.seed} world")
-        self.now, self.limit = 0.0, 3.0
+        self.limit = 3.0
         self.records = Records()
         self.unusable = script.unusable
         self.agents: dict[str, Agent] = {}
         self.checks = Checks(self)
         self.messages = 0
         self.answers: dict[tuple[Leader, int], int] = {}
-        self._heap: list[tuple[float, int, Callable[..., None], tuple[object, ...]]] = []
-        self._count = 0
         self._wires: list[Wire] = []
         self._cut: tuple[frozenset[str], ...] = ()
         self.slow_until = 0.0
@@ -68,16 +66,6 @@ class World:
             self.at(moment, self._arrive, index)
 
     # What others ask for.
-
-    def at(self, moment: float, action: Callable[..., None], *arguments: object) -> None:
-        """Do something at a moment of virtual time."""
-        self._count += 1
-        heapq.heappush(self._heap, (moment, self._count, action, arguments))
-
-    def tell(self, who: str, what: str) -> None:
-        """Add a line to the transcript."""
-        if self.transcript is not None:
-            self.transcript.append(f"{self.now:9.3f}  {who:22} {what}")
 
     def delay(self) -> float:
         """How long a message takes."""
@@ -196,20 +184,13 @@ class World:
         question = "it has not begun"
         while question:
             while self.now <= self._busy_until:
-                self._play(self._busy_until + 0.001)
+                self.play(self._busy_until + 0.001)
             self._heal_all()
             deadline = self.now + 45.0
             while (question := self._unsettled()) and self.now < deadline and self.now > self._busy_until:
-                self._play(self.now + 0.2)
+                self.play(self.now + 0.2)
             if question and self.now >= deadline:
                 raise Violation("the run trains again", question)
-
-    def _play(self, until: float) -> None:
-        heap = self._heap
-        while heap and heap[0][0] <= until:
-            self.now, _, action, arguments = heapq.heappop(heap)
-            action(*arguments)
-        self.now = until
 
     def _unsettled(self) -> str:
         living = {each.name for each in self.agents.values() if each.alive and each.trains and not each.leaving}

@@ -96,23 +96,6 @@ def test_deadline_moves_and_may_be_missing(tmp_path: Path) -> None:
     assert stop.seconds_left == 0.0
 
 
-def test_worker_waits_until_it_is_told(tmp_path: Path) -> None:
-    control = RoundControl(tmp_path, 0, 1)
-    fields = page_of(control)
-    pauses = []
-
-    def pause(seconds: float) -> None:
-        pauses.append(seconds)
-        if len(pauses) == 3:
-            control.stop_at(2, "preempted")
-
-    worker = WorkerControl(fields, pause)
-    assert control.hold() == 1
-    assert worker.ask() is None
-    assert len(pauses) == 3
-    assert worker.ask() is not None
-
-
 def test_agreement_that_is_given_up(tmp_path: Path) -> None:
     control = RoundControl(tmp_path, 0, 1)
     fields = page_of(control)

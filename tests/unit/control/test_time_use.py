@@ -34,18 +34,6 @@ from slurm_elastic.control._shared_page import (
     USES,
     read_text,
 )
-from slurm_elastic.control._time_use import (
-    LOADING,
-    OWN,
-    PLACES,
-    RESTORING,
-    SAVING,
-    SWITCH,
-    WAITING,
-    Sampler,
-    use_of_code,
-    use_of_stack,
-)
 from slurm_elastic.control._worker_side import VARIABLE
 
 SITE = "/site-packages/"
@@ -83,33 +71,33 @@ def stack(*places: tuple[str, str]) -> FrameType:
 @pytest.mark.parametrize(
     ("calls", "use"),
     [
-        ([SCRIPT], OWN),
-        ([SCRIPT, BACKWARD], WAITING),
-        ([SCRIPT, C10D], WAITING),
-        ([SCRIPT, FSDP, OPS], WAITING),
-        ([SCRIPT, BACKWARD, ("hook.py", "hook")], OWN),
-        ([RECORD, SCRIPT], OWN),
-        ([SCRIPT, RECORD], OWN),
-        ([("torch/nn/parallel/distributed.py", "forward"), ("model.py", "forward")], OWN),
-        ([SCRIPT, DATALOADER], LOADING),
-        ([SCRIPT, DATALOADER, ("dataset.py", "item"), LOAD], LOADING),
-        ([SCRIPT, ("slurm_elastic/trainer.py", "loading"), ("rows.py", "rows")], LOADING),
-        ([SCRIPT, SAVE], SAVING),
-        ([SCRIPT, LOAD], RESTORING),
-        ([SCRIPT, ("torch/distributed/checkpoint/state_dict_saver.py", "save"), C10D], SAVING),
-        ([SCRIPT, ("torch/distributed/checkpoint/state_dict_loader.py", "load"), C10D], RESTORING),
+        ([SCRIPT], _time_use.OWN),
+        ([SCRIPT, BACKWARD], _time_use.WAITING),
+        ([SCRIPT, C10D], _time_use.WAITING),
+        ([SCRIPT, FSDP, OPS], _time_use.WAITING),
+        ([SCRIPT, BACKWARD, ("hook.py", "hook")], _time_use.OWN),
+        ([RECORD, SCRIPT], _time_use.OWN),
+        ([SCRIPT, RECORD], _time_use.OWN),
+        ([("torch/nn/parallel/distributed.py", "forward"), ("model.py", "forward")], _time_use.OWN),
+        ([SCRIPT, DATALOADER], _time_use.LOADING),
+        ([SCRIPT, DATALOADER, ("dataset.py", "item"), LOAD], _time_use.LOADING),
+        ([SCRIPT, ("slurm_elastic/trainer.py", "loading"), ("rows.py", "rows")], _time_use.LOADING),
+        ([SCRIPT, SAVE], _time_use.SAVING),
+        ([SCRIPT, LOAD], _time_use.RESTORING),
+        ([SCRIPT, ("torch/distributed/checkpoint/state_dict_saver.py", "save"), C10D], _time_use.SAVING),
+        ([SCRIPT, ("torch/distributed/checkpoint/state_dict_loader.py", "load"), C10D], _time_use.RESTORING),
     ],
 )
 def test_the_use_of_a_stack(calls: list[tuple[str, str]], use: int) -> None:
-    assert use_of_stack(stack(*calls)) == use
+    assert _time_use.use_of_stack(stack(*calls)) == use
 
 
 def test_a_file_of_the_script_with_such_a_name_is_its_own() -> None:
-    assert use_of_code("/home/u/distributed/train.py", "all_reduce") == OWN
-    assert use_of_code("/home/u/mytorch/serialization.py", "save") == OWN
+    assert _time_use.use_of_code("/home/u/distributed/train.py", "all_reduce") == _time_use.OWN
+    assert _time_use.use_of_code("/home/u/mytorch/serialization.py", "save") == _time_use.OWN
 
 
-@pytest.mark.parametrize(("place", "function"), [(place, function) for place, function, _ in PLACES])
+@pytest.mark.parametrize(("place", "function"), [(place, function) for place, function, _ in _time_use.PLACES])
 def test_the_places_are_there_in_this_release(place: str, function: str) -> None:
     package, _, rest = place.partition("/")
     found = importlib.util.find_spec(package)
@@ -140,7 +128,7 @@ class Task:
         self.thread = threading.Thread(target=run)
         self.thread.start()
         started.wait()
-        self.sampler = Sampler(fields, *self.tasks)
+        self.sampler = _time_use.Sampler(fields, *self.tasks)
 
     def sample(self, seconds: float) -> None:
         end = time.monotonic() + seconds
@@ -332,7 +320,7 @@ def test_an_agent_reads_the_time_before_and_since_the_first_step(tmp_path: Path)
 def test_the_measurement_can_be_turned_off(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, switch: str, measured: bool
 ) -> None:
-    monkeypatch.setenv(SWITCH, switch)
+    monkeypatch.setenv(_time_use.SWITCH, switch)
     control = RoundControl(tmp_path, 0, 1)
     worker = attach(control.environment(0))
     assert worker is not None

@@ -9,7 +9,6 @@ import pytest
 
 from slurm_elastic.failures.causes import (
     BY_KERNEL,
-    BY_WATCHDOG,
     Attribution,
     Cause,
     Outlook,
@@ -23,94 +22,14 @@ from tests.local.agent.scripts.faults import FAULTS
 
 PAGE = Path(__file__).parents[3] / "docs" / "failures.md"
 PEER = "RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:4711"
-NCCL = (
-    "torch.distributed.DistBackendError: NCCL error in: /pytorch/torch/csrc/distributed/c10d/NCCLUtils.cpp:77, "
-    "{}, NCCL version 2.27.3"
-)
-GPU_MEMORY = (
-    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79 GiB of "
-    "which 1.2 GiB is free. Process 4711 has 12.50 GiB memory in use. Including non-PyTorch memory, this process has "
-    "65.2 GiB memory in use."
-)
-
-EXAMPLES: list[tuple[str, str, int]] = [
-    ("hang", f"{BY_WATCHDOG}no step for 60 s", -9),
-    ("host_memory", f"{BY_KERNEL}out of memory on n1; rank 1 has 3 GiB", -9),
-    ("host_memory", "MemoryError", 1),
-    (
-        "host_memory",
-        "RuntimeError: [enforce fail at alloc_cpu.cpp:119] . DefaultCPUAllocator: can't allocate memory",
-        1,
-    ),
-    ("host_memory", "terminate called after throwing an instance of 'std::bad_alloc'\n  what():  std::bad_alloc", -6),
-    ("slurm_memory_limit", "slurmstepd: error: Detected 1 oom_kill event in StepId=7.0.", 1),
-    ("gpu_hardware", "torch.AcceleratorError: CUDA error: uncorrectable ECC error encountered", 1),
-    ("gpu_hardware", "NVRM: Xid (PCI:0000:3b:00): 79, pid=4711, GPU has fallen off the bus.", 1),
-    ("gpu_missing", "RuntimeError: CUDA error: no CUDA-capable device is detected", 1),
-    ("gpu_missing", "ImportError: libcuda.so.1: cannot open shared object file: No such file or directory", 1),
-    ("gpu_memory", GPU_MEMORY, 1),
-    ("gpu_memory", "RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`", 1),
-    ("gpu_assertion", "torch.AcceleratorError: CUDA error: device-side assert triggered", 1),
-    ("gpu_device_number", "torch.AcceleratorError: CUDA error: invalid device ordinal", 1),
-    ("gpu_kernel", "torch.AcceleratorError: CUDA error: an illegal memory access was encountered", 1),
-    ("name_service", "socket.gaierror: [Errno -3] Temporary failure in name resolution", 1),
-    ("no_route", "RuntimeError: [pair.cc:144] connect: No route to host", 1),
-    (
-        "peer_at_loopback",
-        "RuntimeError: Gloo connectFullMesh failed with [/third_party/gloo/gloo/transport/tcp/pair.cc:152] timed out "
-        "connecting: SO_ERROR: Connection refused, remote=[127.0.1.1]:55220$1",
-        1,
-    ),
-    (
-        "peer_gone",
-        "RuntimeError: Gloo connectFullMesh failed with [/third_party/gloo/gloo/transport/tcp/pair.cc:152] timed out "
-        "connecting: SO_ERROR: Connection refused, remote=[10.0.0.7]:55220$1",
-        1,
-    ),
-    ("peer_gone", PEER, 1),
-    ("peer_gone", NCCL.format("remote process exited or there was a network error, ncclRemoteError"), 1),
-    ("peer_gone", "torch.distributed.DistNetworkError: failed to recv, got 0 bytes", 1),
-    ("collective_timeout", "RuntimeError: [unbound_buffer.cc:81] Timed out waiting 1800000ms for recv operation", 1),
-    ("collective_timeout", "[Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7)", -6),
-    ("nccl_system", NCCL.format("unhandled system error (run with NCCL_DEBUG=INFO for details), ncclSystemError"), 1),
-    ("nccl_usage", NCCL.format("invalid usage, ncclInvalidUsage"), 1),
-    ("node_disk_full", "OSError: [Errno 28] No space left on device: '/tmp/cache/x.bin'", 1),
-    ("node_disk_full", "RuntimeError: unable to write to file </torch_4711_1_0>: No space left on device (28)", 1),
-    ("disk_full", "OSError: [Errno 28] No space left on device: '/home/u/runs/model.pt'", 1),
-    ("quota", "OSError: [Errno 122] Disk quota exceeded: '/home/u/model.pt'", 1),
-    ("read_only", "OSError: [Errno 30] Read-only file system: '/scratch/x'", 1),
-    ("file_system", "OSError: [Errno 116] Stale file handle: '/home/u/data'", 1),
-    ("file_system", "OSError: [Errno 5] Input/output error", 1),
-    ("descriptors", "OSError: [Errno 24] Too many open files: 'x'", 1),
-    ("port_taken", "torch.distributed.DistNetworkError: The server socket has failed to listen. EADDRINUSE", 1),
-    ("port_taken", "OSError: [Errno 98] Address already in use", 1),
-    ("checkpoint_damaged", "RuntimeError: PytorchStreamReader failed reading zip archive: not a ZIP archive", 1),
-    ("checkpoint_damaged", "_pickle.UnpicklingError: pickle data was truncated", 1),
-    ("data_damaged", "PIL.UnidentifiedImageError: cannot identify image file 'x.jpg'", 1),
-    ("data_damaged", "json.decoder.JSONDecodeError: Expecting value: line 1 column 1 (char 0)", 1),
-    ("data_loader_killed", "RuntimeError: DataLoader worker (pid(s) 12, 13) exited unexpectedly", 1),
-    ("not_finite", "RuntimeError: Function 'MulBackward0' returned nan values in its 0th output.", 1),
-    ("not_finite", "ValueError: loss is nan at step 7", 1),
-    ("syntax", '  File "train.py", line 1\n    x ==\n        ^\nSyntaxError: invalid syntax', 1),
-    ("import", "ModuleNotFoundError: No module named 'nothing'", 1),
-    ("import", "/usr/bin/python: No module named train", 1),
-    ("file_missing", "FileNotFoundError: [Errno 2] No such file or directory: 'x.csv'", 1),
-    ("file_missing", "python: can't open file '/home/u/train.py': [Errno 2] No such file or directory", 2),
-    ("permission", "PermissionError: [Errno 13] Permission denied: '/data/x'", 1),
-    ("arguments", "usage: train.py [-h] [--lr LR]\ntrain.py: error: unrecognized arguments: --rl", 2),
-    ("cannot_run", "[Errno 2] No such file or directory: '/no/such/program'", 127),
-    ("shapes", "RuntimeError: mat1 and mat2 shapes cannot be multiplied (4x8 and 4x8)", 1),
-    ("mistake", "NameError: name 'modle' is not defined", 1),
-    ("assertion", "AssertionError: sizes differ", 1),
-    ("left_thread", "terminate called without an active exception", -6),
-    ("native_crash", "", -11),
-    ("native_crash", "Traceback (most recent call last):\nterminate called without an active exception", -6),
-    ("illegal_instruction", "", -4),
-    ("stopped", "KeyboardInterrupt", 1),
-    ("terminated", "", -15),
-    ("killed", "", -9),
-    ("exception", "Traceback (most recent call last):\nValueError: told to fail", 1),
+EXAMPLES = [
+    (name, " ".join(text).replace("\\n", "\n"), int(exit_code))
+    for name, exit_code, *text in (
+        line.split(maxsplit=2) for line in Path(__file__).with_name("examples.txt").read_text().splitlines()
+    )
 ]
+"""Of each row: its name, what a worker has written, and its exit code. A line break there is a \\n in the file."""
+GPU_MEMORY = next(text for _, text, _ in EXAMPLES if text.startswith("torch.OutOfMemoryError"))
 
 
 INNOCENT = (

@@ -50,16 +50,6 @@ def test_safe_names(tmp_path: Path) -> None:
         RunDir.for_run(tmp_path, run_id).open()
 
 
-def test_claim_has_one_winner_and_its_content_is_whole(run_dir: RunDir) -> None:
-    def content(number: int) -> bytes:
-        return bytes([65 + number]) * 100_000
-
-    won = race(lambda number: run_dir.claim("leader", content(number)))
-    assert sorted(won) == [False] * (RACERS - 1) + [True]
-    assert run_dir.read("leader") == content(won.index(True))
-    assert hidden(run_dir.path) == []
-
-
 def test_a_reader_never_sees_part_of_a_claim_or_publication(run_dir: RunDir) -> None:
     size = 300_000
     rounds = 40
@@ -102,14 +92,9 @@ def test_a_lost_answer_to_link_counts_as_won(run_dir: RunDir, monkeypatch: pytes
     assert run_dir.read("x") == b"{}"
 
 
-def test_rounds_are_claimed_once_and_the_last_is_known(run_dir: RunDir) -> None:
-    assert run_dir.last_round() is None
-    assert run_dir.round_record(0) is None
-    assert sum(race(lambda number: run_dir.claim_round(0, b'{"by": %d}' % number))) == 1
-    for number in (1, 2, 10):
+def test_other_files_among_the_rounds_are_none(run_dir: RunDir) -> None:
+    for number in (10, 1_000_000):
         assert run_dir.claim_round(number, b"{}")
-    assert not run_dir.claim_round(2, b"{}")
-    assert run_dir.claim_round(1_000_000, b"{}")
     (run_dir.path / "rounds" / "9999999.json.bak").touch()
     (run_dir.path / "rounds" / ".9999999.json.0123").touch()
     assert run_dir.last_round() == 1_000_000

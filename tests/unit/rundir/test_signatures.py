@@ -68,15 +68,12 @@ def contents(run_dir: RunDir) -> list[object]:
 
 
 @pytest.mark.parametrize("forge", FORGERIES)
-def test_what_others_have_written_counts_as_missing(run_dir: RunDir, forge: Forge) -> None:
+def test_what_others_have_written_counts_as_missing_and_a_record_takes_its_place_once(
+    run_dir: RunDir, forge: Forge
+) -> None:
     before = contents(run_dir)
     forge_all(run_dir, forge)
     assert contents(run_dir) == before
-
-
-@pytest.mark.parametrize("forge", FORGERIES)
-def test_a_record_takes_the_place_of_a_forged_one_once(run_dir: RunDir, forge: Forge) -> None:
-    forge_all(run_dir, forge)
     run_dir.publish_endpoint("0", RECORD)
     run_dir.publish_failure("0", RECORD)
     for claim in (

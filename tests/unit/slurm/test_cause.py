@@ -49,11 +49,6 @@ def test_preempted_in_grace() -> None:
     assert str(found) == "preempted, 58 s left (grace of 60 s)"
 
 
-def test_preempted_with_the_users_signal_in_place_of_sigterm() -> None:
-    # preempt_send_user_signal: what looks like the warning of a time limit.
-    assert find(job("job_preempted_in_grace.txt"), SIGCONT, SIGUSR2, left=58, restarts=2).cause is Cause.PREEMPTED
-
-
 def test_the_grace_alone_tells_how_long_if_the_controllers_time_is_unknown() -> None:
     view = job("job_preempted_in_grace.txt")
     found = classify([SIGTERM], 2.5, view, 2, clock=None, meaning=MEANING)
@@ -88,11 +83,6 @@ def test_slurm_warns_no_job_that_has_no_time_limit() -> None:
         assert (found.cause, found.seconds) == (Cause.SIGNALLED, None)
 
 
-def test_preempted_after_the_warning_of_a_time_limit() -> None:
-    view = job("job_preempted_in_grace.txt")
-    assert find(view, SIGCONT, SIGUSR2, SIGCONT, SIGTERM, left=30, restarts=2).cause is Cause.PREEMPTED
-
-
 @pytest.mark.parametrize("warning", [SIGUSR1, SIGUSR2])
 @pytest.mark.parametrize("left", [179, 120, 3, -1])
 def test_warned_of_the_time_limit(warning: signal.Signals, left: int) -> None:
@@ -113,10 +103,6 @@ def test_by_hand_in_the_middle_of_a_job(number: signal.Signals) -> None:
     assert str(found) == f"signalled ({number.name}, not by Slurm itself)"
 
 
-def test_sigterm_just_before_the_limit_is_no_warning_of_it() -> None:
-    assert find(job("job_running.txt"), SIGTERM, left=30, restarts=2).cause is Cause.SIGNALLED
-
-
 def test_by_hand_on_a_node_that_is_drained() -> None:
     view = job("job_running.txt")
     assert classify([SIGTERM], 0.0, view, 2, clock=clock(view, 3000), drained=True).cause is Cause.DRAINED
@@ -135,39 +121,44 @@ def test_pending_again_already() -> None:
     assert classify([SIGTERM], 0.0, view, view.restarts).cause is Cause.REQUEUED
 
 
+TERMINATED = [SIGTERM, SIGCONT, SIGTERM]
+CAUSES = {
+    # preempt_send_user_signal: what looks like the warning of a time limit.
+    "the user's signal in place of SIGTERM": ("job_preempted_in_grace", [SIGCONT, SIGUSR2], 58, Cause.PREEMPTED),
+    "a preemption after the warning": ("job_preempted_in_grace", [SIGUSR2, SIGCONT, SIGTERM], 30, Cause.PREEMPTED),
+    "a SIGTERM before the limit is no warning of it": ("job_running", [SIGTERM], 30, Cause.SIGNALLED),
+    "a preemption to its end where Slurm cancels": ("job_preempted_to_its_end", TERMINATED, 0, Cause.PREEMPTED),
+    "a cancellation within the grace": ("job_cancelled_in_grace", [SIGTERM], 0, Cause.CANCELLED),
+    "the time limit": ("job_time_limit", TERMINATED, 0, Cause.TIME_LIMIT_REACHED),
+    "a cancellation": ("job_cancelled", [SIGCONT, SIGTERM], 0, Cause.CANCELLED),
+}
+
+
+@pytest.mark.parametrize(("name", "signals", "left", "cause"), CAUSES.values(), ids=CAUSES)
+def test_what_it_is(name: str, signals: list[signal.Signals], left: int, cause: Cause) -> None:
+    view = job(f"{name}.txt")
+    found = find(view, *signals, left=left, elapsed=0.5, restarts=view.restarts)
+    assert found.cause is cause
+    assert left or found.cause is Cause.CANCELLED or found.seconds == KILL_WAIT - 0.5
+
+
 def test_an_orphan_of_an_earlier_incarnation() -> None:
     assert find(job("job_running.txt"), SIGTERM, left=3000, restarts=1).cause is Cause.REQUEUED
 
 
-def test_preempted_to_its_end_where_slurm_cancels() -> None:
-    found = find(job("job_preempted_to_its_end.txt"), SIGTERM, SIGCONT, SIGTERM, left=0)
-    assert (found.cause, found.seconds) == (Cause.PREEMPTED, KILL_WAIT)
+ENDED = {
+    **dict.fromkeys(("COMPLETED", "FAILED", "OUT_OF_MEMORY", "DEADLINE", "BOOT_FAIL", "CANCELLED"), Cause.CANCELLED),
+    "NODE_FAIL": Cause.NODE_FAILED,
+}
 
 
-def test_cancelled_within_the_grace() -> None:
-    assert find(job("job_cancelled_in_grace.txt"), SIGTERM, left=0).cause is Cause.CANCELLED
-
-
-def test_time_limit_reached() -> None:
-    found = find(job("job_time_limit.txt"), SIGTERM, SIGCONT, SIGTERM, left=0, elapsed=0.5)
-    assert (found.cause, found.seconds) == (Cause.TIME_LIMIT_REACHED, KILL_WAIT - 0.5)
-
-
-def test_cancelled() -> None:
-    found = find(job("job_cancelled.txt"), SIGCONT, SIGTERM, left=0)
-    assert (found.cause, found.seconds) == (Cause.CANCELLED, KILL_WAIT)
-    assert find(job("job_cancelled.txt", state="CANCELLED"), SIGTERM, left=0).cause is Cause.CANCELLED
+@pytest.mark.parametrize(("state", "cause"), ENDED.items())
+def test_a_job_that_has_ended_is_not_wanted_back(state: str, cause: Cause) -> None:
+    assert find(job("job_running.txt", state=state), SIGTERM, left=0, restarts=2).cause is cause
 
 
 def test_a_node_failed_and_slurm_does_not_requeue() -> None:
-    view = job("job_cancelled.txt", reason="NodeDown")
-    assert find(view, SIGTERM, left=0).cause is Cause.NODE_FAILED
-    assert find(job("job_cancelled.txt", state="NODE_FAIL"), SIGTERM, left=0).cause is Cause.NODE_FAILED
-
-
-@pytest.mark.parametrize("state", ["COMPLETED", "FAILED", "OUT_OF_MEMORY", "DEADLINE", "BOOT_FAIL"])
-def test_a_job_that_has_ended_in_any_other_way_is_not_wanted_back(state: str) -> None:
-    assert find(job("job_running.txt", state=state), SIGTERM, left=0, restarts=2).cause is Cause.CANCELLED
+    assert find(job("job_cancelled.txt", reason="NodeDown"), SIGTERM, left=0).cause is Cause.NODE_FAILED
 
 
 def test_the_order_in_which_signals_were_noted_changes_nothing() -> None:

@@ -1,6 +1,6 @@
 """The controller: the programs that are asked are shell scripts in place of Slurm's that are slow or fail.
 
-They print outputs/*.txt, see test_views.py.
+They print outputs/*.txt, see test_scontrol_output.py.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import logging
 import os
 import signal
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -20,11 +21,20 @@ from slurm_elastic.slurm.output import parse_jobs
 OUTPUTS = Path(__file__).parent / "outputs"
 
 
-def program(directory: Path, name: str, body: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = directory / name
-    path.write_text(f"#!/bin/bash\n{body}\n")
-    path.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{directory}:{os.environ['PATH']}")
+Install = Callable[[str, str], None]
+
+
+@pytest.fixture
+def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
+    """Puts a program with this name and these lines before all others."""
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+
+    def install(name: str, body: str) -> None:
+        path = tmp_path / name
+        path.write_text(f"#!/bin/bash\n{body}\n")
+        path.chmod(0o755)
+
+    return install
 
 
 def test_without_scontrol_everything_is_unknown_and_said_once(
@@ -46,10 +56,10 @@ def test_without_scontrol_everything_is_unknown_and_said_once(
 
 
 def test_a_slow_scontrol_is_killed_with_its_children(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, program: Install, caplog: pytest.LogCaptureFixture
 ) -> None:
     # A child that keeps the pipe open must not hold the answer back either.
-    program(tmp_path, "scontrol", f"sleep 1000 & echo $! > {tmp_path}/child; wait", monkeypatch)
+    program("scontrol", f"sleep 1000 & echo $! > {tmp_path}/child; wait")
     started = tmp_path / "child"
     for timeout in (0.5, 5.0, 50.0):
         assert Controller(timeout).job("1") is None
@@ -65,8 +75,8 @@ def test_a_slow_scontrol_is_killed_with_its_children(
         raise
 
 
-def test_a_failing_scontrol(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    program(tmp_path, "scontrol", "printf 'no DNS record\\nslurm_load_jobs error: down\\n' >&2; exit 1", monkeypatch)
+def test_a_failing_scontrol(program: Install, caplog: pytest.LogCaptureFixture) -> None:
+    program("scontrol", "printf 'no DNS record\\nslurm_load_jobs error: down\\n' >&2; exit 1")
     controller = Controller()
     assert controller.job("1") is None
     assert not controller.requeue("1")
@@ -76,8 +86,8 @@ def test_a_failing_scontrol(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cap
     ]
 
 
-def test_finds_the_job_among_those_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    program(tmp_path, "scontrol", f"cat {OUTPUTS}/jobs_array.txt", monkeypatch)
+def test_finds_the_job_among_those_printed(program: Install) -> None:
+    program("scontrol", f"cat {OUTPUTS}/jobs_array.txt")
     controller = Controller()
     by_job, by_element = controller.job("14"), controller.job("13_3")
     assert by_job is not None
@@ -86,18 +96,16 @@ def test_finds_the_job_among_those_printed(tmp_path: Path, monkeypatch: pytest.M
     assert controller.job("99") is None
 
 
-def test_a_heterogeneous_job_has_the_nodes_of_all_its_components(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_heterogeneous_job_has_the_nodes_of_all_its_components(program: Install) -> None:
     # An agent on a node of the second component would be taken for one that Slurm has ended.
-    program(tmp_path, "scontrol", f"cat {OUTPUTS}/jobs_het.txt", monkeypatch)
+    program("scontrol", f"cat {OUTPUTS}/jobs_het.txt")
     job = Controller().job("7")
     assert job is not None
     assert (job.job_id, job.het_job_id, job.nodes) == ("7", "7", ("f1", "f2"))
 
 
-def test_nodes_that_slurm_does_not_know_are_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    program(tmp_path, "scontrol", f"cat {OUTPUTS}/nodes.txt; exit 1", monkeypatch)
+def test_nodes_that_slurm_does_not_know_are_unknown(program: Install) -> None:
+    program("scontrol", f"cat {OUTPUTS}/nodes.txt; exit 1")
     states = Controller().node_states(["f1", "nope"])
     assert states == {"f1": NodeState.UP, "nope": NodeState.UNKNOWN}
 
@@ -105,10 +113,8 @@ def test_nodes_that_slurm_does_not_know_are_unknown(tmp_path: Path, monkeypatch:
 @pytest.mark.parametrize(
     ("body", "known"), [("echo n1", True), ("exit 0", False), ("echo error >&2; exit 1", None), ("exit 127", None)]
 )
-def test_whether_there_is_a_node(
-    body: str, known: bool | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    program(tmp_path, "sinfo", body, monkeypatch)
+def test_whether_there_is_a_node(body: str, known: bool | None, program: Install) -> None:
+    program("sinfo", body)
     assert Controller().knows_node("n1") is known
 
 
@@ -119,11 +125,9 @@ def test_whether_there_is_a_node(
         ("preempt/qos", "sacctmgr --noheader --parsable2 show qos format=GraceTime name=scavenger"),
     ],
 )
-def test_the_grace_is_that_of_what_preempts(
-    preempt_type: str, asked: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    program(tmp_path, "scontrol", f'echo "scontrol $*" >{tmp_path}/asked; cat {OUTPUTS}/partition.txt', monkeypatch)
-    program(tmp_path, "sacctmgr", f'echo "sacctmgr $*" >{tmp_path}/asked; echo 00:00:15', monkeypatch)
+def test_the_grace_is_that_of_what_preempts(preempt_type: str, asked: str, tmp_path: Path, program: Install) -> None:
+    program("scontrol", f'echo "scontrol $*" >{tmp_path}/asked; cat {OUTPUTS}/partition.txt')
+    program("sacctmgr", f'echo "sacctmgr $*" >{tmp_path}/asked; echo 00:00:15')
     (view,) = parse_jobs((OUTPUTS / "job_preempted_without_limit_26.05.txt").read_text())
     assert Controller().grace(dataclasses.replace(view, qos="scavenger"), preempt_type) == 15
     assert (tmp_path / "asked").read_text() == f"{asked}\n"
@@ -132,19 +136,21 @@ def test_the_grace_is_that_of_what_preempts(
 
 @pytest.mark.parametrize(("release", "said"), [("21.08.8-2", 1), ("20.11.9", 1), ("22.05.0", 0), ("26.05.5", 0)])
 def test_an_older_slurm_is_named_once(
-    release: str, said: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    release: str, said: int, program: Install, caplog: pytest.LogCaptureFixture
 ) -> None:
-    program(tmp_path, "scontrol", f"echo 'NodeName=f1 Version={release} State=IDLE'", monkeypatch)
+    program("scontrol", f"echo 'NodeName=f1 Version={release} State=IDLE'")
     controller = Controller()
     controller.node_address("f1")
-    program(tmp_path, "scontrol", f"echo 'SLURM_VERSION           = {release}'", monkeypatch)
+    program("scontrol", f"echo 'SLURM_VERSION           = {release}'")
     controller.clock()
     warnings = [record.getMessage() for record in caplog.records]
     assert [f"Slurm {release[:5]} is older than 22.05" in line for line in warnings] == [True] * said
 
 
-def test_asks_its_own_cluster_in_epoch_seconds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    program(tmp_path, "scontrol", f'echo "$SLURM_TIME_FORMAT,$SLURM_CLUSTERS,$*" > {tmp_path}/asked', monkeypatch)
+def test_asks_its_own_cluster_in_epoch_seconds(
+    tmp_path: Path, program: Install, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program("scontrol", f'echo "$SLURM_TIME_FORMAT,$SLURM_CLUSTERS,$*" > {tmp_path}/asked')
     monkeypatch.setenv("SLURM_CLUSTERS", "other")
     monkeypatch.setenv("SLURM_TIME_FORMAT", "relative")
     Controller().job("12")

@@ -107,6 +107,8 @@ def test_outside_slurm_there_is_no_job() -> None:
 def test_the_step_list_comes_before_the_jobs() -> None:
     job = parsed(STEP)
     assert (job.nodes, job.node_rank) == (("n2", "n3", "n4"), 1)
+    # Its place in the job stays.
+    assert (job.job_nodes, job.position) == (("n1", "n2", "n3", "n4"), 2)
 
 
 def test_order_is_slurms_and_duplicates_go() -> None:
@@ -135,10 +137,6 @@ def test_restart_count_is_unset_on_the_first_run() -> None:
     assert parsed({**STEP, "SLURM_RESTART_COUNT": "3"}).restart_count == 3
 
 
-def test_null_is_no_value() -> None:
-    assert parsed({**STEP, "SLURM_STEP_RESV_PORTS": "(null)"}).reserved_ports == ()
-
-
 def test_remaining_values() -> None:
     job = parsed(
         {
@@ -149,6 +147,7 @@ def test_remaining_values() -> None:
         }
     )
     assert job.reserved_ports == (21000, 21001, 21005)
+    assert parsed({**STEP, "SLURM_STEP_RESV_PORTS": "(null)"}).reserved_ports == ()
     assert job.topology_address == "s0.s4.n3"
 
 
@@ -210,28 +209,12 @@ def test_half_present_or_contradictory_variables(change: dict[str, str | None], 
     assert "\n" not in message
 
 
-def test_a_step_on_some_nodes_keeps_the_place_in_the_job():
-    environ = {
-        "SLURM_JOB_ID": "7",
-        "SLURM_JOB_NODELIST": "n[1-4]",
-        "SLURM_STEP_ID": "1",
-        "SLURM_STEP_NODELIST": "n[3-4]",
-        "SLURMD_NODENAME": "n4",
-    }
-    job = parsed(environ)
-    assert (job.nodes, job.job_nodes) == (("n3", "n4"), ("n1", "n2", "n3", "n4"))
-    assert (job.node_rank, job.position) == (1, 3)
-
-
-def in_topology(address: str, pattern: str, **changes: str) -> str:
-    return parsed(
-        {**STEP, "SLURM_TOPOLOGY_ADDR": address, "SLURM_TOPOLOGY_ADDR_PATTERN": pattern, **changes}
-    ).failure_domain
-
-
-def test_a_failure_domain_is_the_job_and_what_the_topology_has_above_the_node() -> None:
-    node = parsed(STEP).node
-    job = parsed(STEP).job_id
-    assert in_topology(node, "node") == job
-    assert in_topology(f"s0.s4.{node}", "switch.switch.node") == f"{job}/s0/s4"
-    assert in_topology(f"b1.{node}", "block.node") == f"{job}/b1"
+@pytest.mark.parametrize(
+    ("address", "pattern", "above"),
+    [("n3", "node", ""), ("s0.s4.n3", "switch.switch.node", "/s0/s4"), ("b1.n3", "block.node", "/b1")],
+)
+def test_a_failure_domain_is_the_job_and_what_the_topology_has_above_the_node(
+    address: str, pattern: str, above: str
+) -> None:
+    job = parsed({**STEP, "SLURM_TOPOLOGY_ADDR": address, "SLURM_TOPOLOGY_ADDR_PATTERN": pattern})
+    assert job.failure_domain == f"12{above}"

@@ -51,26 +51,6 @@ def test_the_newest_snapshot_of_the_last_round_that_anyone_holds_is_chosen() -> 
     assert found.line == (SnapshotId(0, 6),)
 
 
-def test_a_round_that_took_no_snapshot_leaves_its_origin_in_force() -> None:
-    assert chosen(4, origin((1, 9), (2, 20)), holds("a", (1, 9), (2, 20))) == (2, 20)
-
-
-def test_state_that_the_run_has_left_behind_is_dropped_whatever_its_step() -> None:
-    # Round 3 started from step 20 of round 2. An agent that was cut off went on to step 25 of round 2.
-    before = origin((2, 20))
-    assert chosen(3, before, holds("a", (2, 20)), holds("cut off", (2, 24), (2, 25))) == (2, 20)
-    assert chosen(3, before, holds("cut off", (2, 25))) is None
-    # An ancestor of what the run has is right, if it is all that is left.
-    assert chosen(3, before, holds("spare", (2, 18))) == (2, 18)
-    assert chosen(3, origin((1, 9), (2, 20)), holds("spare", (1, 10))) is None
-
-
-def test_going_back_to_an_earlier_round_forgets_the_later_ones() -> None:
-    found = choose(3, origin((1, 9), (2, 20)), [holds("spare", (1, 8))])
-    assert read_origin(found).line == (SnapshotId(1, 8),)
-    assert chosen(4, found, holds("late", (2, 20), (1, 9))) is None
-
-
 def test_a_round_from_nothing_in_memory_forgets_all() -> None:
     found = choose(3, origin((2, 20)), [holds("cut off", (2, 25))])
     assert read_origin(found) == Origin(
@@ -158,20 +138,6 @@ def test_a_snapshot_that_is_not_here_is_fetched_into_the_slot_that_is_needed_lea
 def test_a_copy_with_other_plain_values_is_replaced() -> None:
     other = Copy(SnapshotId(2, 20), "01")
     assert prepare([COPIES[0], other, None], BEFORE) == Preparation((1,), 1, fetch=True)
-
-
-def test_the_oldest_snapshot_is_overwritten() -> None:
-    one, two, three = SnapshotId(1, 9), SnapshotId(2, 5), SnapshotId(2, 6)
-    assert slot_to_write([one, None, two]) == 1
-    assert slot_to_write([two, three, one]) == 2
-
-
-def test_a_slot_that_is_being_written_to_disk_is_not_overwritten() -> None:
-    one, two, three = SnapshotId(1, 9), SnapshotId(2, 5), SnapshotId(2, 6)
-    assert slot_to_write([one, two, three], busy=[0]) == 1
-    assert slot_to_write([two, None, one], busy=[1]) == 2
-    # A worker that is killed while it copies leaves the one that is being written.
-    assert slot_to_write([one, two], busy=[0]) == 1
 
 
 def test_an_agent_that_holds_two_snapshots_overwrites_the_older_one() -> None:

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from slurm_elastic.snapshot.lineage import Copy, Holder, Protection, SnapshotId, slot_to_write
+from slurm_elastic.snapshot.lineage import Holder, Protection, SnapshotId, slot_to_write
 from slurm_elastic.snapshot.replication import (
     Goal,
     Report,
     kept_step,
     link_problem,
-    newest_of,
     next_goal,
     partners,
-    slot_for_replica,
 )
 
 
@@ -101,18 +99,6 @@ def test_what_is_safe_and_what_becomes_safe_is_not_overwritten() -> None:
     assert slot_to_write(ids(5, 9), (), protection) == 1
     assert slot_to_write(ids(5, 10), (), protection) is None
     assert slot_to_write(ids(5, 10), (), Protection(SnapshotId(3, 10))) == 0
-
-
-def test_copies_never_take_the_place_of_what_is_safe() -> None:
-    safe = SnapshotId(3, 5)
-    five, ten = (Copy.of_part(each, 0, 4) for each in ids(5, 10))
-    assert slot_for_replica([None, None], None) == 0
-    assert slot_for_replica([five, None], safe) == 1
-    assert slot_for_replica([five, ten], safe) == 1
-    assert slot_for_replica([five, ten], SnapshotId(3, 10)) == 0
-    assert slot_for_replica([five, ten], None) == 0
-    assert newest_of(None, safe, SnapshotId(2, 9)) == safe
-    assert newest_of(None) is None
 
 
 def test_a_slow_link_is_said_in_one_line() -> None:

@@ -9,26 +9,17 @@ import pytest
 import torch
 
 from slurm_elastic.snapshot import state as state_module
-from slurm_elastic.snapshot.state import (
-    Describer,
-    StateError,
-    describe,
-    flatten,
-    read_description,
-    rebuild,
-    table_of,
-)
 
 
 def through_bytes(state: dict[str, Any]) -> dict[str, Any]:
-    tree, tensors, _ = flatten(state)
-    table = table_of(tensors)
+    tree, tensors, _ = state_module.flatten(state)
+    table = state_module.table_of(tensors)
     memory = bytearray(table.size)
     for tensor, place in zip(tensors, table.places, strict=True):
         if place.size:
             raw = tensor.detach().contiguous().view(-1).view(torch.uint8)
             memory[place.offset : place.offset + place.size] = bytes(raw.tolist())
-    return rebuild(*read_description(describe(tree, table), memoryview(memory)))
+    return state_module.rebuild(*state_module.read_description(state_module.describe(tree, table), memoryview(memory)))
 
 
 def test_plain_values_come_back_as_they_were() -> None:
@@ -85,42 +76,42 @@ def test_model_and_optimizer_go_on_as_if_nothing_had_been() -> None:
 
 
 def test_what_a_snapshot_cannot_hold_is_named() -> None:
-    with pytest.raises(StateError, match=r"^progress\.best\.1 is a set; a snapshot holds tensors"):
-        flatten({"progress": {"best": [1, {2}]}})
-    with pytest.raises(StateError, match=r"^m\.w is a torch\.sparse_coo tensor; .*to_dense"):
-        flatten({"m": {"w": torch.eye(2).to_sparse()}})
+    with pytest.raises(state_module.StateError, match=r"^progress\.best\.1 is a set; a snapshot holds tensors"):
+        state_module.flatten({"progress": {"best": [1, {2}]}})
+    with pytest.raises(state_module.StateError, match=r"^m\.w is a torch\.sparse_coo tensor; .*to_dense"):
+        state_module.flatten({"m": {"w": torch.eye(2).to_sparse()}})
 
 
 def test_the_path_of_what_a_snapshot_cannot_hold_leads_to_it() -> None:
     wanted = {2}
     state = {"a": {"b": [1, (2, {"c": {1}})]}, "z": 1}
-    with pytest.raises(StateError, match=r"^a\.b\.1\.1\.c is a set; "):
-        flatten(state)
-    with pytest.raises(StateError, match=r"^wanted is a set; "):
-        flatten({"a": 1, "wanted": wanted})
+    with pytest.raises(state_module.StateError, match=r"^a\.b\.1\.1\.c is a set; "):
+        state_module.flatten(state)
+    with pytest.raises(state_module.StateError, match=r"^wanted is a set; "):
+        state_module.flatten({"a": 1, "wanted": wanted})
     # A part of a key is named by the dict and its place in the key.
-    with pytest.raises(StateError, match=r"^a\.b\.1 is a frozenset; "):
-        flatten({"a": {"b": {(1, frozenset({2})): 1}}})
+    with pytest.raises(state_module.StateError, match=r"^a\.b\.1 is a frozenset; "):
+        state_module.flatten({"a": {"b": {(1, frozenset({2})): 1}}})
 
 
 def test_only_what_has_changed_is_encoded_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     encoded: list[Any] = []
     encode = state_module._encode
     monkeypatch.setattr(state_module, "_encode", lambda tree: encoded.append(tree) or encode(tree))
-    describer, table = Describer(), table_of([])
+    describer, table = state_module.Describer(), state_module.table_of([])
     for step in range(3):
         encoded.clear()
-        tree = flatten({"optimizer": {"lr": 0.1, "groups": [1, 2]}, "progress": {"step": step}}).tree
-        assert describer.describe(tree, table) == describe(tree, table)
+        tree = state_module.flatten({"optimizer": {"lr": 0.1, "groups": [1, 2]}, "progress": {"step": step}}).tree
+        assert describer.describe(tree, table) == state_module.describe(tree, table)
         # The other half of what is encoded is of `describe`.
         assert encoded.count(tree["optimizer"]) == (2 if step == 0 else 1)
         assert encoded.count(tree["progress"]) == 2
 
 
 def test_a_description_is_not_believed_beyond_its_memory() -> None:
-    tree, tensors, _ = flatten({"a": torch.ones(8)})
-    description = describe(tree, table_of(tensors))
+    tree, tensors, _ = state_module.flatten({"a": torch.ones(8)})
+    description = state_module.describe(tree, state_module.table_of(tensors))
     with pytest.raises(ValueError, match="a tensor of 32 bytes at 0 in 16 bytes"):
-        read_description(description, memoryview(bytearray(16)))
+        state_module.read_description(description, memoryview(bytearray(16)))
     with pytest.raises((ValueError, AttributeError)):
-        read_description(description.replace(b"float32", b"nn"), memoryview(bytearray(64)))
+        state_module.read_description(description.replace(b"float32", b"nn"), memoryview(bytearray(64)))

@@ -33,6 +33,11 @@ def situation(incarnation: str = "7.0") -> Situation:
     return Situation(ENDPOINT, 3, record)
 
 
+def recorded(incarnation: str, **more: Any) -> CampaignRecords:
+    """The same, with more in the record of the round."""
+    return CampaignRecords(2, Situation(ENDPOINT, 3, {**(situation(incarnation).round or {}), **more}), None)
+
+
 SEEN = CampaignRecords(2, situation(), {"agent": "n1/7.0/1"})
 
 
@@ -61,10 +66,8 @@ def test_who_finds_no_member_left_begins_anew_and_an_agent_without_workers_does_
 
 @pytest.mark.parametrize("incarnation", ["7.0", "7.9"])
 def test_the_last_failure_is_known_also_of_another_incarnation(incarnation: str) -> None:
-    seen = situation(incarnation)
-    assert seen.round is not None
-    failed = Situation(ENDPOINT, 3, {**seen.round, "last_failure": "import | 1"})
-    assert plan(config(), CampaignRecords(2, failed, None), LOST).settings.first_failure == "import | 1"
+    failed = recorded(incarnation, last_failure="import | 1")
+    assert plan(config(), failed, LOST).settings.first_failure == "import | 1"
     assert plan(config(), SEEN, LOST).settings.first_failure == "", "as a release before this one has written it"
 
 
@@ -72,10 +75,7 @@ def test_the_last_failure_is_known_also_of_another_incarnation(incarnation: str)
 def test_numbers_of_nodes_that_worked_are_known_also_of_another_incarnation(
     incarnation: str, unusable: tuple[int, ...]
 ) -> None:
-    seen = situation(incarnation)
-    assert seen.round is not None
-    learned = Situation(ENDPOINT, 3, {**seen.round, "ran": [[2, 1e9]], "unusable": [3]})
-    settings = plan(config(), CampaignRecords(2, learned, None), LOST).settings
+    settings = plan(config(), recorded(incarnation, ran=[[2, 1e9]], unusable=[3]), LOST).settings
     assert (settings.first_ran, settings.first_unusable) == (((2, 1e9),), unusable)
 
 

@@ -7,31 +7,9 @@ import itertools
 import math
 from collections.abc import Callable
 
-from slurm_elastic.rendezvous.election import machine
+from slurm_elastic.rendezvous.election import events, machine, state
 from slurm_elastic.rendezvous.election.campaign import CampaignConfig, CampaignRecords, LeaderLoss
-from slurm_elastic.rendezvous.election.events import (
-    Action,
-    CampaignRecordsRead,
-    CancelConnect,
-    Connect,
-    Event,
-    LeaderLocationRead,
-    LinkFailed,
-    LinkOpened,
-    ReadCampaignRecords,
-    ReadLeaderLocation,
-    Tick,
-)
 from slurm_elastic.rendezvous.election.leader_location import Answer, LeaderLocation, Leadership
-from slurm_elastic.rendezvous.election.state import (
-    Campaigning,
-    Election,
-    ElectionConfig,
-    Leading,
-    Preparing,
-    Search,
-    initial_election,
-)
 from slurm_elastic.rendezvous.membership.agents import AgentInfo, Reason
 from slurm_elastic.rendezvous.membership.assignment import Place
 from slurm_elastic.rendezvous.membership.config import Settings
@@ -73,13 +51,13 @@ RECORDED = Situation(
 CANDIDATE = AgentInfo("n3/0.0/3", "n3", 2, 1, "trainer", "n3", 1)
 
 
-def role(election: Election) -> str:
+def role(election: state.Election) -> str:
     """What an agent does in the election."""
     if election.over:
         return "stopped"
-    if isinstance(election.campaign, Leading):
+    if isinstance(election.campaign, state.Leading):
         return "leading"
-    if isinstance(election.campaign, Campaigning):
+    if isinstance(election.campaign, state.Campaigning):
         return "campaigning"
     return "searching" if election.link is None else "following"
 
@@ -106,26 +84,26 @@ class Play:
         campaign = CampaignConfig("7.0", Settings(1, 8, agent=agent))
         settings: dict[str, object] = {"endpoints": (OWN, ("n3", 9)), "campaign": campaign, **config}
         self.now = 0.0
-        self.state: Election = initial_election(ElectionConfig(agent, **settings), 0.0)  # type: ignore[arg-type]
+        self.state: state.Election = state.initial_election(state.ElectionConfig(agent, **settings), 0.0)  # type: ignore[arg-type]
         if known is not None:
             self.state = replace(self.state, known=known)
         self._locate, self._connect = locate, connect
-        self._heap: list[tuple[float, int, Event]] = []
+        self._heap: list[tuple[float, int, events.Event]] = []
         self._count = itertools.count()
         self._cancelled: set[int] = set()
         self._losses: list[LeaderLoss] = []
-        self.actions: list[tuple[float, Action]] = []
+        self.actions: list[tuple[float, events.Action]] = []
         self.records: Callable[[], CampaignRecords] = lambda: CampaignRecords(0, Situation(None, None, None), None)
 
     def lose(self, endpoint: Endpoint, last_message_at: float = 0.0) -> None:
         """The link to the leader there is lost."""
         lost_at = 0.0 if self.state.known.resigned else None
-        self.state = replace(self.state, search=Search(self.now, endpoint, last_message_at, lost_at))
+        self.state = replace(self.state, search=state.Search(self.now, endpoint, last_message_at, lost_at))
 
     def run(self, until: float) -> Play:
         """Play until this moment, or until nothing can happen any more."""
         if not self.actions:
-            self.handle(Tick())
+            self.handle(events.Tick())
         while self._next_at() < until:
             self.handle_next()
         self.now = until
@@ -137,7 +115,7 @@ class Play:
         if self._heap and self._heap[0][0] <= self.now:
             self.handle(heapq.heappop(self._heap)[2])
         else:
-            self.handle(Tick())
+            self.handle(events.Tick())
 
     def _next_at(self) -> float:
         return min(self._heap[0][0] if self._heap else math.inf, self.state.deadline)
@@ -145,48 +123,50 @@ class Play:
     def sleep(self, seconds: float) -> Play:
         """The process does nothing for so long, and looks at the clock first when it goes on."""
         self.now += seconds
-        self.handle(Tick())
+        self.handle(events.Tick())
         return self
 
-    def handle(self, event: Event) -> None:
-        if isinstance(event, LinkFailed | LinkOpened) and event.number in self._cancelled:
+    def handle(self, event: events.Event) -> None:
+        if isinstance(event, events.LinkFailed | events.LinkOpened) and event.number in self._cancelled:
             return
         self.state, actions = machine.step(self.state, event, self.now)
-        assert self.state.deadline > self.now or not isinstance(event, Tick), "it would look at its clock without end"
+        assert self.state.deadline > self.now or not isinstance(event, events.Tick), (
+            "it would look at its clock without end"
+        )
         for action in actions:
             self.actions.append((self.now, action))
             self._act(action)
 
-    def _act(self, action: Action) -> None:
+    def _act(self, action: events.Action) -> None:
         match action:
-            case Connect(number, endpoint, timeout):
+            case events.Connect(number, endpoint, timeout):
                 seconds, outcome = self._connect(endpoint, self.now)
                 if timeout is not None and seconds > timeout:
                     seconds, outcome = timeout, Answer.SILENT
-                event: Event = (
-                    LinkFailed(number, outcome, outcome.value)
+                event: events.Event = (
+                    events.LinkFailed(number, outcome, outcome.value)
                     if isinstance(outcome, Answer)
-                    else LinkOpened(number, endpoint, outcome)
+                    else events.LinkOpened(number, endpoint, outcome)
                 )
                 self.later(seconds, event)
-            case CancelConnect(number):
+            case events.CancelConnect(number):
                 self._cancelled.add(number)
-            case ReadLeaderLocation(number):
-                self.later(0.0, LeaderLocationRead(number, self._locate(self.now)))
-            case ReadCampaignRecords(number):
-                assert isinstance(self.state.campaign, Preparing)
+            case events.ReadLeaderLocation(number):
+                self.later(0.0, events.LeaderLocationRead(number, self._locate(self.now)))
+            case events.ReadCampaignRecords(number):
+                assert isinstance(self.state.campaign, state.Preparing)
                 self._losses.append(self.state.campaign.loss)
-                self.later(0.0, CampaignRecordsRead(number, self.records()))
+                self.later(0.0, events.CampaignRecordsRead(number, self.records()))
             case _:
                 pass
 
-    def later(self, seconds: float, event: Event) -> None:
+    def later(self, seconds: float, event: events.Event) -> None:
         """Let something happen in a while."""
         heapq.heappush(self._heap, (self.now + seconds, next(self._count), event))
 
     # What came of it.
 
-    def times(self, kind: type[Action]) -> list[float]:
+    def times(self, kind: type[events.Action]) -> list[float]:
         """When actions of this kind were taken."""
         return [moment for moment, action in self.actions if isinstance(action, kind)]
 

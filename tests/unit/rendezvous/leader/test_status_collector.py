@@ -6,13 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from slurm_elastic.rendezvous.leader.status_collector import StatusCollector
-from slurm_elastic.rendezvous.transport.messages import (
-    LeaderMessage,
-    StatusAnswer,
-    StatusPart,
-    StatusReport,
-    StatusRequested,
-)
+from slurm_elastic.rendezvous.transport import messages
 from tests.unit.rendezvous.helpers import virtual_time
 
 
@@ -23,36 +17,36 @@ class Run:
         self.delay = delay
         self.nodes = {f"n{index}/7.0/1": f"n{index}" for index in range(agents)}
         self.asked: list[tuple[float, str]] = []
-        self.told: dict[str, list[LeaderMessage]] = {}
+        self.told: dict[str, list[messages.LeaderMessage]] = {}
         self.collector = StatusCollector(self, lambda: self.nodes, self.summary)  # type: ignore[arg-type]
 
-    def summary(self) -> StatusAnswer:
-        return StatusAnswer("n0/7.0/1", 3, "running", 1.0, 0, 0)
+    def summary(self) -> messages.StatusAnswer:
+        return messages.StatusAnswer("n0/7.0/1", 3, "running", 1.0, 0, 0)
 
     def has(self, agent: str) -> bool:
         return True
 
-    def send(self, agents: list[str], message: LeaderMessage) -> None:
+    def send(self, agents: list[str], message: messages.LeaderMessage) -> None:
         loop = asyncio.get_running_loop()
         for agent in agents:
-            if not isinstance(message, StatusRequested):
+            if not isinstance(message, messages.StatusRequested):
                 self.told.setdefault(agent, []).append(message)
                 continue
             self.asked.append((loop.time(), agent))
             delay = self.delay(int(self.nodes[agent][1:]))
             if delay is not None:
-                loop.call_later(delay, self.collector.reported, StatusReport(agent, message.request, "{}"))
+                loop.call_later(delay, self.collector.reported, messages.StatusReport(agent, message.request, "{}"))
 
     async def ask(self, *clients: str) -> None:
         begin = [self.collector.ask(client) for client in clients]
         assert begin == [True] + [False] * (len(clients) - 1)
         await self.collector.collect()
 
-    def answers(self, client: str) -> list[StatusAnswer]:
-        return [message for message in self.told[client] if isinstance(message, StatusAnswer)]
+    def answers(self, client: str) -> list[messages.StatusAnswer]:
+        return [message for message in self.told[client] if isinstance(message, messages.StatusAnswer)]
 
     def reports(self, client: str) -> list[str]:
-        parts = [message for message in self.told[client] if isinstance(message, StatusPart)]
+        parts = [message for message in self.told[client] if isinstance(message, messages.StatusPart)]
         assert all(len(part.reports) <= 32 for part in parts)
         return [agent for part in parts for agent, _ in part.reports]
 
@@ -65,7 +59,7 @@ def test_every_agent_is_asked_once_for_all_clients_that_wait() -> None:
         assert sorted(run.reports(client)) == sorted(run.nodes)
         (answer,) = run.answers(client)
         assert (answer.asked, answer.answered, answer.silent, answer.busy) == (100, 100, "", False)
-        assert isinstance(run.told[client][-1], StatusAnswer)
+        assert isinstance(run.told[client][-1], messages.StatusAnswer)
 
 
 def test_agents_that_do_not_answer_in_time_are_named() -> None:

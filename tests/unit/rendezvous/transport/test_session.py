@@ -8,30 +8,20 @@ from collections.abc import Callable
 import pytest
 
 from slurm_elastic.rendezvous.transport import session
-from slurm_elastic.rendezvous.transport.session import (
-    BusyError,
-    ClosedError,
-    ForeignError,
-    Role,
-    Session,
-    SessionError,
-    TwinError,
-    VersionError,
-)
 
 SECRET = bytes(range(32))
 AGENT = "node1/7.0/42"
 
 
-def agent(secret: bytes = SECRET, run: str = "7.0") -> Session:
-    return Session(Role.AGENT, secret, run, agent=AGENT)
+def agent(secret: bytes = SECRET, run: str = "7.0") -> session.Session:
+    return session.Session(session.Role.AGENT, secret, run, agent=AGENT)
 
 
-def leader(secret: bytes = SECRET, run: str = "7.0", epoch: int = 5) -> Session:
-    return Session(Role.LEADER, secret, run, epoch=epoch)
+def leader(secret: bytes = SECRET, run: str = "7.0", epoch: int = 5) -> session.Session:
+    return session.Session(session.Role.LEADER, secret, run, epoch=epoch)
 
 
-def shake_hands(one: Session, other: Session) -> tuple[list[bytes], list[bytes]]:
+def shake_hands(one: session.Session, other: session.Session) -> tuple[list[bytes], list[bytes]]:
     """Let both talk until nothing is left to say; return what each of them sent."""
     sent: tuple[list[bytes], list[bytes]] = ([one.start()], [other.start()])
     message, turn = sent[0][0], 1
@@ -43,15 +33,15 @@ def shake_hands(one: Session, other: Session) -> tuple[list[bytes], list[bytes]]
     return sent
 
 
-def answer_to(greeting: bytes, other: Session) -> bytes:
+def answer_to(greeting: bytes, other: session.Session) -> bytes:
     """What the listening end answers to a greeting, also where it closes the connection afterwards."""
     try:
         return other.receive(greeting)[1]
-    except SessionError as error:
+    except session.SessionError as error:
         return error.answer
 
 
-def connected() -> tuple[Session, Session]:
+def connected() -> tuple[session.Session, session.Session]:
     one, other = agent(), leader()
     shake_hands(one, other)
     return one, other
@@ -85,14 +75,14 @@ def test_messages_go_both_ways_in_order() -> None:
 
 def test_a_stream_may_come_byte_by_byte() -> None:
     one, other = agent(), leader()
-    pending = {Role.AGENT: other.start(), Role.LEADER: one.start()}
+    pending = {session.Role.AGENT: other.start(), session.Role.LEADER: one.start()}
     while any(pending.values()):
         for receiver in (other, one):
             data, pending[receiver.role] = pending[receiver.role], b""
             for value in data:
                 messages, answer = receiver.receive(bytes([value]))
                 assert messages == []
-                pending[Role.AGENT if receiver is other else Role.LEADER] += answer
+                pending[session.Role.AGENT if receiver is other else session.Role.LEADER] += answer
     received = [messages for value in one.seal(b'{"n": 1}') for messages in other.receive(bytes([value]))[0]]
     assert received == [{"n": 1}]
 
@@ -112,9 +102,9 @@ def test_the_handshake_and_the_first_message_may_come_at_once() -> None:
         pytest.param(agent(run="7.1"), leader(), id="another incarnation"),
     ],
 )
-def test_a_leader_that_cannot_prove_to_lead_this_run_is_foreign(one: Session, other: Session) -> None:
+def test_a_leader_that_cannot_prove_to_lead_this_run_is_foreign(one: session.Session, other: session.Session) -> None:
     answer = answer_to(one.start(), other)
-    with pytest.raises(ForeignError, match="another run, or another secret"):
+    with pytest.raises(session.ForeignError, match="another run, or another secret"):
         one.receive(answer)
     assert not one.established
 
@@ -122,7 +112,7 @@ def test_a_leader_that_cannot_prove_to_lead_this_run_is_foreign(one: Session, ot
 def test_a_leader_of_this_run_with_another_secret_is_told_from_others() -> None:
     one, other = agent(secret=bytes(32)), leader()
     answer = answer_to(one.start(), other)
-    with pytest.raises(TwinError, match="another run directory"):
+    with pytest.raises(session.TwinError, match="another run directory"):
         one.receive(answer)
     assert not one.established
 
@@ -132,7 +122,7 @@ def test_an_agent_that_cannot_prove_to_be_of_this_run_is_foreign() -> None:
     other.receive(agent().start())
     assert other.admitted
     claim = {"agent": AGENT, "proof": "0" * 64}
-    with pytest.raises(ForeignError, match="another run, or another secret"):
+    with pytest.raises(session.ForeignError, match="another run, or another secret"):
         other.receive(frame(json.dumps(claim).encode()))
     assert not other.established
 
@@ -144,19 +134,21 @@ def test_an_agent_that_cannot_prove_to_be_of_this_run_is_foreign() -> None:
         pytest.param(greeting(agent=AGENT, tag="0" * 64), id="with a wrong tag"),
         pytest.param(greeting(agent=AGENT, tag="\udfff"), id="with a tag that is not ASCII"),
         pytest.param(greeting(agent=[AGENT], tag="0" * 64), id="of no agent"),
-        pytest.param(Session(Role.AGENT, bytes(32), "7.0", agent=AGENT).start(), id="with another secret"),
+        pytest.param(
+            session.Session(session.Role.AGENT, bytes(32), "7.0", agent=AGENT).start(), id="with another secret"
+        ),
     ],
 )
 def test_a_greeting_that_proves_no_membership_admits_nobody(hello: bytes) -> None:
     other = leader()
-    with pytest.raises(ForeignError, match="another run, or another secret"):
+    with pytest.raises(session.ForeignError, match="another run, or another secret"):
         other.receive(hello)
     assert not other.admitted
 
 
 def test_a_greeting_counts_for_the_agent_that_it_names() -> None:
     hello = json.loads(agent().start()[4:])
-    with pytest.raises(ForeignError):
+    with pytest.raises(session.ForeignError):
         leader().receive(frame(json.dumps({**hello, "agent": "node2/7.0/1"}).encode()))
 
 
@@ -164,7 +156,7 @@ def test_a_leader_proves_the_port_that_it_listens_on() -> None:
     one, other = agent(), leader()
     # Somebody listens on another port, and passes on what both say.
     one.port, other.port = 20001, 20000
-    with pytest.raises(ForeignError):
+    with pytest.raises(session.ForeignError):
         one.receive(other.receive(one.start())[1])
     one, other = agent(), leader()
     one.port = other.port = 20000
@@ -174,28 +166,30 @@ def test_a_leader_proves_the_port_that_it_listens_on() -> None:
 
 def test_an_agent_that_leads_nobody_proves_to_be_of_the_run() -> None:
     one = agent()
-    idle = Session(Role.LEADER, SECRET, "7.0", idle="node2/7.0/9")
-    with pytest.raises(ClosedError) as told:
+    idle = session.Session(session.Role.LEADER, SECRET, "7.0", idle="node2/7.0/9")
+    with pytest.raises(session.ClosedError) as told:
         one.receive(answer_to(one.start(), idle))
     assert told.value.agent == "node2/7.0/9"
     assert not idle.admitted
     # It says nothing to others, and nobody says it in its place.
     stranger = agent(secret=bytes(32))
-    assert answer_to(stranger.start(), Session(Role.LEADER, SECRET, "7.0", idle="node2/7.0/9")) == b""
+    assert answer_to(stranger.start(), session.Session(session.Role.LEADER, SECRET, "7.0", idle="node2/7.0/9")) == b""
     one = agent()
-    with pytest.raises(ForeignError, match="wrong proof"):
+    with pytest.raises(session.ForeignError, match="wrong proof"):
         one.receive(greeting(idle="node2/7.0/9", proof="0" * 64))
 
 
 def test_a_leader_without_room_says_when_to_come_again() -> None:
     one = agent()
-    busy = Session(Role.LEADER, SECRET, "7.0", epoch=5, busy=lambda name: 1.25 if name == AGENT else None)
-    with pytest.raises(BusyError) as told:
+    busy = session.Session(
+        session.Role.LEADER, SECRET, "7.0", epoch=5, busy=lambda name: 1.25 if name == AGENT else None
+    )
+    with pytest.raises(session.BusyError) as told:
         one.receive(answer_to(one.start(), busy))
     assert told.value.seconds == 1.25
     assert not busy.admitted
     one = agent()
-    with pytest.raises(ForeignError, match="wrong proof"):
+    with pytest.raises(session.ForeignError, match="wrong proof"):
         one.receive(greeting(busy=60.0, proof="0" * 64))
 
 
@@ -204,7 +198,7 @@ def test_an_agent_proves_its_own_name_only() -> None:
     _, answer = other.receive(one.start())
     _, proof = one.receive(answer)
     claim = {**json.loads(proof[4:]), "agent": "node2/7.0/1"}
-    with pytest.raises(ForeignError):
+    with pytest.raises(session.ForeignError):
         other.receive(frame(json.dumps(claim).encode()))
 
 
@@ -212,7 +206,7 @@ def test_a_leader_proves_its_own_epoch_only() -> None:
     one, other = agent(), leader(epoch=5)
     _, answer = other.receive(one.start())
     claim = {**json.loads(answer[4:]), "epoch": 6}
-    with pytest.raises(ForeignError):
+    with pytest.raises(session.ForeignError):
         one.receive(frame(json.dumps(claim).encode()))
 
 
@@ -220,19 +214,19 @@ def test_a_recorded_session_cannot_be_played_back() -> None:
     one, other = agent(), leader()
     from_agent, from_leader = shake_hands(one, other)
     recorded = b"".join(from_agent) + one.seal(b'{"n": 1}')
-    with pytest.raises(ForeignError):
+    with pytest.raises(session.ForeignError):
         leader().receive(recorded)
     fresh = agent()
     fresh.start()
-    with pytest.raises(ForeignError):
+    with pytest.raises(session.ForeignError):
         fresh.receive(b"".join(from_leader))
 
 
 def test_what_a_leader_says_cannot_be_sent_back_to_it() -> None:
     one, other = connected()
-    with pytest.raises(SessionError, match="wrong code"):
+    with pytest.raises(session.SessionError, match="wrong code"):
         other.receive(other.seal(b'{"n": 1}'))
-    with pytest.raises(SessionError, match="wrong code"):
+    with pytest.raises(session.SessionError, match="wrong code"):
         one.receive(one.seal(b'{"n": 1}'))
 
 
@@ -252,21 +246,21 @@ def test_what_a_leader_says_cannot_be_sent_back_to_it() -> None:
 def test_a_frame_that_is_not_the_next_one_ends_the_session(tamper: Callable[[bytes, bytes], bytes]) -> None:
     one, other = connected()
     first, second = one.seal(b'{"n": 1}'), one.seal(b'{"n": 2}')
-    with pytest.raises(SessionError, match="wrong code"):
+    with pytest.raises(session.SessionError, match="wrong code"):
         other.receive(tamper(first, second))
 
 
 def test_a_frame_of_another_session_of_the_same_agent_is_refused() -> None:
     one, _ = connected()
     _, other = connected()
-    with pytest.raises(SessionError, match="wrong code"):
+    with pytest.raises(session.SessionError, match="wrong code"):
         other.receive(one.seal(b'{"n": 1}'))
 
 
 @pytest.mark.parametrize("content", [b"[1]", b"1", b"{", b"\xff\xfe", pickle.dumps({"n": 1}), b"[" * 100_000])
 def test_content_with_a_right_code_still_has_to_be_a_json_object(content: bytes) -> None:
     one, other = connected()
-    with pytest.raises(SessionError, match="no JSON"):
+    with pytest.raises(session.SessionError, match="no JSON"):
         other.receive(one.seal(content))
 
 
@@ -304,11 +298,11 @@ STRANGERS = {
 
 
 @pytest.mark.parametrize("data", STRANGERS.values(), ids=STRANGERS)
-@pytest.mark.parametrize("role", list(Role))
-def test_strangers_are_foreign(role: Role, data: bytes) -> None:
-    end = Session(role, SECRET, "7.0", agent=AGENT if role is Role.AGENT else "")
+@pytest.mark.parametrize("role", list(session.Role))
+def test_strangers_are_foreign(role: session.Role, data: bytes) -> None:
+    end = session.Session(role, SECRET, "7.0", agent=AGENT if role is session.Role.AGENT else "")
     end.start()
-    with pytest.raises(ForeignError) as error:
+    with pytest.raises(session.ForeignError) as error:
         end.receive(data)
     assert str(error.value).isprintable()
     assert not end.established
@@ -321,7 +315,7 @@ def test_a_truncated_frame_is_waited_for(data: bytes) -> None:
 
 def test_a_frame_after_the_handshake_has_a_limit_too() -> None:
     one, other = connected()
-    with pytest.raises(SessionError, match="a frame of 1048577 bytes"):
+    with pytest.raises(session.SessionError, match="a frame of 1048577 bytes"):
         other.receive(struct.pack(">I", (1 << 20) + 1))
     content = json.dumps({"text": "x" * 100_000}).encode()
     one, other = connected()
@@ -335,14 +329,14 @@ def test_agents_of_another_protocol_are_told_apart(monkeypatch: pytest.MonkeyPat
     hello = older.start()
     monkeypatch.undo()
     newer = leader()
-    with pytest.raises(VersionError) as at_leader:
+    with pytest.raises(session.VersionError) as at_leader:
         newer.receive(hello)
     assert "slurm_elastic 9.8.7 there speaks protocol 17" in str(at_leader.value)
     assert f"here speaks {session.PROTOCOL}" in str(at_leader.value)
 
     monkeypatch.setattr(session, "PROTOCOL", 17)
     monkeypatch.setattr(session, "__version__", "9.8.7")
-    with pytest.raises(VersionError) as at_agent:
+    with pytest.raises(session.VersionError) as at_agent:
         older.receive(at_leader.value.answer)
     assert "9.8.7 here speaks 17; install the same version on all nodes" in str(at_agent.value)
 
@@ -352,8 +346,8 @@ def test_another_run_of_another_protocol_is_merely_foreign(monkeypatch: pytest.M
     one = agent()
     hello = one.start()
     monkeypatch.setattr(session, "PROTOCOL", 17)
-    with pytest.raises(VersionError) as refused:
+    with pytest.raises(session.VersionError) as refused:
         other.receive(hello)
     monkeypatch.undo()
-    with pytest.raises(ForeignError):
+    with pytest.raises(session.ForeignError):
         one.receive(refused.value.answer)

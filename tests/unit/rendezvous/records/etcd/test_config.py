@@ -75,10 +75,8 @@ def test_bad_endpoints(text: str, words: str) -> None:
     assert "secret" not in str(caught.value)
 
 
-def test_names_of_torch(tmp_path: Path) -> None:
-    for name in ("ca.pem", "own.pem", "key.pem"):
-        (tmp_path / name).touch()
-    paths = [str(tmp_path / name) for name in ("ca.pem", "own.pem", "key.pem")]
+def test_names_of_torch(credentials: Path) -> None:
+    paths = [str(credentials.parent / name) for name in ("ca.pem", "own.pem", "key.pem")]
     ours = config("etcds://a", ca_cert=paths[0], ssl_cert=paths[1], ssl_cert_key=paths[2], key_prefix="/my/runs/")
     assert config("etcds://a", cacert=paths[0], cert=paths[1], key=paths[2], etcd_prefix="my/runs") == ours
     assert config("etcds://a", cacert=paths[0], cert=paths[1], key=paths[2], etcd_prefix="/my/runs/") == ours
