@@ -15,32 +15,6 @@ def base(size: int, leader: str = "a") -> Base:
     return Base(3, NAMES[:size], NAMES[:size], leader)
 
 
-@pytest.mark.parametrize(
-    ("size", "present", "gone", "own", "allowed"),
-    [
-        (3, "bc", "", "b", True),
-        (3, "c", "", "c", False),
-        # Half of them: the side of the old leader.
-        (2, "a", "", "a", True),
-        (2, "b", "", "b", False),
-        (2, "b", "a", "b", True),
-        (4, "cd", "", "c", False),
-        (4, "cd", "a", "c", True),
-        # The leader is known to be gone, and of the three others only one is here.
-        (4, "d", "a", "d", False),
-        (4, "d", "abc", "d", True),
-        # Half of those left, without the leader, with and without the lowest rank.
-        (5, "bc", "a", "c", True),
-        (5, "de", "a", "d", False),
-        # Nobody of the last round is left.
-        (3, "", "abc", "x", True),
-        (3, "x", "ab", "x", False),
-    ],
-)
-def test_who_may_go_on(size: int, present: str, gone: str, own: str, allowed: bool) -> None:
-    assert has_quorum(base(size), set(present), set(gone), own) is allowed
-
-
 @pytest.mark.parametrize("on_tie", OnTie)
 @pytest.mark.parametrize(
     ("size", "leader", "present", "gone", "own", "allowed"),
