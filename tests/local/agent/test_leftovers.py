@@ -12,7 +12,7 @@ from tests.local.agent.test_health import ask, status, target
 from tests.local.agents import Agent, Allocation, eventually
 
 Allocate = Callable[..., Allocation]
-FIRST, LAST = 3, 83
+FIRST, LAST = 3, 43
 """Rounds in which the agent is looked at. Whatever leaks leaks in every round."""
 COME_AND_GO = 5
 """Of each kind: what an agent holds for a moment, or lacks in the first look as it comes a moment after the workers."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import signal
 from collections.abc import Callable
@@ -84,19 +83,3 @@ def _runs(pid: int) -> bool:
     except ProcessLookupError:
         return False
     return True
-
-
-def test_a_leader_says_once_that_nodes_have_different_releases(allocate: Allocate) -> None:
-    nodes = allocate(3)
-    other = {"slurm_elastic.rendezvous.connect.own_releases": functools.partial(str, "Python 3.9, torch 2.12.0")}
-    agents = [nodes.start(1), *(nodes.start(number, constants=other) for number in (2, 3))]
-    nodes.seen(0)
-    nodes.touch("finish")
-    assert [agent.wait() for agent in agents] == [0, 0, 0]
-    said = [[line for line in agent.err.splitlines() if "install the same releases" in line] for agent in agents]
-    # On a busy machine another agent may have led until the first one came, and has said it, too.
-    assert max(len(lines) for lines in said) == 1
-    # Whichever joined first.
-    for (line,) in filter(None, said):
-        assert "has Python 3.9, torch 2.12.0" in line
-        assert "127.0.0.1 has Python 3." in line
