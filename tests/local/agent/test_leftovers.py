@@ -62,5 +62,6 @@ def test_round_changes_leave_no_thread_pipe_port_or_file_behind(allocate: Alloca
     eventually(lambda: status(where)["round"]["number"] == LAST)
     nodes.touch("finish")
     assert agent.wait() == 0
+    assert not (nodes.run_dir / "logs" / "round_0000").exists()
     # torch makes one of its own.
     assert list(temporary.glob("slurm-elastic*")) == []

@@ -54,23 +54,6 @@ def test_a_leader_paused_for_long_is_followed_and_joins_its_successor_when_it_go
     assert [agent.wait() for agent in agents] == [0, 0, 0]
 
 
-def test_of_two_the_one_that_does_not_lead_waits_for_the_other(allocate: Allocate) -> None:
-    nodes = allocate(2)
-    agents = nodes.start_all(QUICK)
-    seen = nodes.seen(0)
-    leads = nodes.nodes.index(nodes.leader())
-    leader, member = agents[leads], agents[1 - leads]
-    leader.signal(signal.SIGSTOP)
-    # It cannot know whether the other side trains, and stops.
-    eventually(lambda: not is_there(seen[1 - leads]))
-    assert member.running()
-    assert nodes.rounds() == 1
-    leader.signal(signal.SIGCONT)
-    nodes.comes_to(nodes.nodes, after=0)
-    nodes.touch("finish")
-    assert [leader.wait(), member.wait()] == [0, 0]
-
-
 _FAILS_WITH_ITS_PEER = """
 import pathlib, os, signal, sys, time
 round_, rank = os.environ["SLURM_ELASTIC_ROUND"], os.environ["RANK"]

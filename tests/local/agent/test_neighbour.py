@@ -21,7 +21,7 @@ from tests.local.agents import HANG, ROOT, Allocation, eventually
 
 PYTHONS = [f"/usr/bin/python{sys.version_info[0]}.{sys.version_info[1]}", "/usr/bin/python3"]
 PYTHON = next(filter(lambda python: os.access(python, os.X_OK), PYTHONS), None)
-STEPS = 90
+STEPS = 45
 TRAIN = f"""
 import time, torch, torch.distributed as dist
 dist.init_process_group("gloo")

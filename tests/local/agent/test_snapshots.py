@@ -6,13 +6,13 @@ import json
 import os
 import re
 import signal
-import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.local.agent.test_health import ask, target
 from tests.local.agent.test_winding import STEPPING, stepped, steps
 from tests.local.agents import WARM, Allocation, eventually
 
@@ -53,7 +53,7 @@ def test_nodes_that_hold_two_snapshots_need_a_third_less_and_lose_no_more(
         for number, slots in enumerate((2, 2, 3)[-size:], 1)
     ]
     stepped(nodes, 0, 5)
-    *of_two, of_three = [held_by(nodes, node) for node in nodes.nodes]
+    *of_two, of_three = [held_by(nodes, number) for number in range(1, size + 1)]
     assert set(of_two) == {of_three * 2 / 3}
     assert of_three > 0
     if kills == "worker":
@@ -67,11 +67,9 @@ def test_nodes_that_hold_two_snapshots_need_a_third_less_and_lose_no_more(
     assert "the workers of round 1 start from the snapshot of step " in agents[0].err
 
 
-def held_by(nodes: Allocation, node: str) -> float:
+def held_by(nodes: Allocation, number: int) -> float:
     """The memory that a node holds for snapshots, in bytes, by its health port."""
-    (group,) = json.loads((nodes.run_dir / "health" / f"{node}.19.json").read_text())
-    with urllib.request.urlopen(f"http://{group['targets'][0]}/metrics", timeout=20) as answer:
-        page: str = answer.read().decode()
+    page = ask(target(nodes, number), "/metrics")[1]
     (line,) = re.findall(r"^slurm_elastic_snapshot_bytes\{.*\} (.*)$", page, re.MULTILINE)
     return float(line)
 

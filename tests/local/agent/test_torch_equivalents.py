@@ -14,15 +14,6 @@ from tests.local.agents import Allocation, eventually
 Allocate = Callable[..., Allocation]
 
 
-def test_workers_that_do_nothing_finish(allocate: Allocate) -> None:
-    nodes = allocate(2)
-    nodes.touch("finish")
-    agents = nodes.start_all("--nproc-per-node=2", "--log-dir=/dev/null")
-    assert [agent.wait() for agent in agents] == [0, 0]
-    assert nodes.rounds() == 1
-    assert not (nodes.run_dir / "logs" / "round_0000").exists()
-
-
 PLACE = ("GROUP_RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 
 

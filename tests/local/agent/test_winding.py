@@ -163,18 +163,6 @@ def test_a_checkpoint_that_takes_longer_than_the_grace_is_not_waited_for(allocat
     assert {event["restarts"] for event in nodes.events() if event["event"] == "round_formed"} == {0}
 
 
-def test_a_worker_that_takes_no_part_makes_it_an_interruption(allocate: Allocate) -> None:
-    nodes = allocate(2)
-    agents = training(nodes, words=("silent",))
-    begun = time.monotonic()
-    agents[1].signal(signal.SIGTERM)
-    assert agents[1].wait() == 75
-    assert time.monotonic() - begun < 25.0
-    stepped(nodes, 1)
-    nodes.touch("finish")
-    assert agents[0].wait() == 0
-
-
 def test_workers_that_end_well_on_a_signal_have_not_finished_the_run(allocate: Allocate) -> None:
     nodes = allocate(2)
     agents = training(nodes, "--worker-signal=SIGUSR1", words=("on-signal",))

@@ -95,19 +95,3 @@ def test_who_goes_with_the_leader_does_not_follow_it(start_run: StartRun) -> Non
     assert {(place.round, place.nodes) for place in places} == {(1, 2)}
     # It is there still, and would be the first.
     assert not going[1].decisions
-
-
-def test_a_run_whose_agents_have_all_ended_is_begun_again_by_whoever_comes(start_run: StartRun) -> None:
-    run = start_run()
-    parties = run.all_of(2)
-    form(parties)
-    for party in parties:
-        party.die()
-    again = [run.party(0), run.party(1)]
-    for party in again:
-        party.join()
-    places = places_after(again)
-    # Both may have stood up, and one of them in vain.
-    leader_of(again)
-    assert len({place.epoch for place in places}) == 1
-    assert {place.nodes for place in places} == {2}

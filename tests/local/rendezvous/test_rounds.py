@@ -25,16 +25,6 @@ from tests.local.waiting import descriptors
 StartRun = Callable[..., Run]
 
 
-def test_a_first_round_has_all_nodes_in_slurm_order(start_run: StartRun) -> None:
-    parties = start_run().all_of(3)
-    # The last one first: neither the order of joins nor that of connections counts.
-    places = form(parties[::-1])[::-1]
-    assert [place.place.rank for place in places] == [0, 1, 2]
-    assert [place.place.node for place in places] == ["node1", "node2", "node3"]
-    assert {(place.round, place.reason, place.nodes, place.world_size) for place in places} == {(0, Reason.START, 3, 3)}
-    assert {(place.store_address, place.store_port) for place in places} == {("127.0.0.1", 30000)}
-
-
 @pytest.mark.parametrize("cohort", [("", 1), ("7.0.1", 2)], ids=["connected", "one srun"])
 def test_a_node_that_is_known_to_come_and_joins_late_causes_no_round_of_its_own(
     start_run: StartRun, leaders: list[Leader], cohort: tuple[str, int]
