@@ -198,10 +198,6 @@ class Allocation:
         )
         return found
 
-    def was_begun(self, round_: int) -> bool:
-        """Return whether a worker of a round has started."""
-        return any((self.directory / "seen").glob(f"{round_}.*.json"))
-
     def nodes_of(self, round_: int) -> list[str]:
         """The nodes of a round, in the order of ranks."""
         seen = self.seen(round_)

@@ -4,7 +4,7 @@
 Ranks wait for each other after every step by files, as in a collective. A step takes the seconds in the file
 ``pace``; with ``0.01`` there, a rank that has read it makes ``in-0.01.<rank>``.
 
-Arguments: ``silent`` makes the ranks take no part; ``on-signal`` makes them save and end well on SIGUSR1 instead;
+Arguments: ``on-signal`` makes the ranks take no part, but save and end well on SIGUSR1;
 ``on-term`` makes them end well on SIGTERM; ``slow-to-save`` makes a checkpoint take five minutes; ``snapshots`` makes
 them take a snapshot after every step, and no checkpoint; then, if there is a file ``poison``, they fail after step 6 of
 round 0, and after they have resumed until the round in the file; ``disk`` has snapshots written to ``checkpoints``;
@@ -54,7 +54,7 @@ def main() -> int:
     if "on-term" in sys.argv:
         signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(0))
     write(Path(f"pid.{RANK}"), str(os.getpid()))
-    asks = not {"silent", "on-signal"} & set(sys.argv)
+    asks = "on-signal" not in sys.argv
     if asks:
         from slurm_elastic import trainer
     snapshots = "snapshots" in sys.argv

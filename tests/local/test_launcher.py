@@ -72,7 +72,7 @@ def test_a_worker_that_is_killed_is_a_failure_of_torch_without_an_error_file(tmp
         signal.pause()
 
     with pytest.raises(LaunchError) as caught:
-        launch(train, config=LaunchConfig(workers_per_node=2, run_dir=tmp_path))
+        launch(train, config=LaunchConfig(start="cold", workers_per_node=2, run_dir=tmp_path))
     assert {rank: failure.exitcode for rank, failure in caught.value.failures.items()} == {1: -signal.SIGKILL}
 
 

@@ -31,7 +31,7 @@ def trainer(args) -> str:
 def main(**spec):
     spec = WorkerSpec(
         role="trainer",
-        local_world_size=2,
+        local_world_size=1,
         rdzv_handler=create_handler(RendezvousParameters("slurm", "", "none", 1, 1)),
         max_restarts=0,
         monitor_interval=0.05,

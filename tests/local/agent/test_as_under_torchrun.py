@@ -28,15 +28,15 @@ Path("found").write_text("\\n".join(found))
 """
 
 
-@pytest.mark.parametrize(("closed", "start"), [("<&-", "warm"), ("<&- >&- 2>&-", "warm"), ("<&- >&- 2>&-", "cold")])
-def test_a_closed_standard_stream_is_no_file_of_ours(tmp_path: Path, closed: str, start: str) -> None:
+@pytest.mark.parametrize("start", ["warm", "cold"])
+def test_a_closed_standard_stream_is_no_file_of_ours(tmp_path: Path, start: str) -> None:
     (tmp_path / "t.py").write_text(STREAMS)
     agent = [sys.executable, "-m", "slurm_elastic", "agent", f"--start={start}", "--log-dir=/dev/null", "t.py"]
     environment = {**Allocation(tmp_path, 1).environment(1), "SLURM_ELASTIC_ETCD_PASSWORD": "hunter2"}
     for name in [name for name in environment if name.startswith(("SLURM_JOB", "SLURM_STEP", "SLURM_NODE"))]:
         del environment[name]
     subprocess.run(
-        ["bash", "-c", f'export OUTSIDE=$$; "$@" {closed}; exit "$?"', "bash", *agent],
+        ["bash", "-c", 'export OUTSIDE=$$; "$@" <&- >&- 2>&-; exit "$?"', "bash", *agent],
         cwd=tmp_path,
         env={**environment, "PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT)},
         stdin=subprocess.DEVNULL,
@@ -45,8 +45,7 @@ def test_a_closed_standard_stream_is_no_file_of_ours(tmp_path: Path, closed: str
         check=True,
     )
     found = (tmp_path / "found").read_text()
-    numbers = {"<": "0", ">": "1", "2": "2"}
-    for number in [numbers[word[0]] for word in closed.split()]:
+    for number in "012":
         leads = {line.split()[2] for line in found.splitlines() if line.split()[1] == number}
         assert leads == {"/dev/null"}, found
 

@@ -40,26 +40,6 @@ def test_the_cause_of_each_planted_fault_is_named(allocate: Allocate) -> None:
         assert nodes.action(of_round=number) == fault.action, fault.fault
 
 
-IGNORED = """
-class Loader:
-    def __del__(self):
-        raise ImportError("sys.meta_path is None, Python is likely shutting down")
-
-loader = Loader()
-raise ValueError("the learning rate is wrong")
-"""
-
-
-def test_what_python_ignores_is_no_cause(allocate: Allocate) -> None:
-    nodes = allocate(1)
-    nodes.touch("train.py", IGNORED)
-    agent = nodes.start(1, "--max-restarts=0", script=["train.py"])
-    assert agent.wait() == 1
-    _, _, told = agent.err.partition("rank 0 on 127.0.0.1 ended with exit code 1")
-    assert "ValueError: the learning rate is wrong\nthe rest: " in told, agent.err
-    assert "a module is missing" not in agent.err
-
-
 REPEATS = """
 import os, time
 from slurm_elastic import trainer
@@ -168,25 +148,6 @@ def test_a_node_whose_check_fails_on_every_second_start(allocate: Allocate) -> N
     nodes.touch("finish")
     assert [first.wait(), second.wait()] == [0, 0]
     assert nodes.action() == planted("a node whose check fails on every second start").action
-
-
-def test_a_node_that_fails_its_check_does_not_join(allocate: Allocate) -> None:
-    nodes = allocate(2)
-    options = ["--rdzv-conf=last_call_timeout=0.5", '--node-check=echo "no fan in $SLURMD_NODENAME"; test -e sound']
-    nodes.touch("sound")
-    first = nodes.start(1, *options)
-    first.expect("round 0 formed")
-    (nodes.directory / "sound").unlink()
-    second = nodes.start(2, *options, '--on-bad-node=echo "$SLURM_ELASTIC_BAD_NODE_REASON" > drained')
-    assert second.wait() == 1
-    why = "--node-check ended with exit code 1: no fan in 127.0.0.2"
-    assert f"error: 127.0.0.2 does not join the run, as it failed its check: {why}\n" in second.err
-    assert (nodes.directory / "drained").read_text() == f"{why}\n"
-    (event,) = [event for event in nodes.events() if event["event"] == "node_check_failed"]
-    assert (event["nodes"], event["why"]) == (["127.0.0.2"], why)
-    nodes.touch("finish")
-    assert first.wait() == 0
-    assert nodes.rounds() == 1
 
 
 def test_a_node_that_does_not_reach_the_leader(allocate: Allocate) -> None:

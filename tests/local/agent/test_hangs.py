@@ -56,6 +56,13 @@ def test_a_hang_names_the_rank_on_another_node_that_is_behind(allocate: Allocate
     (ended,) = [event for event in nodes.events() if event["event"] == "round_ended" and event["round"] == 0]
     assert "rank 0: by the watchdog: timer 'all_reduce' expired" in ended["text"]
     assert "; rank 1 is behind: 5 steps in this round, others" in ended["text"]
+    (hang,) = [event for event in nodes.events() if event["event"] == "worker_hung"]
+    assert (hang["rank"], hang["scope"], hang["signal"], hang["round"]) == (0, "all_reduce", "SIGKILL", 0)
+    stacks = nodes.run_dir / "logs" / "round_0000" / nodes.nodes[0] / "rank_00" / "stacks.txt"
+    assert hang["stacks"] == str(stacks)
+    assert f"process {hang['pid']}," in stacks.read_text()
+    formed = [event for event in nodes.events() if event["event"] == "round_formed"]
+    assert [(event["reason"], event["restarts"]) for event in formed] == [("start", 0), ("worker_failed", 1)]
 
 
 def test_a_hang_names_the_rank_that_does_not_come_to_a_collective(allocate: Allocate) -> None:
@@ -166,12 +173,6 @@ def test_what_the_flight_recorder_tells(
         logs = nodes.run_dir / "logs" / "round_0000" / node / f"rank_{rank:02}"
         assert (logs / "flight_recorder.json").exists()
         assert has_place(logs, in_collective=rank == 0 or how == "different")
-
-
-def test_a_time_without_a_watchdog_is_a_contradiction(allocate: Allocate) -> None:
-    agent = allocate(1).start(1, "--hang-timeout=1", "--no-watchdog")
-    assert agent.wait() == 2
-    assert "error: --hang-timeout needs the watchdog: leave out --no-watchdog" in agent.err
 
 
 @pytest.fixture

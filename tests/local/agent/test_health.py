@@ -14,8 +14,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from tests.local.agents import WORKER, Allocation, eventually
 
 Allocate = Callable[..., Allocation]
@@ -136,23 +134,6 @@ def test_bound_elsewhere_it_takes_the_token_and_two_jobs_share_a_node(allocate: 
     nodes.touch("finish")
     assert agent.wait() == 75
     assert token not in agent.err
-
-
-@pytest.mark.parametrize(
-    ("options", "complaint"),
-    [
-        (["--health-bind=192.0.2.1"], "error: --health-bind 192.0.2.1: no address of this node"),
-        (["--health-port=99999"], "error: --health-port '99999' is no port"),
-        (["--health-token-file=/nonexistent"], "error: --health-token-file /nonexistent: No such file"),
-    ],
-)
-def test_wrong_options_start_nothing(allocate: Allocate, options: list[str], complaint: str) -> None:
-    nodes = allocate(1)
-    agent = nodes.start(1, *options)
-    assert agent.wait() == 2
-    assert complaint in agent.err
-    assert "Traceback" not in agent.err
-    assert nodes.rounds() == 0
 
 
 def test_it_can_be_switched_off(allocate: Allocate) -> None:

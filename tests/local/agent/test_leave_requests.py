@@ -8,7 +8,6 @@ from collections.abc import Callable
 import pytest
 
 from slurm_elastic.cli import main
-from slurm_elastic.rundir import RunDir
 from tests.local.agents import Allocation, eventually
 
 Allocate = Callable[..., Allocation]
@@ -81,10 +80,3 @@ def test_wrong_names_are_told(allocate: Allocate, capsys: pytest.CaptureFixture[
     assert agent.wait() == 0
     assert main(["drain", "7", "--all", "--run-dir", base]) == 2
     assert capsys.readouterr().err == "slurm-elastic: error: run 7 is finished\n"
-
-
-def test_a_run_that_was_never_led(tmp_path_factory: pytest.TempPathFactory, capsys: pytest.CaptureFixture[str]) -> None:
-    base = tmp_path_factory.mktemp("base")
-    RunDir.for_run(base, "7").open()
-    assert main(["requeue", "7", "--run-dir", str(base)]) == 2
-    assert "run 7 is not running: no leader has published an endpoint" in capsys.readouterr().err

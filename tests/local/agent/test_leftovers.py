@@ -12,7 +12,7 @@ from tests.local.agent.test_health import ask, status, target
 from tests.local.agents import Agent, Allocation, eventually
 
 Allocate = Callable[..., Allocation]
-FIRST, LAST = 3, 83
+FIRST, LAST = 3, 43
 """Rounds in which the agent is looked at. Whatever leaks leaks in every round."""
 COME_AND_GO = 5
 """Of each kind: what an agent holds for a moment, or lacks in the first look as it comes a moment after the workers."""
@@ -62,5 +62,6 @@ def test_round_changes_leave_no_thread_pipe_port_or_file_behind(allocate: Alloca
     eventually(lambda: status(where)["round"]["number"] == LAST)
     nodes.touch("finish")
     assert agent.wait() == 0
+    assert not (nodes.run_dir / "logs" / "round_0000").exists()
     # torch makes one of its own.
     assert list(temporary.glob("slurm-elastic*")) == []

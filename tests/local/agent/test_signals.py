@@ -20,22 +20,15 @@ Allocate = Callable[..., Allocation]
 PATIENT = "--rdzv-conf=join_timeout=300,last_call_timeout=300"
 
 
-def test_while_nobody_leads_yet(allocate: Allocate) -> None:
+@pytest.mark.parametrize("number", [1, 2], ids=["the one that leads", "one that looks for the leader"])
+def test_before_the_first_round(allocate: Allocate, number: int) -> None:
     nodes = allocate(2)
-    waiting = nodes.start(2, PATIENT)
-    # Its first visible act after signals are recorded.
-    eventually((nodes.run_dir / "secret").exists)
-    waiting.signal(signal.SIGTERM)
-    assert waiting.wait() == 75
+    agent = nodes.start(number, PATIENT, "--nnodes=2:2")
+    # The first visible act of an agent after signals are recorded is that it makes this file.
+    eventually(nodes.is_led if number == 1 else (nodes.run_dir / "secret").exists)
+    agent.signal(signal.SIGTERM)
+    assert agent.wait() == 75
     assert nodes.rounds() == 0
-
-
-def test_while_others_are_waited_for(allocate: Allocate) -> None:
-    nodes = allocate(2)
-    leader = nodes.start(1, PATIENT, "--nnodes=2:2")
-    eventually(nodes.is_led)
-    leader.signal(signal.SIGTERM)
-    assert leader.wait() == 75
 
 
 def test_as_a_spare(allocate: Allocate) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 import pytest
 
 from slurm_elastic.cli import main
+from tests.local.agent.test_health import ask, target
 from tests.local.agents import Allocation
 from tests.local.waiting import eventually
 from tests.planted_faults import planted
@@ -22,17 +22,7 @@ LOOK = {"slurm_elastic.agent.run.LOOK": 0.8}
 
 
 def events(nodes: Allocation, kind: str) -> list[dict[str, Any]]:
-    found = [
-        json.loads(line) for path in nodes.run_dir.glob("events/*.jsonl") for line in path.read_text().splitlines()
-    ]
-    return [each for each in found if each["event"] == kind]
-
-
-def health(nodes: Allocation, node: str, page: str) -> str:
-    (group,) = json.loads((nodes.run_dir / "health" / f"{node}.7.json").read_text())
-    with urllib.request.urlopen(f"http://{group['targets'][0]}{page}", timeout=10) as answer:
-        text: str = answer.read().decode()
-    return text
+    return [each for each in nodes.events() if each["event"] == kind]
 
 
 @pytest.mark.nightly
@@ -52,12 +42,12 @@ def test_a_slow_rank_is_named_until_it_is_slow_no_more(allocate: Allocate, capsy
     out = capsys.readouterr().out
     assert re.search(r"^  slow +rank 1 on 127\.0\.0\.2 since .*: score 0\.\d+, [\d.]+ s per step outside", out, re.M)
     assert re.search(r"^  1 +127\.0\.0\.2 .* 0\.\d+$", out, re.MULTILINE), out
-    page = json.loads(health(nodes, "127.0.0.1", "/status"))
+    page = json.loads(ask(target(nodes, 1), "/status")[1])
     assert [each["rank"] for each in page["slow_ranks"]] == [1]
     assert page["workers"][0]["waiting_seconds"] > 0
-    (line,) = re.findall(r"^slurm_elastic_slow_rank_score\{.*$", health(nodes, "127.0.0.1", "/metrics"), re.MULTILINE)
+    (line,) = re.findall(r"^slurm_elastic_slow_rank_score\{.*$", ask(target(nodes, 1), "/metrics")[1], re.MULTILINE)
     assert 'rank="1"' in line
-    assert "slurm_elastic_worker_busy_seconds{" in health(nodes, "127.0.0.2", "/metrics")
+    assert "slurm_elastic_worker_busy_seconds{" in ask(target(nodes, 2), "/metrics")[1]
 
     (nodes.directory / "slow").write_text("")
     fast = eventually(lambda: events(nodes, "rank_fast"), nodes.log)

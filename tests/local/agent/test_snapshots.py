@@ -6,13 +6,13 @@ import json
 import os
 import re
 import signal
-import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.local.agent.test_health import ask, target
 from tests.local.agent.test_winding import STEPPING, stepped, steps
 from tests.local.agents import WARM, Allocation, eventually
 
@@ -37,31 +37,25 @@ def repeated(nodes: Allocation, round_: int) -> int:
     return before - first.pop() + 1
 
 
-def test_workers_go_on_where_a_killed_one_was(allocate: Allocate) -> None:
-    nodes = allocate(3, job_id="19")
-    agents = training(nodes, "--max-restarts=1")
-    os.kill(int((nodes.directory / "pid.1").read_text()), signal.SIGKILL)
-    stepped(nodes, 1)
-    nodes.touch("finish")
-    assert [agent.wait() for agent in agents] == [0, 0, 0]
-    assert repeated(nodes, 1) in (0, 1)
-    assert "the workers of round 1 start from the snapshot of step " in agents[0].err
-
-
-@pytest.mark.parametrize("kills", ["worker", pytest.param("node", marks=pytest.mark.nightly)])
-def test_nodes_that_hold_two_snapshots_need_a_third_less_and_lose_no_more(allocate: Allocate, kills: str) -> None:
-    nodes = allocate(3, job_id="19")
+@pytest.mark.parametrize(
+    ("kills", "size"), [("worker", 2), pytest.param("node", 3, marks=pytest.mark.nightly)], ids=["worker", "node"]
+)
+def test_nodes_that_hold_two_snapshots_need_a_third_less_and_lose_no_more(
+    allocate: Allocate, kills: str, size: int
+) -> None:
+    nodes = allocate(size, job_id="19")
     nodes.touch("pace", "0.01")
     words = (WARM, "--nnodes=1:3", "--max-restarts=1")
     # What a node alone has is lost with it.
     script = (STEPPING, "snapshots", *(("own",) if kills == "worker" else ()))
     agents = [
         nodes.start(number, *words, f"--snapshot-slots={slots}", script=script)
-        for number, slots in enumerate((2, 2, 3), 1)
+        for number, slots in enumerate((2, 2, 3)[-size:], 1)
     ]
     stepped(nodes, 0, 5)
-    held = [held_by(nodes, node) for node in nodes.nodes]
-    assert held[0] == held[1] == held[2] * 2 / 3 > 0
+    *of_two, of_three = [held_by(nodes, number) for number in range(1, size + 1)]
+    assert set(of_two) == {of_three * 2 / 3}
+    assert of_three > 0
     if kills == "worker":
         os.kill(int((nodes.directory / "pid.1").read_text()), signal.SIGKILL)
     else:
@@ -70,13 +64,12 @@ def test_nodes_that_hold_two_snapshots_need_a_third_less_and_lose_no_more(alloca
     nodes.touch("finish")
     assert [agent.wait() for agent in agents] == [0] * len(agents), nodes.log()
     assert repeated(nodes, 1) in (0, 1)
+    assert "the workers of round 1 start from the snapshot of step " in agents[0].err
 
 
-def held_by(nodes: Allocation, node: str) -> float:
+def held_by(nodes: Allocation, number: int) -> float:
     """The memory that a node holds for snapshots, in bytes, by its health port."""
-    (group,) = json.loads((nodes.run_dir / "health" / f"{node}.19.json").read_text())
-    with urllib.request.urlopen(f"http://{group['targets'][0]}/metrics", timeout=20) as answer:
-        page: str = answer.read().decode()
+    page = ask(target(nodes, number), "/metrics")[1]
     (line,) = re.findall(r"^slurm_elastic_snapshot_bytes\{.*\} (.*)$", page, re.MULTILINE)
     return float(line)
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import os
 import signal
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +9,8 @@ from typing import Any
 import pytest
 
 from slurm_elastic.agent.workers.torch_hooks import Hook, Kind, Part
-from tests.local.agents import ROOT, Agent, Allocation, eventually
+from tests.local.agents import WORKER, Agent, Allocation, eventually
+from tests.local.waiting import is_there
 
 Allocate = Callable[..., Allocation]
 
@@ -47,16 +46,16 @@ def test_a_run_goes_on_after_a_worker_has_failed(allocate: Allocate, start: str)
 def test_the_agent_keeps_its_signal_handlers(allocate: Allocate) -> None:
     nodes = allocate(1)
     (agent,) = _start(nodes)
-    pid = nodes.seen(0)[0]["pid"]
+    worker = nodes.seen(0)[0]
     agent.signal(signal.SIGTERM)
     assert agent.wait() == 75
     assert "got SIGTERM" in agent.err
-    eventually(lambda: not _runs(pid))
+    eventually(lambda: not is_there(worker))
 
 
 def test_a_worker_that_ignores_sigterm_is_killed(allocate: Allocate) -> None:
     nodes = allocate(2)
-    agents = _start(nodes, "--nnodes=1:2", script=(*_worker(), "ignore-term"))
+    agents = _start(nodes, "--nnodes=1:2", script=(str(WORKER), "ignore-term"))
     nodes.seen(0)
     agents[1].kill()
     # A round without the lost node follows at once.
@@ -72,31 +71,3 @@ def test_functions(allocate: Allocate) -> None:
     (agent,) = _start(nodes, "--run-path", script=(str(worker),))
     assert agent.wait() == 0, agent.err
     assert (nodes.directory / "ran").read_text() == "0"
-
-
-def _worker() -> tuple[str, ...]:
-    return (str(ROOT / "tests" / "local" / "worker.py"),)
-
-
-def _runs(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
-
-
-def test_a_leader_says_once_that_nodes_have_different_releases(allocate: Allocate) -> None:
-    nodes = allocate(3)
-    other = {"slurm_elastic.rendezvous.connect.own_releases": functools.partial(str, "Python 3.9, torch 2.12.0")}
-    agents = [nodes.start(1), *(nodes.start(number, constants=other) for number in (2, 3))]
-    nodes.seen(0)
-    nodes.touch("finish")
-    assert [agent.wait() for agent in agents] == [0, 0, 0]
-    said = [[line for line in agent.err.splitlines() if "install the same releases" in line] for agent in agents]
-    # On a busy machine another agent may have led until the first one came, and has said it, too.
-    assert max(len(lines) for lines in said) == 1
-    # Whichever joined first.
-    for (line,) in filter(None, said):
-        assert "has Python 3.9, torch 2.12.0" in line
-        assert "127.0.0.1 has Python 3." in line

@@ -11,8 +11,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from tests.local.agents import HANG, Allocation, eventually
 from tests.local.waiting import at_once
 
@@ -165,29 +163,6 @@ def test_a_checkpoint_that_takes_longer_than_the_grace_is_not_waited_for(allocat
     assert {event["restarts"] for event in nodes.events() if event["event"] == "round_formed"} == {0}
 
 
-def test_two_nodes_leave_at_once_and_the_third_loses_no_step(allocate: Allocate) -> None:
-    nodes = allocate(3)
-    first, second, third = training(nodes)
-    at_once([(first, signal.SIGTERM), (third, signal.SIGUSR2)])
-    assert [first.wait(), third.wait()] == [75, 75]
-    eventually(lambda: nodes.rounds() > 1 and steps(nodes)[-1][0] == nodes.rounds() - 1, nodes.log)
-    nodes.touch("finish")
-    assert second.wait() == 0
-    no_step_was_lost(nodes)
-
-
-def test_a_worker_that_takes_no_part_makes_it_an_interruption(allocate: Allocate) -> None:
-    nodes = allocate(2)
-    agents = training(nodes, words=("silent",))
-    begun = time.monotonic()
-    agents[1].signal(signal.SIGTERM)
-    assert agents[1].wait() == 75
-    assert time.monotonic() - begun < 25.0
-    stepped(nodes, 1)
-    nodes.touch("finish")
-    assert agents[0].wait() == 0
-
-
 def test_workers_that_end_well_on_a_signal_have_not_finished_the_run(allocate: Allocate) -> None:
     nodes = allocate(2)
     agents = training(nodes, "--worker-signal=SIGUSR1", words=("on-signal",))
@@ -210,11 +185,3 @@ def test_workers_that_slurm_itself_signals_have_not_finished_the_run(allocate: A
         os.kill(pid, signal.SIGTERM)
     assert agent.wait() == 75
     assert not (nodes.run_dir / "done.json").exists()
-
-
-@pytest.mark.parametrize("name", ["SIGKILL", "9", "usr"])
-def test_a_signal_that_workers_cannot_be_sent_is_refused(allocate: Allocate, name: str) -> None:
-    nodes = allocate(1)
-    agent = nodes.start(1, f"--worker-signal={name}")
-    assert agent.wait() == 2
-    assert f"--worker-signal '{name}' is none of SIGUSR1, SIGUSR2" in agent.err

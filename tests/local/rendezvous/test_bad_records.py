@@ -15,7 +15,7 @@ import pytest
 from slurm_elastic.rendezvous.election.events import LeaderLost
 from slurm_elastic.rendezvous.membership.agents import Reason
 from slurm_elastic.rendezvous.membership.events import Interrupted
-from slurm_elastic.rendezvous.records.api import Record, RunDirRecords, Situation
+from slurm_elastic.rendezvous.records.api import RunDirRecords, Situation
 from slurm_elastic.rundir import RunDir
 from tests.local.agents import HANG
 from tests.local.rendezvous.helpers.parties import Party, Run, form, leader_of
@@ -143,42 +143,3 @@ def test_a_record_of_an_epoch_or_an_endpoint_that_is_cut_short_stops_nobody(star
         os.utime(path, (time.time() + 7 * 3600, time.time() - 7 * 3600))
     parties[0].die()
     assert {place.nodes for place in places_after(parties[1:])} == {2}
-
-
-class Dying(RunDirRecords):
-    """Those of a successor that dies when it has taken the epoch, and has told nobody."""
-
-    party: Party
-    died = threading.Event()
-    taken: threading.Event
-
-    def claim_epoch(self, number: int, record: Record) -> bool:
-        taken = super().claim_epoch(number, record)
-        # It waits for the agent's thread, which waits for this call.
-        threading.Thread(target=self.party.die).start()
-        self.taken.set()
-        return taken
-
-    def publish_endpoint(self, record: Record) -> None:
-        self.died.wait(HANG)
-
-
-def test_a_successor_that_dies_while_it_takes_over_is_followed_by_the_next(start_run: StartRun) -> None:
-    run = start_run(expected_nodes=("node1", "node2", "node3", "node4"))
-    records, others = Dying(run.run_dir, "run.0"), Slow(run.run_dir, "run.0")
-    # Nobody else stands up before it has.
-    records.taken = others.released = threading.Event()
-    others.released.set()
-    parties = [run.party(0), party_with(run, 1, records), party_with(run, 2, others), party_with(run, 3, others)]
-    records.party = parties[1]
-    form(parties)
-    others.released.clear()
-    parties[0].die()
-    for party in parties[1:]:
-        assert party.hear(Interrupted).reason is Reason.NODE_LOST
-        party.join()
-    places = places_after(parties[2:])
-    assert {place.nodes for place in places} == {2}
-    records.died.set()
-    # The second one's was taken in vain.
-    assert min(place.epoch for place in places) > 2

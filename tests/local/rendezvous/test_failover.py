@@ -6,9 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from slurm_elastic.rendezvous.election.events import CutOff
 from slurm_elastic.rendezvous.membership.agents import LeaveReason, Reason
-from slurm_elastic.rendezvous.membership.events import Claim, Ended, Interrupt, Interrupted, Outcome
+from slurm_elastic.rendezvous.membership.events import Claim, Ended, Interrupted, Outcome
 from slurm_elastic.rendezvous.transport.messages import Assignment
 from tests.local.agents import HANG, eventually
 from tests.local.rendezvous.helpers.parties import Party, Run, form, leader_of, options
@@ -53,24 +52,6 @@ def test_a_leader_that_has_ended_is_followed_without_waiting_for_its_silence(sta
     assert Claim("node1") in leader_of(parties[1:]).decisions
 
 
-def test_a_new_leader_says_once_that_the_round_is_over_however_many_it_tells(start_run: StartRun) -> None:
-    run = start_run()
-    parties = run.all_of(4)
-    form(parties)
-    parties[0].die()
-
-    for party in parties[1:]:
-        # Who stops by itself first is told all the same, as long as it has not joined.
-        while isinstance(party.hear(Interrupted), CutOff):
-            pass
-    for party in parties[1:]:
-        party.join()
-    places_after(parties[1:])
-    # None, if it stood up when another candidate had told them.
-    decisions = leader_of(parties[1:]).decisions
-    assert sum(isinstance(decision, Interrupt) for decision in decisions) <= 1
-
-
 def test_leaders_fall_one_after_the_other_until_one_agent_is_left(start_run: StartRun) -> None:
     run = start_run()
     rest = run.all_of(4)
@@ -98,20 +79,6 @@ def test_one_that_is_left_of_a_run_that_needs_two_waits_for_another_and_no_longe
     assert (ended.outcome, ended.detail) == (Outcome.TIMED_OUT, "1 of at least 2 nodes came within 1.5 s")
 
 
-def test_a_leader_that_leaves_hands_over(start_run: StartRun) -> None:
-    run = start_run()
-    parties = run.all_of(3)
-    form(parties)
-    parties[0].link.leaving(LeaveReason.PREEMPTED)
-    for party in parties[1:]:
-        assert party.hear(Interrupted).reason is Reason.NODE_LEFT
-        party.join()
-    parties[0].link.left(LeaveReason.PREEMPTED)
-    # How soon it is followed: tests/unit/testdata/election/machine.txt.
-    places = places_after(parties[1:])
-    assert {(place.nodes, place.reason) for place in places} == {(2, Reason.NODE_LEFT)}
-
-
 def test_who_goes_with_the_leader_does_not_follow_it(start_run: StartRun) -> None:
     run = start_run()
     parties = run.all_of(4)
@@ -128,62 +95,3 @@ def test_who_goes_with_the_leader_does_not_follow_it(start_run: StartRun) -> Non
     assert {(place.round, place.nodes) for place in places} == {(1, 2)}
     # It is there still, and would be the first.
     assert not going[1].decisions
-
-
-def test_a_charge_outlives_the_leader(start_run: StartRun) -> None:
-    run = start_run(max_restarts=2)
-    parties = run.all_of(3)
-    form(parties)
-    parties[1].fail()
-    for party in parties[1:]:
-        assert party.hear(Interrupted).reason is Reason.WORKER_FAILED
-        party.join()
-    # Its own agent has not joined, so no round with that charge is on record.
-    parties[0].die()
-    assert [(place.reason, place.restarts) for place in places_after(parties[1:])] == [(Reason.NODE_LOST, 1)] * 2
-
-
-def test_an_agent_that_comes_later_finds_the_new_leader(start_run: StartRun) -> None:
-    run = start_run()
-    parties = run.all_of(3)
-    form(parties)
-    parties[0].die()
-    places_after(parties[1:])
-    late = run.party(0)
-    late.join()
-    for party in parties[1:]:
-        assert party.hear(Interrupted).reason is Reason.NODE_JOINED
-        party.join()
-    places = places_after([late, *parties[1:]])
-    assert {place.nodes for place in places} == {3}
-
-
-def test_a_run_whose_agents_have_all_ended_is_begun_again_by_whoever_comes(start_run: StartRun) -> None:
-    run = start_run()
-    parties = run.all_of(2)
-    form(parties)
-    for party in parties:
-        party.die()
-    again = [run.party(0), run.party(1)]
-    for party in again:
-        party.join()
-    places = places_after(again)
-    # Both may have stood up, and one of them in vain.
-    leader_of(again)
-    assert len({place.epoch for place in places}) == 1
-    assert {place.nodes for place in places} == {2}
-
-
-def test_a_leader_that_was_followed_joins_the_new_one(start_run: StartRun) -> None:
-    run = start_run()
-    parties = run.all_of(3)
-    form(parties)
-    # As if it had slept through it: another one has the next epoch, and waits for the others.
-    assert run.config.records.claim_epoch(2, {"agent": "node9/7.0/9"})
-    # The leader finds out when it has to form another round.
-    parties[2].link.leaving(LeaveReason.DRAINED)
-    parties[2].link.left(LeaveReason.DRAINED)
-    parties[2].link.stop(timeout=1)
-    places = places_after(parties[:2])
-    assert {place.nodes for place in places} == {2}
-    assert min(place.epoch for place in places) > 2

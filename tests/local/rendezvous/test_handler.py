@@ -227,16 +227,6 @@ def test_no_leader_is_a_connection_error(handlers: MakeHandlers) -> None:
         some.make(1).next_rendezvous()
 
 
-def test_a_lost_leader_is_followed(handlers: MakeHandlers) -> None:
-    some = handlers()
-    first, second = some.all_of(2)
-    some.form(first, second)
-    some.run.parties[0].die()
-    eventually(lambda: second.num_nodes_waiting() == 1)
-    info = second.next_rendezvous()
-    assert (info.rank, info.world_size) == (0, 1)
-
-
 def _parameters(**config: object) -> RendezvousParameters:
     return RendezvousParameters("slurm", "", "none", 1, 1, **config)
 

@@ -89,10 +89,6 @@ STRANGERS = {
 }
 
 
-def by_night(*by_day: str) -> list[Any]:
-    return [*by_day, *(pytest.param(name, marks=pytest.mark.nightly) for name in STRANGERS if name not in by_day)]
-
-
 WRAPPER = """\
 import os, runpy, sys
 sys.argv = ["{script}", *sys.argv[1:], *(["{option}"] if os.path.exists("{checkpoint}") else [])]
@@ -130,11 +126,11 @@ def left_by(directory: Path) -> list[str]:
     return sorted(str(path) for path in paths if not set(path.parts) & set(ours))
 
 
-def under_torchrun(directory: Path, stranger: Stranger) -> tuple[int, list[str], list[str]]:
+def under_torchrun(directory: Path, stranger: Stranger, workers: int) -> tuple[int, list[str], list[str]]:
     """Exit code, lines on stdout and files."""
     # Two workers that write to one pipe at once tear each other's lines.
     logs = directory.with_name("logs")
-    command = [stranger.python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    command = [stranger.python, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={workers}"]
     command += ["--redirects=1", f"--log-dir={logs}"]
     environment = {**Allocation(directory, 1).environment(1), "PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT)}
     for name in [name for name in environment if name.startswith("SLURM")]:
@@ -153,16 +149,19 @@ def under_torchrun(directory: Path, stranger: Stranger) -> tuple[int, list[str],
     return ended.returncode, sorted(lines), left_by(directory)
 
 
-@pytest.mark.parametrize("name", by_night("tutorial"))
-def test_a_script_runs_as_under_torchrun_and_so_it_does_a_second_time(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "workers"), [("tutorial", 1), *(pytest.param(name, 2, marks=pytest.mark.nightly) for name in STRANGERS)]
+)
+def test_a_script_runs_as_under_torchrun_and_so_it_does_a_second_time(tmp_path: Path, name: str, workers: int) -> None:
     stranger = STRANGERS[name]
     stranger.require()
-    theirs = under_torchrun(workplace(tmp_path / "theirs", stranger), stranger)
+    theirs = under_torchrun(workplace(tmp_path / "theirs", stranger), stranger, workers)
     directory = tmp_path / "ours"
     for job in ("7", "8"):
         # The second one begins where the first did, but has what was learned of it.
         with allocation(workplace(directory, stranger), 1, job_id=job) as nodes:
-            agent = start(nodes, 1, stranger, "--nproc-per-node=2", script=(stranger.files[0], *stranger.arguments))
+            script = (stranger.files[0], *stranger.arguments)
+            agent = start(nodes, 1, stranger, f"--nproc-per-node={workers}", script=script)
             code = agent.wait()
             lines = sorted(re.sub(r"^\[127\.0\.0\.1/\d\] ", "", line) for line in agent.out.splitlines())
             assert (code, lines, left_by(directory)) == theirs, agent.err
@@ -196,7 +195,8 @@ SIZES = {"nanogpt": (4, 2, 4, 2)}
 """Of a script that cannot use three nodes."""
 
 
-@pytest.mark.parametrize("name", by_night())
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", STRANGERS)
 def test_a_script_goes_on_when_a_node_is_killed_and_joins_and_is_preempted(tmp_path: Path, name: str) -> None:
     stranger = STRANGERS[name]
     stranger.require()

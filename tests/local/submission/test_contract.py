@@ -7,7 +7,6 @@ import operator
 import pickle
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 import submitit
@@ -15,16 +14,9 @@ import submitit
 from slurm_elastic import DebugElasticExecutor, LocalElasticExecutor
 from tests.local.waiting import HANG, eventually
 
-EXECUTORS = {"local": LocalElasticExecutor, "debug": DebugElasticExecutor}
 
-
-@pytest.fixture(params=EXECUTORS)
-def executor(request: pytest.FixtureRequest, runs: Path) -> Any:
-    return EXECUTORS[request.param](runs)
-
-
-def test_jobs_of_an_array_and_their_results(executor: Any) -> None:
-    jobs = executor.map_array(operator.truediv, [1, 1], [2, 4])
+def test_jobs_of_an_array_and_their_results(runs: Path) -> None:
+    jobs = DebugElasticExecutor(runs).map_array(operator.truediv, [1, 1], [2, 4])
     assert len({job.job_id for job in jobs}) == 2
     assert {job.result() for job in submitit.helpers.as_completed(jobs)} == {0.5, 0.25}
     for job, value in zip(jobs, (0.5, 0.25), strict=True):
@@ -38,22 +30,14 @@ def test_jobs_of_an_array_and_their_results(executor: Any) -> None:
         assert again.result() == value
 
 
-def test_a_failure_is_the_exception_of_its_job(executor: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_is_the_exception_of_its_job(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Where a job of submitit's DebugExecutor fails, it stops in the debugger.
     monkeypatch.setattr("pdb.post_mortem", lambda: None)
-    job = executor.submit(operator.truediv, 1, 0)
+    job = DebugElasticExecutor(runs).submit(operator.truediv, 1, 0)
     error = job.exception()
     assert "ZeroDivisionError" in f"{type(error).__name__}: {error}"
     with pytest.raises(type(error)):
         job.result()
-
-
-def test_a_job_of_a_batch_is_there_when_the_batch_ends(executor: Any) -> None:
-    with executor.batch(allow_implicit_submissions=False):
-        job = executor.submit(operator.add, 1, 2)
-        with pytest.raises(AttributeError):
-            _ = job.job_id
-    assert job.result() == 3
 
 
 def test_a_cancelled_job_has_no_result(runs: Path) -> None:

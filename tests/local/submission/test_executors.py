@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -26,7 +27,7 @@ def _where(word: str) -> Callable[[], dict[str, Any]]:
     return where
 
 
-def _fail_on_second_node() -> Callable[[], None]:
+def _fail_on_second_rank() -> Callable[[], None]:
     def fail() -> None:
         if os.environ["RANK"] == "1":
             raise ValueError("told to fail")
@@ -60,7 +61,7 @@ def test_two_agents_one_run(runs: Path) -> None:
 
 
 def test_failure_of_a_worker(runs: Path) -> None:
-    job = LocalElasticExecutor(f"{runs}/%j", 2).submit(_fail_on_second_node())
+    job = LocalElasticExecutor(f"{runs}/%j", workers_per_node=2).submit(_fail_on_second_rank())
     with pytest.raises(WorkerFailedError, match="ValueError: told to fail") as caught:
         job.results()
     assert (caught.value.rank, caught.value.exit_code, caught.value.node) == (1, 1, "localhost")
@@ -68,12 +69,15 @@ def test_failure_of_a_worker(runs: Path) -> None:
     assert str(job.exception()) == str(caught.value)
 
 
-def test_batch_of_scripts(runs: Path) -> None:
+def test_batch_of_a_script_and_a_function(runs: Path) -> None:
     executor = LocalElasticExecutor(runs)
     Path("script.py").write_text("import os, sys\nprint(*sys.argv[1:], os.environ['WORLD_SIZE'])\n")
-    with executor.batch():
+    with executor.batch(allow_implicit_submissions=False):
         job = executor.submit_script("script.py", "--lr", "1 2")
-    assert job.results() == [None]
+        other = executor.submit(operator.truediv, 1, 4)
+        with pytest.raises(AttributeError):
+            _ = job.job_id
+    assert (job.results(), other.results()) == ([None], [0.25])
     assert job.task(0).stdout() == "--lr 1 2 1\n"
     assert job.submission().function.arguments == ("--lr", "1 2")
     job._process.wait(HANG)
