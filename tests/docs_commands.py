@@ -39,7 +39,7 @@ _ARRAY = "tests/cluster/test_array.py::"
 _LEAVE = "tests/local/agent/test_leave_requests.py::"
 _HEALTH = "tests/local/agent/test_health.py::test_it_answers_before_the_first_round_through_a_change_and_to_the_end"
 _SHELL = "tests/unit/submission/test_submit_options.py::test_submitted_script_is_the_one_of_the_dry_run"
-_DIGITS = f"{_SUBMIT}test_four_nodes_learn_the_digits"
+_DIGITS = "tests/cluster/test_digits.py::test_no_step_is_lost_and_every_sample_comes_once_through_preemptions"
 
 _RESIZE = "tests/cluster/test_grow.py::test_a_run_grows_and_shrinks_without_losing_a_step"
 _RESIZE_WORDS = "tests/unit/submission/test_resize.py::test_grow_shrink_and_resize"
@@ -86,7 +86,8 @@ ELSEWHERE = {
     "srun slurm-elastic agent --node-check /etc/slurm/health.sh --on-bad-node 'logger -p user.err "
     '"$SLURM_ELASTIC_BAD_NODE_REASON"\' train.py': "tests/cluster/test_bad_nodes.py::"
     "test_a_node_that_fails_its_check_is_excluded_from_the_next_start",
-    "sbatch --nodes=2-8 --gpus-per-node=4 elastic.sbatch --max-restarts=3 train.py --lr 1e-3": _DIGITS,
+    "sbatch --nodes=2-8 --gpus-per-node=4 elastic.sbatch --max-restarts=3 train.py --lr 1e-3": f"{_SUBMIT}"
+    "test_a_job_is_submitted_from_any_directory_with_options_and_arguments_for_each",
     "sbatch --partition=low --array=0-7 --gpus-per-node=4 array.sbatch --nnodes=2:8 --max-restarts=3 train.py": ""
     f"{_ARRAY}test_the_elements_of_an_array_are_one_run_and_do_not_interleave",
     "sbatch --nodes=8 elastic.sbatch --leader-node=node7 train.py": "tests/local/agent/test_rounds.py::"

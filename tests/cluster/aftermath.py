@@ -59,7 +59,7 @@ def _runs(directory: Path) -> Iterator[str]:
 
 
 def _printed(directory: Path) -> Iterator[str]:
-    files = {path for pattern in ("*.out", "*.err", "codes/*", "done.json") for path in directory.rglob(pattern)}
+    files = {path for pattern in ("*.out", "*.err", "done.json") for path in directory.rglob(pattern)}
     for path in sorted(files):
         yield _part(str(path.relative_to(directory)), _read(path))
     # What the workers of steps.py have written down.

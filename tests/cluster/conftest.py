@@ -47,7 +47,6 @@ _failed = pytest.StashKey[bool]()
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "topology(kind): Slurm's topology plugin")
-    config.addinivalue_line("markers", "nodes(count): other than four nodes")
     config.addinivalue_line("markers", "proctrack(*names, nightly): process trackings to run the test on")
 
 
@@ -117,13 +116,11 @@ def cluster_session() -> Iterator[Session]:
 def cluster(
     request: pytest.FixtureRequest, cluster_session: Session, proctrack: str, release: str
 ) -> Iterator[Cluster]:
-    """Idle nodes without jobs, n1 to n4 by default; shared by the tests that want the same cluster."""
+    """Idle nodes without jobs, n1 to n4; shared by the tests that want the same cluster."""
     accounting = request.node.get_closest_marker("accounting") is not None
     topology = request.node.get_closest_marker("topology")
     kind = topology.args[0] if topology else ""
-    nodes = request.node.get_closest_marker("nodes")
-    count = nodes.args[0] if nodes else 4
-    settings = Settings(cluster_session.name, count, proctrack, accounting, release, kind)
+    settings = Settings(cluster_session.name, 4, proctrack, accounting, release, kind)
     cluster = cluster_session.cluster(settings)
     yield cluster
     cluster.restore()

@@ -18,14 +18,6 @@ CHECKOUT = Path(__file__).parents[2]
 TEMPLATE = CHECKOUT / "sbatch_templates/allocation.sbatch"
 TRAINING = Path(__file__).with_name("steps.py")
 
-AGENT = """\
-mkdir -p codes
-slurm-elastic agent "$@"
-echo $? >"codes/.$SLURMD_NODENAME"
-mv "codes/.$SLURMD_NODENAME" "codes/$SLURMD_NODENAME"
-"""
-"""A script that leaves the agent's exit code behind; for `srun bash agent.sh`."""
-
 SRUN = "srun --overlap --ntasks-per-node=1 --no-kill --kill-on-bad-exit=0 --wait=0"
 """As in the batch script of an allocation, for steps of a test's own."""
 
@@ -49,13 +41,6 @@ DYNAMO = "--preload=torch._dynamo"
 import it, and the fork server does once more when it has learned that, which takes longer than torch each time."""
 SILENCE = "--rdzv-conf=heartbeat_limit=3"
 """For agents whose silence matters: the default."""
-
-
-def outermost(processes: Iterable[Process], words: str) -> Process:
-    """The one process with these words in its command line that was not started by another such process."""
-    found = {process.pid: process for process in processes if words in process.command}
-    (first,) = [process for process in found.values() if process.parent not in found]
-    return first
 
 
 def on(*nodes: str) -> tuple[str, str]:
@@ -140,10 +125,6 @@ class Job:
         """The nodes whose workers have taken a step in a round, in the order of ranks."""
         return [node for _, node in sorted({(e["rank"], e["node"]) for e in self.steps(round_number)})]
 
-    def exit_codes(self) -> dict[str, int]:
-        """Of the agents that were started by agent.sh and have ended, by node."""
-        return {path.name: int(path.read_text()) for path in sorted(self.directory.glob("codes/[!.]*"))}
-
     def wait_until(self, complaint: str, condition: Callable[[], bool], timeout: float = 60.0) -> None:
         """Wait until the condition holds; a job that ends before is an error, and is shown."""
         look_again = 0.0
@@ -198,7 +179,6 @@ class Jobs:
         self.environ = {"PATH": f"{environment}:{PATH}", "OMP_NUM_THREADS": "1"}
         for source, name in ((TRAINING, "train.py"), (TEMPLATE, "elastic.sbatch")):
             self.place(source, name)
-        self.write("agent.sh", AGENT)
         self.write("take.sh", TAKE)
 
     def place(self, source: Path, name: str = "") -> Path:

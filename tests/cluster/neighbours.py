@@ -7,7 +7,6 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from slurm_elastic.rendezvous.records.etcd.config import EtcdConfig
 from slurm_elastic.rendezvous.transport.session import Role, Session
 from slurm_elastic.slurm.address import ephemeral_low, port_sequence
 from tests.cluster.jobs import CHECKOUT, Job, Jobs
@@ -24,14 +23,12 @@ class Neighbours:
         jobs: whose cluster it is.
         job: of the run.
         reports: a directory in which everybody may write.
-        etcd: where the run's records are; None if they are files.
     """
 
-    def __init__(self, jobs: Jobs, job: Job, reports: Path, etcd: EtcdConfig | None = None) -> None:
+    def __init__(self, jobs: Jobs, job: Job, reports: Path) -> None:
         self._jobs, self._job, self._reports = jobs, job, reports
         self._program = jobs.place(CHECKOUT / "tests/local/neighbour.py")
-        self._keys = f"http://{etcd.endpoints[0]}{etcd.run_prefix(str(job.id))}" if etcd else ""
-        self.ports = port_sequence(str(job.id), 0, ephemeral_low())
+        self._ports = port_sequence(str(job.id), 0, ephemeral_low())
         self._started: list[Path] = []
 
     def start(self, node: str) -> None:
@@ -39,17 +36,13 @@ class Neighbours:
         report = self._reports / f"{node}.{len(self._started)}.json"
         self._started.append(report)
         greeting = Session(Role.AGENT, bytes(32), f"{self._job.id}.0", agent=f"{node}/1.0/1").start().hex()
-        words = [self._job.run_dir, node, self._reports / "over", report, self._keys, greeting, *self.ports]
+        words = [self._job.run_dir, node, self._reports / "over", report, "", greeting, *self._ports]
         self._jobs.cluster.popen(
             [PYTHON, str(self._program), *map(str, words)],
             user=NEIGHBOUR,
             machine=node,
             stdout=report.with_suffix(".log").open("w"),
         )
-
-    def begun(self) -> bool:
-        """Return True when each has taken the ports that it can have."""
-        return all(path.exists() for path in self._started)
 
     def end(self) -> tuple[Counter[str], list[str]]:
         """Have them end, and return how often they did what, and what that changed."""

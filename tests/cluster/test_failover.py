@@ -5,9 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 
-import pytest
-
-from tests.cluster.jobs import CHECKOUT, SILENCE, Job, on
+from tests.cluster.jobs import Job
 from tests.cluster.test_node_loss import assert_nothing_is_lost, assert_one_group_at_a_time, formed
 
 
@@ -23,12 +21,12 @@ def leaders_node(job: Job) -> str:
 
 
 def test_the_first_node_is_killed_and_then_the_new_leaders(jobs):
-    job = jobs.submit("--nodes=4", "elastic.sbatch", "train.py")
-    job.wait_for_steps(0, ["n1", "n2", "n3", "n4"])
+    job = jobs.submit("--nodes=3", "elastic.sbatch", "train.py")
+    job.wait_for_steps(0, ["n1", "n2", "n3"])
 
     # The batch script and srun go with it, and nobody reads any more what agents and workers print.
     jobs.cluster.kill("n1")
-    first = ["n2", "n3", "n4"]
+    first = ["n2", "n3"]
     job.wait_for_steps(1, first)
     # Nearly always the first of the others; any of them may.
     leader = leaders_node(job)
@@ -41,7 +39,7 @@ def test_the_first_node_is_killed_and_then_the_new_leaders(jobs):
     job.wait_for("CANCELLED")
     assert json.loads((job.run_dir / "done.json").read_text())["outcome"] == "succeeded"
     assert formed(job) == [
-        (["n1", "n2", "n3", "n4"], "start", 0),
+        (["n1", "n2", "n3"], "start", 0),
         (first, "node_lost", 0),
         (second, "node_lost", 0),
     ]
@@ -56,44 +54,3 @@ def test_the_first_node_is_killed_and_then_the_new_leaders(jobs):
     assert_one_group_at_a_time(job.steps())
     assert_nothing_is_lost(job.steps())
     print(f"seconds without a step: {gap(job, 1):.2f}, {gap(job, 2):.2f}, led by n1, {leader}, {leaders_node(job)}")
-
-
-@pytest.mark.nightly
-def test_the_leader_is_cut_off_and_joins_its_successor_when_healed(jobs):
-    job = jobs.submit(*on("n1", "n2", "n3"), "elastic.sbatch", SILENCE, "train.py")
-    job.wait_for_steps(0, ["n1", "n2", "n3"])
-
-    jobs.cluster.cut("n1")
-
-    job.wait_for_steps(1, ["n2", "n3"])
-    jobs.cluster.heal("n1")
-    job.wait_for_steps(2, ["n1", "n2", "n3"])
-    job.say_enough()
-    job.wait_for("COMPLETED")
-    assert [(nodes, reason) for nodes, reason, _ in formed(job)] == [
-        (["n1", "n2", "n3"], "start"),
-        (["n2", "n3"], "node_lost"),
-        (["n1", "n2", "n3"], "node_joined"),
-    ]
-    assert_one_group_at_a_time(job.steps())
-
-
-@pytest.mark.nightly
-def test_the_first_element_of_an_array_loses_its_node(jobs):
-    jobs.place(CHECKOUT / "sbatch_templates/array.sbatch")
-    job = jobs.submit("--array=0-2", "array.sbatch", "--nnodes=2:3", "train.py")
-    job.wait_until("not all train", lambda: any(len(round_["places"]) == 3 for round_ in job.rounds()))
-    before = job.rounds()[-1]
-    leader = job.leader()
-    others = [place["node"] for place in before["places"] if place["node"] != leader]
-    job.wait_for_steps(before["round"], [place["node"] for place in before["places"]])
-
-    jobs.cluster.kill(leader)
-
-    job.wait_for_steps(before["round"] + 1, others)
-    assert job.rounds()[-1]["epoch"] > before["epoch"]
-    # Slurm starts the element again on another node, and it joins the living run.
-    job.wait_until("the element does not come back", lambda: len(job.rounds()[-1]["places"]) == 3, timeout=120.0)
-    job.say_enough()
-    jobs.wait_until_all_ended()
-    assert_one_group_at_a_time(job.steps())

@@ -40,89 +40,69 @@ def steps(job: Job) -> dict[int, dict[int, list[int]]]:
     return found
 
 
-@pytest.mark.parametrize("script", ["transformers_gpt2.py", "lightning_layers.py"])
-def test_preemption_return_and_requeue_cost_no_step_and_a_killed_node_one(jobs, script):
+def reported(job: Job) -> dict[int, dict[int, list[int]]]:
+    """The steps that rank 0 has reported, by round."""
+    found: dict[int, dict[int, list[int]]] = defaultdict(lambda: {0: []})
+    path = job.directory / "out/metrics.jsonl"
+    for line in path.read_text().splitlines(keepends=True) if path.exists() else ():
+        if line.endswith("\n"):
+            entry = json.loads(line)
+            found[entry["round"]][0].append(entry["step"])
+    return found
+
+
+LOOP = ("--epochs=100000", "--checkpoint-every=100000000", "--checkpoint-dir=out")
+
+
+@pytest.mark.parametrize(
+    ("taken_in", "directory", "training"),
+    [
+        (steps, SCRIPTS, ("transformers_gpt2.py", "--elastic")),
+        (steps, SCRIPTS, ("lightning_layers.py", "--elastic")),
+        (reported, CHECKOUT / "docs/examples", ("fabric_loop.py", *LOOP)),
+        (reported, CHECKOUT / "docs/examples", ("accelerate_loop.py", *LOOP)),
+    ],
+    ids=["Transformers", "Lightning", "a loop with Fabric", "a loop with Accelerate"],
+)
+def test_preemption_return_and_requeue_cost_no_step_and_a_killed_node_one(jobs, taken_in, directory, training):
     jobs.place(CHECKOUT / "sbatch_templates/array.sbatch")
-    for name in (script, "marks.py"):
-        jobs.place(SCRIPTS / name)
-    job = jobs.submit("--array=0-2", "array.sbatch", "--nnodes=2:3", script, "--elastic")
-
-    def trains(world: int, after: int = -1) -> bool:
-        newest = max(steps(job), default=-1)
-        return newest > after and len(steps(job)[newest]) == len(job.tables()[newest]) == world
-
-    jobs.cluster.wait_until("three do not train", lambda: trains(3), START)
-    first = max(steps(job))
-    victim = next(node for node in reversed(job.tables()[first]) if node != job.leader())
-    high = jobs.take(victim)
-    jobs.cluster.wait_until("the others do not go on", lambda: trains(2, first), START)
-    second = max(steps(job))
-    high.cancel()
-    jobs.cluster.wait_until("it does not come back", lambda: trains(3, second), START)
-    third = max(steps(job))
-    jobs.cluster.command(["scontrol", "requeue", str(job.id)])
-    jobs.cluster.wait_until("the requeued array does not train", lambda: trains(3, third), START)
-    fourth = max(steps(job))
-    jobs.cluster.kill(next(node for node in job.tables()[fourth] if node != job.leader()))
-    jobs.cluster.wait_until("the survivors do not go on", lambda: trains(2, fourth), START)
-    fifth = max(steps(job))
-    job.cancel()
-    jobs.wait_until_all_ended()
-
-    taken = steps(job)
-    # Elements that start again one by one may train in rounds of two before.
-    planned = [number for number in sorted(taken) if first <= number <= fourth]
-    for before, after in itertools.pairwise(planned):
-        (last,) = {numbers[-1] for numbers in taken[before].values()}
-        assert {numbers[0] for numbers in taken[after].values()} == {last + 1}, f"round {before} ended at {last}"
-    last = max(numbers[-1] for numbers in taken[fourth].values())
-    (resumed,) = {numbers[0] for numbers in taken[fifth].values()}
-    assert last - 1 < resumed <= last + 1
-    assert {round_["restarts"] for round_ in job.rounds()} == {0}
-
-
-@pytest.mark.parametrize("example", ["fabric_loop.py", "accelerate_loop.py"])
-def test_preemption_and_requeue_cost_no_step_and_a_killed_node_one_in_a_loop_by_the_object(jobs, example):
-    jobs.place(CHECKOUT / "sbatch_templates/array.sbatch")
-    jobs.place(CHECKOUT / "docs/examples" / example)
-    training = [example, "--epochs=100000", "--checkpoint-every=100000000", "--checkpoint-dir=out"]
+    jobs.place(directory / training[0])
+    jobs.place(SCRIPTS / "marks.py")
     job = jobs.submit("--array=0-2", "array.sbatch", "--nnodes=2:3", *training)
 
-    def reported() -> dict[int, list[int]]:
-        """The steps of each round."""
-        found: dict[int, list[int]] = defaultdict(list)
-        path = job.directory / "out/metrics.jsonl"
-        for line in path.read_text().splitlines(keepends=True) if path.exists() else ():
-            if line.endswith("\n"):
-                entry = json.loads(line)
-                found[entry["round"]].append(entry["step"])
-        return found
-
     def trains(world: int, after: int = -1) -> bool:
-        newest = max(reported(), default=-1)
-        return newest > after and len(job.tables()[newest]) == world and len(reported()[newest]) > 5
+        """All ranks whose steps are known have taken some in the newest round, which has so many nodes."""
+        taken = taken_in(job)
+        newest = max(taken, default=-1)
+        if newest <= after or len(job.tables()[newest]) != world:
+            return False
+        return len(taken[newest]) == world if taken_in is steps else len(taken[newest][0]) > 5
 
-    jobs.cluster.wait_until("three do not train", lambda: trains(3), START)
-    first = max(reported())
+    def wait(complaint: str, world: int, after: int = -1) -> int:
+        jobs.cluster.wait_until(complaint, lambda: trains(world, after), START)
+        return max(taken_in(job))
+
+    first = wait("three do not train", 3)
     high = jobs.take(next(node for node in reversed(job.tables()[first]) if node != job.leader()))
-    jobs.cluster.wait_until("the others do not go on", lambda: trains(2, first), START)
-    second = max(reported())
+    second = wait("the others do not go on", 2, first)
     high.cancel()
-    jobs.cluster.wait_until("it does not come back", lambda: trains(3, second), START)
-    third = max(reported())
+    third = wait("it does not come back", 3, second)
     jobs.cluster.command(["scontrol", "requeue", str(job.id)])
-    jobs.cluster.wait_until("the requeued array does not train", lambda: trains(3, third), START)
-    fourth = max(reported())
+    fourth = wait("the requeued array does not train", 3, third)
     jobs.cluster.kill(next(node for node in job.tables()[fourth] if node != job.leader()))
-    jobs.cluster.wait_until("the survivors do not go on", lambda: trains(2, fourth), START)
+    wait("the survivors do not go on", 2, fourth)
     job.cancel()
     jobs.wait_until_all_ended()
 
-    taken = reported()
+    taken = taken_in(job)
+    # Elements that start again one by one may train in rounds of two before.
     rounds = sorted(number for number in taken if number >= first)
-    lost = {after: taken[before][-1] + 1 - taken[after][0] for before, after in itertools.pairwise(rounds)}
-    assert all(steps == 0 for number, steps in lost.items() if number <= fourth), lost
-    assert all(steps <= 1 for steps in lost.values()), lost
+    for before, after in itertools.pairwise(rounds):
+        ends = {numbers[-1] for numbers in taken[before].values()}
+        (start,) = {numbers[0] for numbers in taken[after].values()}
+        assert after > fourth or len(ends) == 1, f"round {before} ended at {ends}"
+        assert max(ends) + 1 - start in ([0] if after <= fourth else [0, 1]), f"round {after} began at {start}"
+    assert {round_["restarts"] for round_ in job.rounds()} == {0}
 
 
 def test_a_sharded_model_is_resharded_from_four_nodes_to_three_and_back_twice_without_losing_a_step(jobs):

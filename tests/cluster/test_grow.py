@@ -42,6 +42,7 @@ def require_each_step_once(job: Job, rounds: int) -> None:
 
 
 def test_a_run_grows_and_shrinks_without_losing_a_step(jobs):
+    """And outlives its first job, which may come back."""
     job = start(jobs)
     more = grow(jobs, job)
     wait_for_round(jobs, job, 1, [*OLD, *NEW])
@@ -57,30 +58,23 @@ def test_a_run_grows_and_shrinks_without_losing_a_step(jobs):
     wait_for_round(jobs, job, 2, OLD)
     more.wait_for("FAILED", "COMPLETED")
 
+    again, late = grow(jobs, job), grow(jobs, job, "--hold")
+    wait_for_round(jobs, job, 3, [*OLD, *NEW])
+    jobs.cluster.command(["scontrol", "requeue", str(job.id)])
+    wait_for_round(jobs, job, 4, NEW)
+    wait_for_round(jobs, job, 5, [*OLD, *NEW])
+    job.cancel()
+    wait_for_round(jobs, job, 6, NEW)
+    # All scripts are told why one node goes.
+    assert [entry["stop"] for entry in job.diary() if "stop" in entry and entry["round"] == 5] == ["cancelled"] * 2
+
     # One that starts after the end of the run has nothing to do.
-    late = grow(jobs, job, "--hold")
     job.say_enough()
-    job.wait_for("COMPLETED")
+    again.wait_for("COMPLETED")
     jobs.cluster.command(["scontrol", "release", str(late.id)])
     late.wait_for("COMPLETED")
     assert f"run {job.id} is over: it needs no more nodes" in late.output
-    require_each_step_once(job, 3)
-
-
-def test_a_run_outlives_its_first_job_which_may_come_back(jobs):
-    job = start(jobs)
-    more = grow(jobs, job)
-    wait_for_round(jobs, job, 1, [*OLD, *NEW])
-
-    jobs.cluster.command(["scontrol", "requeue", str(job.id)])
-    wait_for_round(jobs, job, 2, NEW)
-    wait_for_round(jobs, job, 3, [*OLD, *NEW])
-    job.cancel()
-    wait_for_round(jobs, job, 4, NEW)
-
-    job.say_enough()
-    more.wait_for("COMPLETED")
-    require_each_step_once(job, 5)
+    require_each_step_once(job, 7)
 
 
 @pytest.mark.nightly

@@ -37,17 +37,19 @@ def finished(job: Job) -> None:
 
 
 def test_a_job_submitted_by_a_step_of_another_job_takes_nothing_over(jobs):
-    words = " ".join((*on("n2", "n3"), *INNER))
+    # Of an array, so that the job inside might be taken for an element.
+    words = " ".join((*on("n2"), *INNER))
     jobs.write(
         "outer.sh", f"#!/bin/bash\nsrun --label bash -c '((SLURM_PROCID)) || sbatch --parsable {words} >inner'\n"
     )
-    outer = jobs.submit(*on("n1"), *OUTER, "outer.sh")
+    outer = jobs.submit("--array=3", *on("n1"), *OUTER, "outer.sh")
 
     job = inner(jobs)
 
     outer.wait_for("COMPLETED")
-    job.wait_for_steps(0, ["n2", "n3"])
+    job.wait_for_steps(0, ["n2"])
     finished(job)
+    assert job.tables() == [["n2"]]
 
 
 def test_a_job_submitted_by_a_worker_of_a_run_is_preempted_and_goes_on(jobs):
@@ -63,18 +65,6 @@ def test_a_job_submitted_by_a_worker_of_a_run_is_preempted_and_goes_on(jobs):
     job.wait_for_steps(1, ["n2"])
     finished(job)
     assert job.events("run_ended")[0]["outcome"] == "succeeded"
-
-
-def test_the_element_of_an_array_submits_a_job_that_is_no_element(jobs):
-    words = " ".join((*on("n2"), "elastic.sbatch", "train.py", "--steps=3"))
-    jobs.write("outer.sh", f"#!/bin/bash\nsbatch --parsable {words} >inner\n")
-    outer = jobs.submit("--array=3", *on("n1"), "outer.sh")
-
-    job = inner(jobs)
-
-    outer.wait_for("COMPLETED")
-    job.wait_for("COMPLETED")
-    assert job.tables() == [["n2"]]
 
 
 def test_the_environment_of_a_job_that_has_ended_is_refused(jobs):
@@ -98,18 +88,14 @@ def test_the_environment_of_a_job_that_has_ended_is_refused(jobs):
     "options",
     [
         ("--gpus=2", "--ntasks-per-gpu=1"),
-        *(
-            pytest.param(options, marks=pytest.mark.nightly)
-            for options in (
-                ("--ntasks-per-node=2", "--gpus-per-task=1"),
-                ("--gpus=2", "--gpus-per-socket=1", "--sockets-per-node=1"),
-                ("--gpus-per-node=2", "--gpu-bind=single:1"),
-                ("--gres=gpu:2",),
-            )
-        ),
+        ("--ntasks-per-node=2", "--gpus-per-task=1"),
+        ("--gpus=2", "--gpus-per-socket=1", "--sockets-per-node=1"),
+        ("--gpus-per-node=2", "--gpu-bind=single:1"),
+        ("--gres=gpu:2",),
     ],
     ids=" ".join,
 )
+@pytest.mark.nightly
 def test_each_gpu_of_a_node_gets_a_worker(jobs, options):
     jobs.write("g.py", DEVICES)
 

@@ -11,9 +11,7 @@ import os
 import random
 import time
 
-import pytest
-
-from tests.cluster.jobs import SILENCE, Job, on
+from tests.cluster.jobs import SILENCE, Job
 from tests.cluster.test_node_loss import assert_one_group_at_a_time
 from tests.planted_faults import planted
 
@@ -75,22 +73,3 @@ def test_one_group_trains_through_cuts(jobs):
     assert_one_group_at_a_time(job.steps())
     assert job.action() == planted("cuts between any nodes").action
     print(f"seed {SEED}: {CUTS} cuts, all trained again at most {max(healed):.1f} s after healing")
-
-
-@pytest.mark.nightly
-def test_neither_half_goes_on_alone_where_it_is_told_so(jobs):
-    job = jobs.submit(*on("n1", "n2"), "elastic.sbatch", f"{SILENCE},on_tie=none", "train.py")
-    job.wait_for_steps(0, ["n1", "n2"])
-    rounds, lost = len(job.rounds()), len(job.events("node_lost"))
-
-    jobs.cluster.cut("n1")
-
-    # The half that leads would go on as soon as it has given the other one up.
-    job.wait_until("nobody is missed", lambda: len(job.events("node_lost")) > lost)
-    time.sleep(1.0)
-    assert len(job.rounds()) == rounds
-    jobs.cluster.heal("n1")
-    job.wait_for_steps(rounds, ["n1", "n2"])
-    job.say_enough()
-    job.wait_for("COMPLETED")
-    assert_one_group_at_a_time(job.steps())

@@ -47,25 +47,24 @@ def submit(jobs: Jobs, text: str, *options: str) -> Job:
 def test_programs_one_after_the_other_and_beside_each_other(jobs):
     job = submit(
         jobs,
-        f"srun -n2 {AGENT} first || exit\n"
+        f"srun -N1 -n1 {AGENT} first || exit\n"
         f"srun -N1 -n1 {AGENT} second || exit\n"
         # A retry with the same arguments is a new run, too.
         f"srun -N1 -n1 {AGENT} second || exit\n"
-        f"for word in a b; do srun --overlap -N1 -n1 -w n1 {AGENT} $word 20 & done\n"
-        f"srun --overlap -N1 -n1 -w n2 {AGENT} other 20 & wait\n",
-        *on("n1", "n2"),
+        f"for word in a b; do srun --overlap -N1 -n1 {AGENT} $word 20 & done; wait\n",
+        *on("n1"),
         "--exclusive",
     )
 
     job.wait_for("COMPLETED", timeout=120)
     words = said(jobs)
     assert [line[:3] for line in words[:3]] == [
-        ["first", f"{job.id}", "2"],
+        ["first", f"{job.id}", "1"],
         ["second", f"{job.id}.1", "1"],
         ["second", f"{job.id}.2", "1"],
     ]
-    assert sorted(line[0] for line in words[3:]) == ["a", "b", "other"]
-    assert sorted(line[1] for line in words[3:]) == [f"{job.id}.{number}" for number in range(3, 6)]
+    assert sorted(line[0] for line in words[3:]) == ["a", "b"]
+    assert sorted(line[1] for line in words[3:]) == [f"{job.id}.3", f"{job.id}.4"]
     assert all(line[1] == f"{job.id}.{line[4]}" for line in words[1:])
     done = [path.parent.name for path in jobs.directory.glob("elastic-runs/*/done.json")]
     assert sorted(done) == sorted({line[1] for line in words})
@@ -92,35 +91,34 @@ def test_elements_of_an_array_are_runs_of_their_own_unless_the_template_is_that_
 
 
 def test_runs_find_themselves_again_after_a_requeue(jobs):
-    # After the requeue the steps have other numbers, and the one that is finished is not started again.
+    # After the requeue the steps have other numbers.
     job = submit(
         jobs,
         "#SBATCH --requeue --open-mode=append\n"
         "export SLURM_ELASTIC_VERDICT=1\n"
         f"add() {{ {SRUN} -N1 -n1 -w $1 slurm-elastic agent says.py $2 $3 & }}\n"
         'if [ -z "$SLURM_RESTART_COUNT" ]\n'
-        f"then {SRUN} -N1 -n1 slurm-elastic agent says.py begin; add n1 a 100000; sleep 2; add n2 b 100000\n"
+        "then add n1 a 100000; sleep 2; add n2 b 100000\n"
         "else add n2 b 100000; sleep 2; add n1 a 100000; fi\n"
         "wait; slurm-elastic job-end $?\n",
         *on("n1", "n2"),
         "--exclusive",
     )
-    job.wait_until("no training", lambda: len(said(jobs)) == 3)
+    job.wait_until("no training", lambda: len(said(jobs)) == 2)
     jobs.cluster.wait_until("no steps", lambda: all((jobs.directory / f"{word}.step").exists() for word in "ab"))
 
     jobs.cluster.command(["scontrol", "requeue", str(job.id)])
-    jobs.cluster.wait_until("it does not train again", lambda: len(said(jobs)) == 5, 120)
+    jobs.cluster.wait_until("it does not train again", lambda: len(said(jobs)) == 4, 120)
     job.say_enough()
     job.wait_for("COMPLETED")
 
-    begin, *runs = said(jobs)
-    assert begin[:2] == ["begin", str(job.id)]
+    runs = said(jobs)
     found = {(word, restarts): (run, step) for word, run, _, restarts, step, *_ in runs}
     assert found == {
-        ("a", "-"): (f"{job.id}.1", "1"),
-        ("b", "-"): (f"{job.id}.2", "2"),
-        ("a", "1"): (f"{job.id}.1", "1"),
-        ("b", "1"): (f"{job.id}.2", "0"),
+        ("a", "-"): (f"{job.id}", "0"),
+        ("b", "-"): (f"{job.id}.1", "1"),
+        ("a", "1"): (f"{job.id}", "1"),
+        ("b", "1"): (f"{job.id}.1", "0"),
     }
     assert all(int(line[6]) > 0 for line in runs[2:]), "they go on where they were"
 

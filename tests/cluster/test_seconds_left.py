@@ -12,23 +12,6 @@ def told(job: Job) -> list[tuple[str, float]]:
     return [(entry["stop"], entry["seconds"]) for entry in job.diary() if "stop" in entry]
 
 
-def stopped(job: Job) -> list[str]:
-    """The causes in the events of the run."""
-    return [event["detail"] for event in job.events("round_ending")]
-
-
-def test_scripts_of_a_cancelled_job_are_told_so(jobs):
-    job = jobs.submit("--nodes=2", "elastic.sbatch", "train.py", "--asks")
-    job.wait_until("no training", lambda: len(job.trained_on(0)) == 2)
-
-    job.cancel()
-
-    job.wait_for("CANCELLED")
-    assert [reason for reason, _ in told(job)] == ["cancelled"] * 2
-    assert stopped(job) == ["cancelled"]
-    assert "preempted" not in job.output
-
-
 @pytest.mark.nightly
 def test_a_preempted_job_is_told_the_seconds_of_its_partition_without_an_answer(jobs):
     # Slurm answers at the start, and is as good as silent from the signal on.
@@ -60,16 +43,3 @@ def test_a_job_of_two_minutes_trains_until_a_save_has_to_begin(jobs):
     job.wait_for("COMPLETED", timeout=150.0)
     assert jobs.cluster.job(job.id)["Restarts"] == "0"
     assert "the job trains on until 15 s are left" in job.output
-
-
-@pytest.mark.nightly
-def test_a_job_whose_work_takes_longer_than_its_limit_saves_shortly_before_it(jobs):
-    job = jobs.submit("-t", "1", "--nodes=2", "--signal=USR2@30", "elastic.sbatch", "train.py", "--asks")
-    job.wait_until("no training", lambda: len(job.trained_on(0)) == 2)
-
-    job.wait_until("it is not requeued", lambda: jobs.cluster.job(job.id)["Restarts"] == "1", timeout=100.0)
-    assert "requeued: time limit near" in job.output
-    assert "n1 leaves: time limit near, 15 s left" in job.output
-    assert {reason for reason, _ in told(job)} == {"time_limit"}
-    job.cancel()
-    job.wait_for("CANCELLED")

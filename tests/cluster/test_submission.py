@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 
 import pytest
-
-from tests.cluster.jobs import CHECKOUT
 
 
 @pytest.mark.proctrack("cgroup", nightly="linuxproc")
@@ -40,16 +37,3 @@ def test_a_job_is_submitted_from_any_directory_with_options_and_arguments_for_ea
         for rank in range(4)
         for stream in ("stdout", "stderr")
     }
-
-
-@pytest.mark.nightly
-def test_four_nodes_learn_the_digits(jobs):
-    jobs.place(CHECKOUT / "docs/examples/digits.py")
-
-    job = jobs.submit("--nodes=4", "elastic.sbatch", "digits.py", "--epochs=6")
-
-    job.wait_for("COMPLETED", timeout=120)
-    (accuracy,) = re.findall(r"^\[n1/0\] finished after 270 steps: test accuracy ([\d.]+)%$", job.output, re.MULTILINE)
-    assert float(accuracy) > 95
-    assert "fresh start with world size 4, round 0" in job.output
-    assert (job.run_dir / "checkpoints/checkpoint.pt").exists()

@@ -127,22 +127,3 @@ def test_preempted_run_comes_back_with_its_result(jobs: Jobs) -> None:
     assert seen["result"]["SLURM_ELASTIC_REASON"] == "requeued"
     # The grace is that of the quality of service, as the partition's is 15 s.
     assert "(grace of 20 s)" in json.loads((job.run_dir / "notices" / f"{job.id}.0.json").read_text())["text"]
-
-
-@pytest.mark.nightly
-def test_run_comes_back_from_its_time_limit_with_its_result(jobs: Jobs) -> None:
-    submitting = Submitting(jobs, "preempted")
-    job = _submitted(jobs)
-    jobs.cluster.wait_until("not counting", (jobs.directory / "count.json").exists)
-    # Slurm looks twice a minute, and warns at once if less is left than the warning asks for.
-    jobs.cluster.command(["scontrol", "update", f"JobId={job.id}", "EndTime=now+60"])
-    job.wait_until("it is not requeued", lambda: jobs.cluster.job(job.id)["Restarts"] == "1", timeout=90)
-    # The second time it has as long as the first time, and is not warned.
-    jobs.cluster.command(["scontrol", "update", f"JobId={job.id}", "TimeLimit=10"], user="root")
-    job.wait_until("no second start", lambda: len(job.tables()) == 2)
-    (jobs.directory / "enough").touch()
-    seen = submitting.outcome()
-    assert seen["state"] == "COMPLETED"
-    assert seen["result"]["starts"] == 2
-    assert seen["result"]["SLURM_ELASTIC_REASON"] == "requeued"
-    assert {event["why"] for event in job.events("node_left")} == {"time_limit"}

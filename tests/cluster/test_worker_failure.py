@@ -38,19 +38,3 @@ def test_a_worker_that_fails_for_good_fails_the_job_and_is_named_once(jobs):
     (ended,) = job.events("run_ended")
     assert (ended["outcome"], ended["nodes"], ended["rank"]) == ("failed", [nodes[1]], 1)
     assert not (job.run_dir / "done.json").exists()
-
-
-@pytest.mark.proctrack("cgroup", nightly="linuxproc")
-def test_a_worker_that_fails_once_costs_one_restart_everywhere(jobs):
-    job = jobs.submit("--nodes=2", "elastic.sbatch", "--max-restarts=1", "train.py", "--fail=1", "--fail-times=1")
-
-    job.wait_until("no second round", lambda: len(job.trained_on(1)) == 2)
-    nodes = job.nodes()
-    job.say_enough()
-
-    job.wait_for("COMPLETED")
-    assert job.tables() == [nodes, nodes]
-    assert {(e["restarts"], e["reason"]) for e in job.steps(0)} == {(0, "start")}
-    assert {(e["restarts"], e["reason"]) for e in job.steps(1)} == {(1, "worker_failed")}
-    assert job.trained_on(1) == nodes
-    assert "1 restart charged" in job.output

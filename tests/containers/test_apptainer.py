@@ -10,7 +10,7 @@ from pathlib import Path
 
 from slurm_elastic import __version__
 from tests.cluster.jobs import TEMPLATE, Job, Jobs
-from tests.cluster.test_preemption import ALL, assert_no_step_is_lost, comes_back
+from tests.cluster.test_preemption import assert_no_step_is_lost, comes_back
 from tests.cluster.testbed.settings import USER
 from tests.containers.conftest import APPTAINER, BASE, VENV
 
@@ -46,7 +46,7 @@ def test_the_image_has_the_package_and_no_scontrol(jobs, image):
 
 def test_a_preempted_job_saves_in_its_containers_and_the_batch_script_requeues_it(jobs, image):
     job = submit(jobs, image, "--nodes=2-4", "--time=0", "container.sbatch", "--grace=15", "train.py", "--asks")
-    job.wait_for_steps(0, ALL)
+    job.wait_for_steps(0, ["n1", "n2", "n3", "n4"])
 
     high = jobs.take()
 

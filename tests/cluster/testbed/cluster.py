@@ -144,15 +144,6 @@ class Cluster(Login):
         finally:
             network.set_free(self.settings, machine_name)
 
-    @contextmanager
-    def narrow_network(self, machine_name: str, toward: str) -> Iterator[None]:
-        """What one machine sends to another one passes a link of 1 MB/s."""
-        network.narrow(self.settings, machine_name, toward)
-        try:
-            yield
-        finally:
-            network.set_free(self.settings, machine_name)
-
     def wait_usable(self, node: str, timeout: float = 60.0) -> None:
         """Wait until the node answers and takes jobs; resume it where Slurm holds it DOWN or drained."""
 

@@ -73,17 +73,8 @@ def slow_down(settings: Settings, machine: str, toward: str) -> None:
     _filter(settings, machine, toward, 2)
 
 
-def narrow(settings: Settings, machine: str, toward: str) -> None:
-    """Let one machine send another one 1 MB/s."""
-    _tc(settings, machine, "qdisc", "add", *_ETH0, "root", "handle", "1:", "htb", "default", "0")
-    _tc(settings, machine, "class", "add", *_ETH0, "parent", "1:", "classid", "1:1", "htb", "rate", "8mbit")
-    # Else a second's worth of packets waits before each short message.
-    _tc(settings, machine, "qdisc", "add", *_ETH0, "parent", "1:1", "pfifo", "limit", "20")
-    _filter(settings, machine, toward, 1)
-
-
 def set_free(settings: Settings, machine: str) -> None:
-    """Undo `close_ports`, `slow_down` and `narrow`."""
+    """Undo `close_ports` and `slow_down`."""
     _tc(settings, machine, "qdisc", "delete", *_ETH0, "root")
 
 

@@ -106,11 +106,6 @@ def test_wait_for_goes_on_through_a_cut(client: EtcdClient, proxy: Proxy, prefix
     assert found == {(prefix + "key").encode(): b"there"}
 
 
-def test_wait_for_gives_up_at_its_time_limit(client: EtcdClient, prefix: str) -> None:
-    with pytest.raises(TimeoutError):
-        client.limited(0.05).wait_for([prefix + "never"])
-
-
 @pytest.mark.parametrize("disturbance", ["gone", "hung"])
 def test_interrupt_hook_ends_every_wait(lone_etcd: EtcdServer, prefix: str, disturbance: str) -> None:
     interrupted = threading.Event()

@@ -16,8 +16,7 @@ from torch.distributed import DistNetworkError, DistStoreError, HashStore, Prefi
 
 from slurm_elastic.rendezvous.records.etcd import EtcdClient, EtcdServer, load_config
 from slurm_elastic.rendezvous.records.etcd.store import EtcdStore
-from tests.local.etcd.helpers.proxy import Proxy
-from tests.local.etcd.test_client import compact, revoke, watches_of
+from tests.local.etcd.test_client import revoke, watches_of
 
 GUARD = timedelta(seconds=30)
 SHORT = timedelta(milliseconds=250)
@@ -259,24 +258,6 @@ def test_waits_send_nothing_while_they_wait(client: EtcdClient, etcd_store: Etcd
     assert sent == ["Txn", "Range", "Range"], "one read of the keys, one of each queue, then the watch"
     etcd_store.multi_set(["a", "b"], ["", ""])
     waiter.join()
-
-
-def test_wait_goes_on_through_a_compaction(client: EtcdClient, proxy: Proxy, prefix: str) -> None:
-    with EtcdClient(proxy.config) as far:
-        store = EtcdStore(far, prefix, GUARD)
-        waiter = threading.Thread(target=store.wait, args=(["a", "b"],))
-        watching = watches_of(far)
-        waiter.start()
-        assert watching.wait(GUARD.total_seconds())
-        proxy.cut()
-        near = EtcdStore(client, prefix, GUARD)
-        near.set("a", "1")
-        near.set("b", "1")
-        # Where the watch would go on is no more.
-        compact(client, client.put(prefix + "other", b""))
-        proxy.mend()
-        waiter.join(GUARD.total_seconds())
-        assert not waiter.is_alive()
 
 
 def test_adds_of_many_clients_are_all_counted(etcd: EtcdServer, prefix: str) -> None:

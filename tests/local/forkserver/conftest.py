@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from slurm_elastic.agent.forkserver import _linux as linux
 from tests.local.forkserver.helpers.workplace import Workplace
+from tests.local.subreaper import be_no_subreaper
 
 
 @pytest.fixture(autouse=True, scope="module")
 def _subreaper_only_here() -> Iterator[None]:
     yield
-    linux._prctl(linux._PR_SET_CHILD_SUBREAPER, 0)
+    be_no_subreaper()
 
 
 @pytest.fixture(scope="module")

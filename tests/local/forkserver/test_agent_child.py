@@ -10,33 +10,29 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-import torch
 
-from slurm_elastic import snapshot
 from slurm_elastic.agent.forkserver._linux import children
 from slurm_elastic.agent.forkserver.client import ForkedProcess, ForkServer
 from slurm_elastic.agent.forkserver.protocol import State
-from slurm_elastic.snapshot.agent_side import AgentMemory
 from slurm_elastic.snapshot.disk import writer as checkpoint_writer
 from slurm_elastic.snapshot.disk.lineage import CheckpointId
 from slurm_elastic.snapshot.disk.writer import Order, Outcome, WriterProcess
 from slurm_elastic.snapshot.hand_over import Directory
-from slurm_elastic.snapshot.lineage import Group
-from slurm_elastic.snapshot.transfer import Settings
 from tests.local.forkserver.helpers import agent_child
 from tests.local.forkserver.helpers.workplace import HANG, Workplace
-from tests.local.snapshot.memories import in_worker
 from tests.local.waiting import eventually
 
 Make = Callable[..., Workplace]
 
 
-@pytest.fixture
-def place(workplace: Make) -> Workplace:
-    made = workplace()
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workplace]:
+    """For tests that leave its fork server alive."""
+    made = Workplace(tmp_path_factory.mktemp("place"), with_torch=True)
     assert made.fork_server.wait_ready(HANG)
     assert made.fork_server.state is State.WARM
-    return made
+    yield made
+    made.close()
 
 
 @pytest.fixture
@@ -74,17 +70,10 @@ class Writer:
         return self.process.carry_out(order) == Outcome(written=True)
 
 
-@pytest.fixture
-def writer(place: Workplace, tmp_path: Path, no_other_start: None) -> Iterator[Writer]:
-    made = Writer(place.fork_server, tmp_path)
-    yield made
-    made.process.close()
-
-
 def test_it_outlives_signals_to_the_job_a_round_and_a_fork_server_that_another_one_replaces(
     workplace: Make, tmp_path: Path, no_other_start: None
 ) -> None:
-    place = workplace(preload=["colorsys"])
+    place = workplace(preload=["colorsys"], with_torch=True)
     assert place.fork_server.wait_ready(HANG)
     writer = Writer(place.fork_server, tmp_path)
     assert writer.works()
@@ -107,7 +96,14 @@ def test_it_outlives_signals_to_the_job_a_round_and_a_fork_server_that_another_o
         child.process.close()
 
 
-def test_it_outlives_a_fork_server_that_is_killed_and_ends_with_its_socket(place: Workplace, writer: Writer) -> None:
+def test_it_outlives_a_fork_server_that_is_killed_and_ends_with_its_socket(
+    workplace: Make, tmp_path: Path, no_other_start: None
+) -> None:
+    # The module is that of this package, though the path has one of the same name.
+    (tmp_path / "slurm_elastic.py").write_text("raise SystemExit('not this one')")
+    place = workplace(environment={**os.environ, "PYTHONPATH": str(tmp_path)}, with_torch=True)
+    assert place.fork_server.wait_ready(HANG)
+    writer = Writer(place.fork_server, tmp_path)
     assert writer.works()
     os.kill(place.fork_server.pid, signal.SIGKILL)
 
@@ -122,14 +118,6 @@ def test_it_outlives_a_fork_server_that_is_killed_and_ends_with_its_socket(place
     writer.process.close()
     assert pid not in children(os.getpid())
     assert not Path(f"/proc/{pid}").exists()
-
-
-def test_it_ends_when_its_agent_is_gone(place: Workplace) -> None:
-    forked = place.fork_server.fork_child(checkpoint_writer.__name__)
-    assert forked is not None
-    child, ours = forked
-    ours.close()
-    assert child.wait(HANG) in (0, -signal.SIGKILL)
 
 
 def test_it_has_nothing_of_the_fork_server_but_its_imports_and_takes_no_signal(place: Workplace) -> None:
@@ -148,19 +136,8 @@ def test_it_has_nothing_of_the_fork_server_but_its_imports_and_takes_no_signal(p
     assert child.wait(HANG) in (0, -signal.SIGKILL)
 
 
-def test_the_module_is_that_of_this_package_though_the_path_has_one_of_the_same_name(
-    workplace: Make, tmp_path: Path, no_other_start: None
-) -> None:
-    (tmp_path / "slurm_elastic.py").write_text("raise SystemExit('not this one')")
-    made = workplace(environment={**os.environ, "PYTHONPATH": str(tmp_path)})
-    assert made.fork_server.wait_ready(HANG)
-    found = Writer(made.fork_server, tmp_path)
-    assert found.works()
-    found.process.close()
-
-
 def test_a_fork_server_that_starts_workers_cold_forks_none(workplace: Make, tmp_path: Path) -> None:
-    made = workplace(warm=False)
+    made = workplace(warm=False, with_torch=True)
     assert made.fork_server.wait_ready(HANG)
     assert made.fork_server.fork_child(checkpoint_writer.__name__) is None
     # It starts, and imports torch.
@@ -182,24 +159,3 @@ def test_a_fork_server_that_does_not_answer_is_not_waited_for_when_the_agent_end
     finally:
         os.kill(place.fork_server.pid, signal.SIGCONT)
     assert asked == [True]
-
-
-def test_an_agent_writes_its_snapshot_without_an_import_of_torch(
-    place: Workplace, tmp_path: Path, no_other_start: None, caplog: pytest.LogCaptureFixture
-) -> None:
-    (tmp_path / "agent").mkdir()
-    fork = place.fork_server.fork_child
-    agent = AgentMemory(tmp_path / "agent", Settings(b"s" * 32, "7.0", "one", "one", "127.0.0.1"), fork=fork)
-
-    def work() -> bool:
-        snapshot.to_disk(tmp_path / "checkpoints")
-        snapshot.load(weight=torch.zeros(3))
-        snapshot.save(5, weight=torch.ones(3))
-        return True
-
-    variables = agent.begin(0, "", first=True, group=Group(0, 1, 1, 0, 1))
-    assert in_worker({**variables, "SLURM_ELASTIC_ROUND": "0", "LOCAL_RANK": "0"}, work)
-    agent.inventory()
-    agent.close()
-    there = [path.name for path in (tmp_path / "checkpoints").iterdir() if path.is_dir()]
-    assert there == ["start-000001.step-000000000005"], caplog.text

@@ -38,7 +38,8 @@ ENVIRONMENT = {"GIVEN": "\u00fc\udcfe", "LONG": "x" * 100_000, "TORCHELASTIC_RUN
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workplace]:
     directory = tmp_path_factory.mktemp("script")
     with _standard_output_is_a_pipe():
-        made = Workplace(directory, arguments=ARGUMENTS, preload=["numpy.random"] if find_spec("numpy") else [])
+        preload = ["numpy.random"] if find_spec("numpy") else []
+        made = Workplace(directory, arguments=ARGUMENTS, preload=preload, with_torch=True)
     yield made
     made.close()
 
@@ -120,7 +121,7 @@ def test_what_a_preload_sets_at_import_stays(tmp_path: Path, monkeypatch: pytest
     )
     monkeypatch.setenv("REMOVED_BY_IMPORT", "x")
     monkeypatch.setenv("REMOVED_BY_AGENT", "x")
-    place = Workplace(tmp_path, preload=["setting"])
+    place = Workplace(tmp_path, preload=["setting"], with_torch=True)
     monkeypatch.delenv("REMOVED_BY_AGENT")
     try:
         place.script.write_text(

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import multiprocessing
 import os
 import select
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,7 +20,6 @@ from tests.local.forkserver.helpers.workplace import HANG, Workplace
 from tests.local.waiting import eventually
 
 Make = Callable[..., Workplace]
-AGENT = str(Path(__file__).parent / "helpers" / "agent.py")
 COLD = {"TORCH_COLD": "1"}
 
 FAMILY = """
@@ -136,10 +136,7 @@ def test_worker_may_end_in_peace(place: Workplace, environment: dict[str, str]) 
     )
     context = place.context(environment=environment)
     try:
-        end = time.monotonic() + HANG
-        while Path(context.stdouts[0]).read_text() != "ready\n":
-            assert time.monotonic() < end
-            time.sleep(0.01)
+        eventually(lambda: Path(context.stdouts[0]).read_text() == "ready\n")
         assert not context.all_ended()
         context.close(signal.SIGTERM, int(HANG))
     finally:
@@ -154,10 +151,7 @@ def test_worker_that_does_not_want_to_end_is_killed(place: Workplace) -> None:
     )
     context = place.context()
     try:
-        end = time.monotonic() + HANG
-        while Path(context.stdouts[0]).read_text() != "ready\n":
-            assert time.monotonic() < end
-            time.sleep(0.01)
+        eventually(lambda: Path(context.stdouts[0]).read_text() == "ready\n")
         context.signal(signal.SIGTERM)
         context.close(signal.SIGTERM, 0)
     finally:
@@ -179,10 +173,8 @@ def test_orphans_that_end_leave_no_zombies(place: Workplace) -> None:
     )
     context = place.context()
     try:
-        end = time.monotonic() + HANG
-        while Path(context.stdouts[0]).read_text() != "ready\n" or len(place.left()) > 1:
-            assert time.monotonic() < end, place.left()
-            time.sleep(0.05)
+        is_ready = Path(context.stdouts[0]).read_text
+        eventually(lambda: is_ready() == "ready\n" and len(place.left()) <= 1, lambda: str(place.left()))
     finally:
         context.close(signal.SIGKILL)
 
@@ -251,25 +243,38 @@ def test_a_worker_ends_its_own_modules_and_not_those_of_the_fork_server(workplac
     assert helpers.read_text() == "flushed, too"
 
 
-@pytest.mark.parametrize("start", ["warm", "cold"])
-def test_nothing_outlives_the_agent(tmp_path: Path, pids: Pids, start: str) -> None:
-    (tmp_path / "train.py").write_text(WAIT)
-    agent = subprocess.Popen([sys.executable, AGENT, str(tmp_path), start])
+def start_agent(directory: Path, script: str, workers: int = 2, **options: Any) -> multiprocessing.Process:
+    """An agent as a process of its own, to be killed."""
+    (directory / "train.py").write_text(script)
+
+    def main() -> None:
+        place = Workplace(directory, **options)
+        if workers:
+            place.context(environment={"PIDS": str(directory / "pids")}, workers=workers)
+        time.sleep(1000)
+
+    process = multiprocessing.get_context("fork").Process(target=main)
+    process.start()
+    return process
+
+
+@pytest.mark.parametrize("warm", [True, False], ids=["warm", "cold"])
+def test_nothing_outlives_the_agent(tmp_path: Path, pids: Pids, warm: bool) -> None:
+    agent = start_agent(tmp_path, WAIT, warm=warm)
     try:
         family = pids.wait(families=2)
         warm = children(agent.pid)
         all_pids = [int(line.split()[1]) for line in pids.file.read_text().splitlines() if "ready" not in line]
     finally:
         agent.kill()
-        agent.wait()
+        agent.join()
     assert warm
     assert_gone(*warm, *all_pids)
     assert family
 
 
 def test_workers_die_when_agent_and_fork_server_are_killed_at_once(tmp_path: Path, pids: Pids) -> None:
-    (tmp_path / "train.py").write_text(WAIT)
-    agent = subprocess.Popen([sys.executable, AGENT, str(tmp_path), "warm"])
+    agent = start_agent(tmp_path, WAIT)
     try:
         family = pids.wait(families=2)
         # Two for the moment in which a replacement takes over.
@@ -278,7 +283,7 @@ def test_workers_die_when_agent_and_fork_server_are_killed_at_once(tmp_path: Pat
             os.kill(pid, signal.SIGSTOP)
     finally:
         agent.kill()
-        agent.wait()
+        agent.join()
     for pid in warm:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
@@ -286,18 +291,14 @@ def test_workers_die_when_agent_and_fork_server_are_killed_at_once(tmp_path: Pat
 
 
 def test_fork_server_that_imports_dies_with_the_agent(tmp_path: Path) -> None:
-    (tmp_path / "slow.py").write_text(f"import time\nopen({str(tmp_path / 'here')!r}, 'w')\ntime.sleep(1000)\n")
-    (tmp_path / "train.py").touch()
-    agent = subprocess.Popen([sys.executable, AGENT, str(tmp_path), "slow"])
+    slow = f"import time\nopen({str(tmp_path / 'here')!r}, 'w')\ntime.sleep(1000)\n"
+    agent = start_agent(tmp_path, "", workers=0, preload=["slow"], modules={"slow": slow})
     try:
-        end = time.monotonic() + HANG
-        while not (tmp_path / "here").exists():
-            assert time.monotonic() < end
-            time.sleep(0.01)
+        eventually((tmp_path / "here").exists)
         found = children(agent.pid)
     finally:
         agent.kill()
-        agent.wait()
+        agent.join()
     assert_gone(*found)
 
 
@@ -323,15 +324,6 @@ def test_workers_die_with_the_fork_server_and_start_cold_then(
         assert place.run_warm().stdout == "False\n"
     assert caplog.messages == ["workers start cold: the fork server died (SIGKILL)"] * 2
     assert place.fork_server.pid != dead
-
-
-def test_fork_server_that_dies_between_rounds(workplace: Make, caplog: pytest.LogCaptureFixture) -> None:
-    place = workplace()
-    place.script.write_text("print('here')\n")
-    assert place.run_warm().stdout == "here\n"
-    os.kill(place.fork_server.pid, signal.SIGKILL)
-    assert place.run_warm().stdout == "here\n"
-    assert "the fork server died (SIGKILL)" in caplog.text
 
 
 def test_signals_of_slurm_do_not_end_the_fork_server(workplace: Make) -> None:
@@ -411,7 +403,7 @@ print("done")
 
 def test_a_worker_ends_whose_model_owns_the_process_group_last(workplace: Make, tmp_path: Path) -> None:
     """torch's Reducer waits for gloo's thread while it holds the GIL (torch 2.13): most rounds of a cold start hang."""
-    place = workplace(preload=["torch._dynamo"])
+    place = workplace(preload=["torch._dynamo"], with_torch=True)
     place.script.write_text(OWNED_GROUP)
     for number in range(6):
         context = place.context([str(tmp_path / f"store{number}")], workers=2)

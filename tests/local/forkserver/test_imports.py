@@ -48,6 +48,7 @@ class Site:
             (self.packages / f"{name}.py").write_text(source)
         self.home, self.lists, self.directory = directory / "state", directory / "runs" / ".imports", directory
         self.environment = {**os.environ, "PYTHONPATH": str(self.packages), "XDG_STATE_HOME": str(self.home)}
+        self.with_torch = False
         self.script = directory / "place" / "train.py"
         self.script.parent.mkdir()
         self.place: Workplace | None = None
@@ -57,8 +58,14 @@ class Site:
             self.place.close()
         if script:
             self.script.write_text(script)
-        self.place = Workplace(self.script.parent, imports=str(self.lists), environment=self.environment)
+        self.place = self.work()
         return self.place
+
+    def work(self, *, learns: bool = True) -> Workplace:
+        """Start workers there."""
+        imports = str(self.lists) if learns else None
+        options = {"environment": self.environment, "with_torch": self.with_torch}
+        return Workplace(self.script.parent, imports=imports, **options)
 
     def start_again(self) -> None:
         """Start it as a later run does, and wait for what an earlier one has learned.
@@ -67,26 +74,22 @@ class Site:
         """
         self._wait_prepared(self.start())
 
-    def worker_environment(self, environment: Mapping[str, str] | None = None) -> dict[str, str]:
-        variables = {name: self.environment[name] for name in ("PYTHONPATH", "XDG_STATE_HOME")}
-        return {**variables, **(environment or {})}
-
     def run(self, environment: Mapping[str, str] | None = None) -> Ended:
         assert self.place is not None
-        ended = self.place.run_warm(environment=self.worker_environment(environment))
+        ended = self.place.run_warm(environment=environment)
         assert ended.code == 0, ended.stderr
         return ended
 
-    def run_plain(self, environment: Mapping[str, str] | None = None) -> Ended:
+    def run_plain(self) -> Ended:
         assert self.place is not None
-        return self.place.run_plain(environment=self.worker_environment(environment))
+        return self.place.run_plain()
 
     def learn(self, script: str, *, workers: int = 1) -> str:
         """Run the script and wait until what it has imported is there for the next round; return its output."""
         return self.learn_in(self.start(script), workers=workers)
 
     def learn_in(self, place: Workplace, *, workers: int = 1) -> str:
-        context = place.context(environment=self.worker_environment(), workers=workers)
+        context = place.context(workers=workers)
         try:
             result = context.wait(HANG)
             assert result is not None
@@ -109,8 +112,6 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
     # As many batch scripts do.
     monkeypatch.setenv("MASTER_ADDR", "n1")
     made = Site(tmp_path)
-    for name in ("PYTHONPATH", "XDG_STATE_HOME"):
-        monkeypatch.setenv(name, made.environment[name])
     yield made
     if made.place is not None:
         made.place.close()
@@ -133,12 +134,14 @@ def test_imports_are_learned_without_numpy(site: Site) -> None:
     """torch does not require numpy."""
     (site.packages / "numpy.py").write_text("raise ModuleNotFoundError(\"No module named 'numpy'\", name='numpy')\n")
     asked = asking("plain", "torch._dynamo")
+    site.with_torch = True
     script = asked + "import plain, torch._dynamo\nprint(there, 'numpy' in sys.modules)\n"
     assert site.learn(script) == "[] False\n"
     assert site.run().stdout == "['plain', 'torch._dynamo'] False\n"
 
 
 def test_nothing_of_the_script_is_looked_at(site: Site) -> None:
+    site.with_torch = True
     script = asking("plain") + "import plain\n" + (Path(__file__).parent / "scripts" / "hostile.py").read_text()
     assert site.learn(f"{script}print(there)\n") == "done\n[]\n"
     ended = site.run()
@@ -162,7 +165,7 @@ def test_what_is_learned_is_there_while_more_is_imported(site: Site) -> None:
         f"import os, plain, time\nwhile not os.path.exists({str(more)!r}):\n    time.sleep(0.05)\n"
         "import slow\ntime.sleep(1000)\n"
     )
-    context = place.context(environment=site.worker_environment())
+    context = place.context()
     end = time.monotonic() + HANG
     try:
         while not imported.exists() or imported.read_text() != "again":
@@ -192,7 +195,7 @@ def test_next_attempt_has_what_has_come_since(site: Site) -> None:
         f"import os, early, time\nwhile not os.path.exists({str(more)!r}):\n    time.sleep(0.05)\n"
         "import late\ntime.sleep(1000)\n"
     )
-    context = place.context(environment=site.worker_environment())
+    context = place.context()
     server, worker = place.fork_server.pid, context.pids()[0]
     end, found = time.monotonic() + HANG, list[int]()
     try:
@@ -258,6 +261,7 @@ NOT_LEARNED = ["typed", "draws", "keeps", "ranked", "raises", "before", "elsewhe
 
 def test_script_finds_what_a_cold_start_finds(site: Site) -> None:
     """In the round that learns, in the next one, and in the next run."""
+    site.with_torch = True
     more = site.directory / "more"
     more.mkdir()
     (more / "elsewhere.py").write_text("")
@@ -325,13 +329,11 @@ SQUARE = numpy.ones((500, 500)) @ numpy.ones((500, 500))
 """
 
 
-def test_a_thread_is_found_after_others_have_ended(
-    site: Site, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_thread_is_found_after_others_have_ended(site: Site, caplog: pytest.LogCaptureFixture) -> None:
     """OpenBLAS's threads are still running after a product, and end when the replacement looks at them (a fork)."""
+    site.with_torch = True
     pytest.importorskip("numpy")
     caplog.set_level("INFO", "slurm_elastic")
-    monkeypatch.setenv("OPENBLAS_NUM_THREADS", "2")
     site.environment["OPENBLAS_NUM_THREADS"] = "2"
     (site.packages / "multiplies.py").write_text(MULTIPLIES)
     site.learn(asking("multiplies", "threaded") + "import multiplies, threaded\nprint(there)\n")
@@ -353,7 +355,7 @@ def test_another_node_takes_over_what_the_first_has_found(site: Site, caplog: py
     (site.packages / "starts.py").write_text(STARTS_A_THREAD.format(file=str(imports)))
     first = site.start(asking("after", "starts") + "import after, starts\nprint(there)\n")
     # Of another node that has begun at the same time, when there was no list.
-    second = Workplace(site.script.parent, imports=str(site.lists), environment=site.environment)
+    second = site.work()
     found = []
     try:
         assert second.fork_server.wait_ready(HANG)
@@ -363,7 +365,7 @@ def test_another_node_takes_over_what_the_first_has_found(site: Site, caplog: py
             site.learn_in(place)
             assert place.fork_server.prepared is not None
             imported = len(imports.read_text().split())
-            assert place.run_warm(environment=site.worker_environment()).stdout == "['after']\n"
+            assert place.run_warm().stdout == "['after']\n"
             found.append((imported, len([message for message in caplog.messages if "itself" in message])))
     finally:
         second.close()
@@ -452,7 +454,7 @@ def test_torn_list_is_told_and_written_anew(site: Site, caplog: pytest.LogCaptur
 def test_a_killed_worker_has_reported(site: Site) -> None:
     script = asking("plain") + "import plain, os\nprint(there)\nos.path.exists('/tmp') and None\n"
     place = site.start(script + "if not there:\n    import time\n    time.sleep(1000)\n")
-    context = place.context(environment=site.worker_environment())
+    context = place.context()
     end = time.monotonic() + HANG
     while "[]" not in Path(context.stdouts[0]).read_text():
         assert time.monotonic() < end
@@ -475,7 +477,7 @@ def test_an_encoding_is_not_worth_a_replacement(site: Site) -> None:
 
 def test_nothing_is_learned_where_that_is_switched_off(site: Site) -> None:
     site.script.write_text(asking("plain") + "import plain\nprint(there)\n")
-    site.place = Workplace(site.script.parent, environment=site.environment)
+    site.place = site.work(learns=False)
     assert site.run().stdout == "[]\n"
     assert site.run().stdout == "[]\n"
     assert not site.lists.exists()

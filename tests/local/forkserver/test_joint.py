@@ -106,6 +106,9 @@ def test_scripts_run_as_under_torchrun(tmp_path: Path, inherited_file: int) -> N
 
 
 def test_agent_stays_the_process_that_was_started(tmp_path: Path) -> None:
+    # As the batch script of an array, beside the training script: files that are no modules.
+    for name in ("array.sbatch", "copy.txt", "queue.2.log"):
+        (tmp_path / name).touch()
     agent = Agent(
         tmp_path,
         "import os, pathlib, sys\n"
@@ -126,6 +129,7 @@ def test_agent_stays_the_process_that_was_started(tmp_path: Path) -> None:
         "False",
     ]
     assert "rank 0 on localhost ended with exit code 3" in err
+    assert TWICE not in err
 
 
 def test_signal_during_the_import_makes_the_agent_leave(tmp_path: Path) -> None:
@@ -150,15 +154,6 @@ def test_module_beside_the_script_hides_the_one_that_torch_imports(tmp_path: Pat
     code, out, err = Agent(tmp_path, "import sys, uuid\nprint('torch' in sys.modules, uuid.beside)\n").ends()
     assert (code, out) == (0, "[localhost/0] True True\n"), err
     assert f"{TWICE}: uuid.py beside the script has the name of a module that torch imports\n" in err
-
-
-def test_a_file_that_is_no_module_does_not(tmp_path: Path) -> None:
-    """As the batch script of an array, beside the training script."""
-    for name in ("array.sbatch", "copy.txt", "queue.2.log"):
-        (tmp_path / name).touch()
-    code, out, err = Agent(tmp_path, "import sys\nprint('torch' in sys.modules)\n").ends()
-    assert (code, out) == (0, "[localhost/0] True\n"), err
-    assert TWICE not in err
 
 
 def test_threads_of_a_site_speak_against_it(tmp_path: Path) -> None:

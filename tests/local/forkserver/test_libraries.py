@@ -29,6 +29,7 @@ from tests.local.forkserver.test_imports import Site, asking
 logging.basicConfig(level=logging.INFO, stream=sys.stderr)
 directory, script, *names = sys.argv[1:]
 site = Site(pathlib.Path(directory))
+site.with_torch = True
 cold = site.learn(asking(*names) + "sys.stderr.write(f'{there}\\\\n')\\n" + pathlib.Path(script).read_text())
 warm = site.run()
 site.place.close()

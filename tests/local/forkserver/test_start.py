@@ -78,19 +78,13 @@ def test_worker_is_bound_to_the_cpus_that_torch_chooses_for_it(
     assert seen == [f"{rank} {{{cpu}}}\n" for rank, cpu in enumerate(cpus)]
 
 
-def test_variables_that_a_script_sets_for_torch_have_their_effect(
-    place: Workplace, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_script_that_sets_variables_for_torch_starts_cold(place: Workplace, caplog: pytest.LogCaptureFixture) -> None:
     place.script.write_text(
-        "import os, sys\n"
-        "os.environ[sys.argv[1]] = 'INFO'\n"
-        "there = 'torch' in sys.modules\n"
-        "import torch.distributed\n"
-        "print(there, torch.distributed.get_debug_level().name)\n"
+        "import os, sys\nos.environ[sys.argv[1]] = 'INFO'\nprint('torch' in sys.modules)\nimport torch\n"
     )
-    assert place.run_warm(["NAME"]).stdout.startswith("True ")
+    assert place.run_warm(["NAME"]).stdout == "True\n"
     assert caplog.text == ""
-    assert place.run_warm(["TORCH_DISTRIBUTED_DEBUG"]).stdout == "False INFO\n"
+    assert place.run_warm(["TORCH_DISTRIBUTED_DEBUG"]).stdout == "False\n"
     assert "line 2, sets TORCH_DISTRIBUTED_DEBUG, which is read at import; set it in the batch script" in caplog.text
 
 
@@ -122,8 +116,8 @@ def test_another_interpreter(workplace: Make, tmp_path: Path, caplog: pytest.Log
 
 
 def test_torch_that_cannot_be_imported(workplace: Make, caplog: pytest.LogCaptureFixture) -> None:
-    """As where a module beside the script hides one of torch's: the script says so itself, or goes without torch."""
-    place = workplace(modules={"pickletools": "raise ImportError('not the one')\n"})
+    """As where a module beside the script hides it: the script says so itself, or goes without torch."""
+    place = workplace(modules={"torch": "raise ImportError('not the one')\n"})
     place.script.write_text(FORKED)
     assert place.run_warm().stdout == "False\n"
     assert caplog.messages == ["workers start cold: torch cannot be imported: ImportError: not the one"]
@@ -158,7 +152,7 @@ def test_preload_that_kills_the_process_is_named(workplace: Make, caplog: pytest
         ),
         ("import subprocess; child = subprocess.Popen(['sleep', '1000'])", "starts a process"),
         # As where there is a GPU.
-        ("import torch; torch.cuda._initialized = True", "initializes CUDA"),
+        ("import torch; torch.cuda.is_initialized = lambda: True", "initializes CUDA"),
     ],
 )
 def test_preload_after_which_a_fork_is_no_fresh_start_is_left_out(
@@ -185,13 +179,10 @@ def test_preload_after_which_forked_processes_do_not_work_is_found(
 def test_thread_pool_that_knows_about_fork_is_no_obstacle(workplace: Make) -> None:
     """OpenBLAS starts one thread per further core when numpy is imported."""
     pytest.importorskip("numpy")
-    environment = {name: value for name, value in os.environ.items() if name not in ("OMP_NUM_THREADS",)}
-    warm = ForkServer(FUNCTION, preload=["numpy"], environment=environment)
-    try:
-        assert warm.wait_ready(HANG)
-        assert warm.state is State.WARM, warm.reason
-    finally:
-        warm.close()
+    environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+    warm = workplace(preload=["numpy"], environment=environment).fork_server
+    assert warm.wait_ready(HANG)
+    assert warm.state is State.WARM, warm.reason
 
 
 def test_waiting_for_imports_can_be_stopped(workplace: Make) -> None:
@@ -221,33 +212,12 @@ def test_worker_inherits_nothing_of_the_agent(workplace: Make) -> None:
 
 
 def multiplied(*numbers: int) -> list[int]:
-    import torch
-
     print("in", os.environ["RANK"], __name__)
-    return (torch.tensor(numbers) * int(os.environ["FACTOR"])).tolist()
+    return [number * int(os.environ["FACTOR"]) for number in numbers]
 
 
 def failing(_number: int) -> None:
     raise ValueError("in a function")
-
-
-@pytest.mark.parametrize("start", ["warm", "cold"])
-def test_functions_as_entry_points(workplace: Make, monkeypatch: pytest.MonkeyPatch, start: str) -> None:
-    monkeypatch.syspath_prepend(Path(__file__).parents[3])
-    place = workplace(program=FUNCTION, entrypoint=multiplied, warm=start == "warm")
-    context = place.context([1, 2], {"FACTOR": "5"}, workers=2)
-    try:
-        result = context.wait(HANG)
-        assert result is not None
-        assert result.return_values == {0: [5, 10], 1: [5, 10]}, place.read(context, result)
-        assert Path(context.stdouts[1]).read_text() == "in 1 tests.local.forkserver.test_start\n"
-    finally:
-        context.close()
-    place.entrypoint = failing
-    ended = place.run_warm([1])
-    assert ended.code == 1
-    assert ended.error is not None
-    assert ended.error["message"]["message"] == "ValueError: in a function"
 
 
 def succeeding(_number: int) -> None:
@@ -257,13 +227,32 @@ def succeeding(_number: int) -> None:
     ErrorHandler.record_success = lambda handler: print("succeeded:", handler._fn_name)
 
 
-def test_the_success_of_a_function_is_recorded_as_by_torch(workplace: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("warm", [True, False], ids=["warm", "cold"])
+def test_functions_as_entry_points(workplace: Make, monkeypatch: pytest.MonkeyPatch, warm: bool) -> None:
     monkeypatch.syspath_prepend(Path(__file__).parents[3])
-    place = workplace(program=FUNCTION, entrypoint=succeeding)
-    warm = place.run_warm([1])
-    assert warm == place.run_plain([1])
-    told = hasattr(ErrorHandler, "record_success")
-    assert (warm.code, warm.stdout) == (0, "succeeded: succeeding\n" if told else "")
+    place = workplace(program=FUNCTION, entrypoint=multiplied, warm=warm, with_torch=True)
+    workers = 2 if warm else 1
+    context = place.context([1, 2], {"FACTOR": "5"}, workers=workers)
+    try:
+        result = context.wait(HANG)
+        assert result is not None
+        assert result.return_values == {rank: [5, 10] for rank in range(workers)}, place.read(context, result)
+        last = workers - 1
+        assert Path(context.stdouts[last]).read_text() == f"in {last} tests.local.forkserver.test_start\n"
+    finally:
+        context.close()
+    place.entrypoint = failing
+    ended = place.run_warm([1])
+    assert ended.code == 1
+    assert ended.error is not None
+    assert ended.error["message"]["message"] == "ValueError: in a function"
+    if warm:
+        # The success of a function is recorded as by torch.
+        place.entrypoint = succeeding
+        ended = place.run_warm([1])
+        assert ended == place.run_plain([1])
+        told = hasattr(ErrorHandler, "record_success")
+        assert (ended.code, ended.stdout) == (0, "succeeded: succeeding\n" if told else "")
 
 
 def test_function_that_cannot_be_pickled(workplace: Make) -> None:

@@ -7,11 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from slurm_elastic.agent.forkserver import _linux as linux
 from slurm_elastic.agent.forkserver.client import ForkServer
 from slurm_elastic.agent.forkserver.worker_command import FUNCTION
-from slurm_elastic.snapshot._child_process import Fork
-from tests.local.snapshot.memories import Agents
+from tests.local.snapshot.memories import Agents, Fork
+from tests.local.subreaper import be_no_subreaper
 from tests.local.waiting import HANG
 
 
@@ -26,7 +25,7 @@ def fork(request: pytest.FixtureRequest) -> Iterator[Fork | None]:
     server.refresh()
     yield server.fork_child
     server.close()
-    linux._prctl(linux._PR_SET_CHILD_SUBREAPER, 0)
+    be_no_subreaper()
 
 
 @pytest.fixture

@@ -20,6 +20,8 @@ from slurm_elastic.snapshot.lineage import Group, choose
 from slurm_elastic.snapshot.transfer import Settings
 
 _fork = multiprocessing.get_context("fork")
+Fork = Callable[..., Any]
+"""`ForkServer.fork_child`."""
 
 
 class Agents:

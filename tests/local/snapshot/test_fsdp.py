@@ -6,7 +6,6 @@ import argparse
 import contextlib
 import importlib.util
 import io
-import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,32 +14,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tests.local.agents import allocation
 from tests.local.snapshot.memories import Agents, in_worker
-from tests.local.waiting import eventually
 
 SCRIPT = Path(__file__).parents[3] / "docs/examples/fsdp.py"
-
-
-@pytest.mark.nightly
-def test_a_killed_node_costs_few_steps_of_a_sharded_training(tmp_path: Path) -> None:
-    with allocation(tmp_path, 3) as nodes:
-        script = [str(SCRIPT), "--epochs=3", "--step-time=0.05", "--snapshots"]
-        options = ("--nnodes=2:3", "--snapshot-replicas=1", "--failure-domain=echo rack1")
-        first, second, third = nodes.start_all(*options, script=script)
-        eventually(lambda: "epoch 1: " in first.out, nodes.log)
-        second.kill()
-        assert [first.wait(), third.wait()] == [0, 0], nodes.log()
-
-        # On a slow machine the first round may be one of two nodes.
-        *_, (before, _), (resumed, world) = re.findall(r"step (\d+): begins with world size (\d)", first.out)
-        assert world == "2"
-        assert re.search(f"start from the snapshot of step {resumed}, taken in round", first.err)
-        # The node was killed after step 44, two epochs. One step, and those that all make while one becomes safe, are
-        # repeated, on a machine that may be slow.
-        assert int(resumed) >= max(30, int(before)), nodes.log()
-        assert "epoch 2: step 66" in first.out
-        assert nodes.log().count("all nodes are in the failure domain rack1: copies go to its next node") == 1
 
 
 def trains(directory: Path, until: int | None = None) -> Any:

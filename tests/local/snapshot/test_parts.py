@@ -171,18 +171,16 @@ def test_sharded_state_is_restored_at_any_number_of_ranks(agents: Agents) -> Non
     assert own == [0, 1, 2]
 
 
-@pytest.mark.usefixtures("warm")
-def test_bytes_of_shards_that_no_rank_of_a_node_needs_do_not_come(agents: Agents) -> None:
+def four_with_shards(agents: Agents) -> list[AgentMemory]:
+    """Agents of four nodes whose workers have saved step 1."""
     nodes = [agents.add(f"n{number}") for number in range(4)]
     for variables in ranks(agents, *((node, 1) for node in nodes)):
         assert in_worker(variables, saves_shards(1))
-    # The last one holds its part, as a spare.
-    workers = (1, 1, 1, 0)
-    for variables in ranks(agents, *zip(nodes, workers, strict=True))[:3]:
-        assert in_worker(variables, loads_shards) == 1
-    borrowed = [ranges for node in nodes for _part, _own, ranges in node._round.borrowed]
-    assert borrowed
-    assert None not in borrowed
+    return nodes
+
+
+THREE = (1, 1, 1, 0)
+"""Workers on each of them; the last one holds its part, as a spare."""
 
 
 def foreseen(node: AgentMemory) -> dict[Any, Any]:
@@ -198,10 +196,8 @@ def foreseen(node: AgentMemory) -> dict[Any, Any]:
 
 @pytest.mark.usefixtures("warm")
 def test_shards_that_ranks_need_come_before_they_ask(agents: Agents) -> None:
-    nodes = [agents.add(f"n{number}") for number in range(4)]
-    for variables in ranks(agents, *((node, 1) for node in nodes)):
-        assert in_worker(variables, saves_shards(1))
-    formed = ranks(agents, *zip(nodes, (1, 1, 1, 0), strict=True))[:3]
+    nodes = four_with_shards(agents)
+    formed = ranks(agents, *zip(nodes, THREE, strict=True))[:3]
     before = [foreseen(node) for node in nodes[:3]]
     assert any(before)
     for variables in formed:
@@ -209,35 +205,24 @@ def test_shards_that_ranks_need_come_before_they_ask(agents: Agents) -> None:
     # Nothing else was asked for, and nothing came in vain.
     assert [node._round.borrowed for node in nodes[:3]] == before
     assert [node._round.asked for node in nodes[:3]] == [borrowed.keys() for borrowed in before]
+    # Bytes that no rank of a node needs do not come.
+    assert all(ranges is not None for borrowed in before for _part, _own, ranges in borrowed)
 
 
 @pytest.mark.usefixtures("warm")
-def test_what_was_foreseen_wrongly_is_let_go_of(agents: Agents) -> None:
-    nodes = [agents.add(f"n{number}") for number in range(4)]
-    for variables in ranks(agents, *((node, 1) for node in nodes)):
-        assert in_worker(variables, saves_shards(1))
-    variables = ranks(agents, *zip(nodes, (1, 1, 1, 0), strict=True))[0]
+def test_what_was_foreseen_wrongly_is_let_go_of_and_nothing_more_comes_when_workers_save(agents: Agents) -> None:
+    nodes = four_with_shards(agents)
+    variables = ranks(agents, *zip(nodes, THREE, strict=True))[0]
     assert foreseen(nodes[0])
-    request = Request(int(variables["SLURM_ELASTIC_ROUND"]), part=3, ranges=((0, 4),))
-    ask(variables[VARIABLE], request)
+    number = int(variables["SLURM_ELASTIC_ROUND"])
+    ask(variables[VARIABLE], Request(number, part=3, ranges=((0, 4),)))
     assert [*nodes[0]._round.borrowed] == [(3, False, ((0, 4),))]
-
-
-@pytest.mark.usefixtures("warm")
-def test_nothing_more_comes_when_workers_save(agents: Agents) -> None:
-    nodes = [agents.add(f"n{number}") for number in range(4)]
-    for variables in ranks(agents, *((node, 1) for node in nodes)):
-        assert in_worker(variables, saves_shards(1))
-    variables = ranks(agents, *zip(nodes, (1, 1, 1, 0), strict=True))[0]
-    assert foreseen(nodes[0])
-    ask(variables[VARIABLE], Request(int(variables["SLURM_ELASTIC_ROUND"]), writes=0))
+    ask(variables[VARIABLE], Request(number, writes=0))
     assert (nodes[0]._round.borrowed, nodes[0]._round.expected) == ({}, frozenset())
 
 
 def test_an_agent_that_ends_while_it_gets_shards_says_nothing(agents: Agents, monkeypatch: pytest.MonkeyPatch) -> None:
-    nodes = [agents.add(f"n{number}") for number in range(4)]
-    for variables in ranks(agents, *((node, 1) for node in nodes)):
-        assert in_worker(variables, saves_shards(1))
+    nodes = four_with_shards(agents)
     part = AgentMemory._part
 
     def later(memory: AgentMemory, current: Any, *arguments: Any, **options: Any) -> Any:
@@ -247,7 +232,7 @@ def test_an_agent_that_ends_while_it_gets_shards_says_nothing(agents: Agents, mo
         return part(memory, current, *arguments, **options)
 
     monkeypatch.setattr(AgentMemory, "_part", later)
-    ranks(agents, *zip(nodes, (1, 1, 1, 0), strict=True))
+    ranks(agents, *zip(nodes, THREE, strict=True))
     eventually(lambda: bool(nodes[0]._round.expected))
     agents.lose("n0")
     # An exception in a thread fails the test.

@@ -18,7 +18,6 @@ from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from slurm_elastic import snapshot
 from slurm_elastic.agent.forkserver.client import ForkedProcess
-from slurm_elastic.snapshot._child_process import Fork
 from slurm_elastic.snapshot.agent_side import AgentMemory
 from slurm_elastic.snapshot.disk.lineage import CheckpointId
 from slurm_elastic.snapshot.disk.stored import CheckpointError, Stored
@@ -26,7 +25,7 @@ from slurm_elastic.snapshot.disk.writer import Order, Outcome
 from slurm_elastic.snapshot.hand_over import Directory
 from slurm_elastic.snapshot.memory import Slot
 from slurm_elastic.snapshot.sharding import Planner, Region
-from tests.local.snapshot.memories import Agents, meet, start_worker, together, with_store
+from tests.local.snapshot.memories import Agents, Fork, meet, start_worker, together, with_store
 from tests.local.snapshot.test_checkpoints import flip, names
 from tests.local.snapshot.test_parts import SHAPES, join_group, model, ranks, warm
 from tests.local.waiting import eventually

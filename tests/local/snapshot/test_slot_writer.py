@@ -154,14 +154,6 @@ def test_digests_are_equal_if_and_only_if_plain_values_are() -> None:
     assert len({*one.digests()}) == 3
 
 
-def test_a_state_that_is_not_finite_is_refused_after_one_that_was() -> None:
-    saver, weights = Saver(), torch.ones(3)
-    saver.save({"w": weights}, check_finite=True)
-    weights[1] = torch.inf
-    saver.save({"w": weights}, check_finite=True)
-    assert same((1, {"w": torch.ones(3)}), saver.newest())
-
-
 class OneByOne(torch.Tensor):
     """A tensor of a library that copies one at a time."""
 

@@ -30,7 +30,7 @@ def agent_main(arguments: Sequence[str], fork_server: ForkServer | None, mask: S
     place = Workplace.__new__(Workplace)
     place.directory = Path(arguments[0])
     place.script, place.program, place.fork_server = place.directory / "train.py", fork_server.program, fork_server
-    place.entrypoint = sys.executable
+    place.entrypoint, place.variables = sys.executable, {}
     results = {}
     for script in sorted((place.directory / "scripts").iterdir()):
         place.script.write_text(script.read_text())

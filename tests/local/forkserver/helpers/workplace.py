@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import sys
@@ -21,6 +22,14 @@ from slurm_elastic.agent.forkserver.worker_command import Program
 
 HANG = 120.0
 """Seconds after which a test gives up. Imports of torch take ten times as long where ten processes want a processor."""
+LIGHT = Path(__file__).parents[1] / "light"
+"""A module path with a torch that is imported at once."""
+
+
+def with_light_torch(environment: Mapping[str, str]) -> dict[str, str]:
+    """These variables, with which processes import that torch."""
+    paths = [str(LIGHT), environment.get("PYTHONPATH", "")]
+    return {**environment, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
 
 
 @dataclass(frozen=True)
@@ -34,7 +43,10 @@ class Ended:
 
 
 class Workplace:
-    """A directory with a script, modules beside it, a fork server for it, and the logs of its workers."""
+    """A directory with a script, modules beside it, a fork server for it, and the logs of its workers.
+
+    Torch is a light one, unless `with_torch`. Workers have those variables that are the fork server's alone.
+    """
 
     def __init__(
         self,
@@ -44,6 +56,8 @@ class Workplace:
         arguments: Sequence[str] = (),
         modules: Mapping[str, str] | None = None,
         entrypoint: str | Callable[..., Any] = sys.executable,
+        environment: Mapping[str, str] = os.environ,
+        with_torch: bool = False,
         **options: Any,
     ) -> None:
         self.directory = directory
@@ -53,7 +67,9 @@ class Workplace:
             (directory / f"{name}.py").write_text(source)
         self.entrypoint = entrypoint
         self.program = program or Program.script(str(self.script), arguments)
-        self.fork_server = ForkServer(self.program, **options)
+        given = dict(environment) if with_torch else with_light_torch(environment)
+        self.variables = {name: value for name, value in given.items() if os.environ.get(name) != value}
+        self.fork_server = ForkServer(self.program, environment=given, **options)
 
     def close(self) -> None:
         self.fork_server.close()
@@ -73,12 +89,13 @@ class Workplace:
         return start_workers(*self.call(arguments, environment, workers), fork_server=self.fork_server)
 
     def call(self, arguments: Sequence[Any], environment: Mapping[str, str] | None, workers: int) -> tuple[Any, ...]:
+        variables = {**self.variables, **(environment or {})}
         args = (*self.program.options, *arguments) if isinstance(self.entrypoint, str) else tuple(arguments)
         return (
             "test",
             self.entrypoint,
             dict.fromkeys(range(workers), args),
-            {rank: {"RANK": str(rank), "LOCAL_RANK": str(rank), **(environment or {})} for rank in range(workers)},
+            {rank: {"RANK": str(rank), "LOCAL_RANK": str(rank), **variables} for rank in range(workers)},
             DefaultLogsSpecs(str(self.directory / "logs"), redirects=Std.ALL),
         )
 

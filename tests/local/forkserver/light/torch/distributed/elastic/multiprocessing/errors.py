@@ -1,0 +1,1 @@
+"""The fork server imports this module, and workers that record errors use it."""
