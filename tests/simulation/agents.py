@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from slurm_elastic.agent.lifecycle.states import Departure, depart
+from slurm_elastic.agent.lifecycle.states import Departure, LifecycleConfig, depart
 from slurm_elastic.rendezvous.election.follower import Follower
 from slurm_elastic.rendezvous.membership.agents import STEPPED, AgentInfo, LeaveReason, WorkerFailure
 from slurm_elastic.rendezvous.membership.events import Ended, Held, Holding, Interrupted, Ponged, Probed, Stopping
@@ -195,9 +195,9 @@ class SimulatedAgent(HeardProcess):
             return
         self.leaving = reason
         timeout = 4.0 if seconds is None else seconds
-        margin = self.world.schedule.settings.leave_margin
-        now = self.world.now
-        self._departure = depart(reason, "", seconds, shutdown_timeout=timeout, margin=margin, now=now)
+        margin, now = self.world.schedule.settings.leave_margin, self.world.now
+        config = LifecycleConfig("", "", "", shutdown_timeout=timeout, leave_margin=margin)
+        self._departure = depart(config, reason, "", seconds, now)
         self.follower, leaving = self.follower.leaving(reason, timeout, now)
         self._say(leaving)
         self.world.at(now + max(timeout, 2.0) + 1e-6, self.world.checks.after_deadline, self)
