@@ -19,11 +19,12 @@ import pytest
 
 from slurm_elastic.control import Agreement, Stop, WorkerControl
 from slurm_elastic.control._shared_page import BOUNDARY, HOLD
-from slurm_elastic.rendezvous.election import campaign, due, leader_location, term
+from slurm_elastic.rendezvous.election import due, leader_location, term
 from slurm_elastic.rendezvous.election import machine as election
 from slurm_elastic.rendezvous.election import state as election_state
 from slurm_elastic.rendezvous.election.follower import Follower
 from slurm_elastic.rendezvous.election.term import CheckTerm, ConfirmLastRound, RecordsAction
+from slurm_elastic.rendezvous.leader import fenced_records
 from slurm_elastic.rendezvous.leader.fenced_records import FencedRecords, LastRound
 from slurm_elastic.rendezvous.membership import advance, leader_change, machine, planned_stop, transitions
 from slurm_elastic.rendezvous.membership import config as quorum
@@ -472,7 +473,7 @@ def learns_nothing(patch: pytest.MonkeyPatch) -> None:
 @mutation(
     "a new leader does not know which numbers of nodes have worked",
     "only workers that fail by themselves are charged",
-    of=(campaign, "last_round"),
+    of=(fenced_records, "last_round"),
     among=after(200, sizes_and_leaders),
 )
 def forgets_what_worked(right: Any, *arguments: Any) -> LastRound | None:
