@@ -21,7 +21,7 @@ LINE = "lacks what the fork server needs: gone.bind; torch itself starts the wor
 
 
 def _start(nodes: Allocation, *arguments: str, **options: Any) -> list[Agent]:
-    return nodes.start_all("--tee=3", *arguments, constants=GAP, **options)
+    return nodes.start_led("--tee=3", *arguments, constants=GAP, **options)
 
 
 @pytest.mark.parametrize("start", ["warm", "cold"])
