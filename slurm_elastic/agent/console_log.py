@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TextIO
 
-from slurm_elastic.agent.signals import at_process_end
+from slurm_elastic.agent.process_end import at_process_end
 from slurm_elastic.agent.workers.output import finish_line
 from slurm_elastic.errors import SlurmElasticError, UsageError
 
@@ -36,6 +36,9 @@ def configure_logging(node: str, stream: TextIO | None = None, *, brief: bool = 
 
     Args:
         brief: True to leave out details, unless LOGLEVEL is set.
+
+    Raises:
+        UsageError: LOGLEVEL is no level; torch would end with a traceback.
     """
     stream = stream or sys.stderr
     logger = logging.getLogger("slurm_elastic")

@@ -67,6 +67,10 @@ def coordinate(settings: CoordinatorSettings, notices: Notices, submit: Callable
     Args:
         submit: Submits the job of the run, after the coordinator has connected, and returns the job's id; None to
             submit none.
+
+    Raises:
+        UsageError: The user has to change something.
+        RecordsError: The records of the run cannot be read.
     """
     run_id = settings.run_dir.run_id
     records = open_records(
@@ -209,7 +213,11 @@ def _end(event: LeaderEvent | RecordsLost, records: Records) -> ExitCode | None:
 
 @contextlib.contextmanager
 def queue_watch(job: str | None, controller: Controller, interval: float) -> Iterator[int]:
-    """Watch one job in a with block, and yield a descriptor that is readable when the job neither waits nor runs."""
+    """Watch one job in a with block, and yield a descriptor that is readable when the job neither waits nor runs.
+
+    Args:
+        job: The id of the job, or of the array; None to watch no job.
+    """
     stopping, fd = threading.Event(), os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
 
     def watch() -> None:

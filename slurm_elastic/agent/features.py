@@ -213,7 +213,14 @@ class WatchdogFeature(Feature):
 
 
 class SnapshotFeature(Feature):
-    """Keeps the snapshots of workers in memory for the workers of later rounds."""
+    """Keeps the snapshots of workers in memory for the workers of later rounds.
+
+    Args:
+        fork_server: Forks the process that writes checkpoints; None if that has to import torch itself.
+
+    Raises:
+        OSError: The memory cannot be made.
+    """
 
     def __init__(
         self,
@@ -339,7 +346,11 @@ def hang_event(node: str, hang: Hang) -> Entry:
 
 
 class AttributionFeature(Feature):
-    """Attributes the failures of workers; it has to know which of them hung."""
+    """Attributes the failures of workers; it has to know which of them hung.
+
+    Args:
+        kills: Returns the number of processes that the kernel has killed for lack of memory; None if unknown.
+    """
 
     def __init__(self, *, compare: bool = True, kills: Callable[[], int | None] = memory_kills) -> None:
         self._compare, self._kills = compare, kills

@@ -42,6 +42,7 @@ class Notification:
 
     Attributes:
         key: Names the event among those of the run, also for agents that lead later.
+        fields: The same facts for programs; times in seconds.
     """
 
     event: str
@@ -129,7 +130,11 @@ def deliver(
 
 
 class NotifyFeature(Feature):
-    """Watches the run, and has its events delivered."""
+    """Watches the run, and has its events delivered.
+
+    Args:
+        loops: Returns the loops of the run; None for those of which its run directory tells.
+    """
 
     def __init__(
         self,

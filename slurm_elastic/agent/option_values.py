@@ -44,7 +44,11 @@ class NotifySettings:
 
 
 def notify_settings(target: str | None, after: str | None) -> NotifySettings | None:
-    """Return the meaning of ``--notify`` and ``--notify-after``; None for no notifications."""
+    """Return the meaning of ``--notify`` and ``--notify-after``; None for no notifications.
+
+    Raises:
+        UsageError: One of them is missing or wrong.
+    """
     if not target:
         if after:
             raise UsageError("--notify-after needs --notify")
@@ -54,14 +58,22 @@ def notify_settings(target: str | None, after: str | None) -> NotifySettings | N
 
 @dataclass(frozen=True, slots=True)
 class ReplaceSettings:
-    """The user's options for lost nodes."""
+    """The user's options for lost nodes.
+
+    Attributes:
+        after: Seconds without a node after which a job is submitted for it.
+    """
 
     after: float
     limit: int = 10
 
 
 def replace_settings(after: str | None, limit: str | None) -> ReplaceSettings | None:
-    """Return the meaning of ``--replace-lost`` and ``--replace-limit``; None if lost nodes are not replaced."""
+    """Return the meaning of ``--replace-lost`` and ``--replace-limit``; None if lost nodes are not replaced.
+
+    Raises:
+        UsageError: One of them is missing or wrong.
+    """
     if not after:
         if limit:
             raise UsageError("--replace-limit needs --replace-lost")
@@ -75,7 +87,14 @@ def base_directory(run_dir: str | None, job: SlurmJob | None) -> Path:
 
 
 def named_run(option: str | None, job: SlurmJob | None, environ: Mapping[str, str]) -> str | None:
-    """Return the id of a run that agents of several jobs, or of several steps, are; None for one of this step alone."""
+    """Return the id of a run that agents of several jobs, or of several steps, are; None for one of this step alone.
+
+    Args:
+        option: ``--run-id``; None if not given.
+
+    Raises:
+        UsageError: The template for one job has been submitted as an array, with one run for all elements.
+    """
     if job is None or job.array is None or environ.get(JOB_END_VARIABLE) == WHOLE_ARRAY:
         return option or (job.array.job_id if job is not None and job.array is not None else None)
     if option is not None and JOB_END_VARIABLE in environ:
@@ -91,7 +110,11 @@ NO_MAXIMUM = 65_536
 
 
 def node_range(text: str | None, max_nodes: int) -> tuple[int, int]:
-    """Return minimum and maximum of ``--nnodes``; 1 and `max_nodes` if it is not given."""
+    """Return minimum and maximum of ``--nnodes``; 1 and `max_nodes` if it is not given.
+
+    Raises:
+        UsageError: The text is not ``N`` or ``MIN:MAX``, or no number of nodes satisfies it.
+    """
     if text is None:
         return 1, max_nodes
     match = _NODES.fullmatch(text.strip())
@@ -109,6 +132,7 @@ def leader_node(option: str | None, job: SlurmJob | None, node: str, *, shared: 
     """Return the node whose agent leads the first term of this incarnation of the run.
 
     Args:
+        option: ``--leader-node``; None for the first node of the job.
         shared: True if other jobs have nodes in the run, too; then the leader's node may be one of theirs.
 
     Raises:
@@ -130,7 +154,11 @@ def leader_node(option: str | None, job: SlurmJob | None, node: str, *, shared: 
 
 
 def require_known(name: str, controller: Controller) -> None:
-    """Refuse a leader's node that Slurm does not know: no agent would ever start there."""
+    """Refuse a leader's node that Slurm does not know: no agent would ever start there.
+
+    Raises:
+        UsageError: There is no such node. A name is accepted if Slurm cannot be asked.
+    """
     if controller.knows_node(name) is False:
         raise UsageError(f"--leader-node {name}: Slurm knows no such node; see sinfo --Node")
 
@@ -147,7 +175,11 @@ class RequeuePolicy:
 def requeue_policy(
     max_requeues: str | None, grace: str | None, warning: str | None, max_excluded: str | None = None
 ) -> RequeuePolicy:
-    """Parse ``--max-requeues``, ``--grace``, ``--warning`` and ``--max-excluded``, each None if not given."""
+    """Parse ``--max-requeues``, ``--grace``, ``--warning`` and ``--max-excluded``, each None if not given.
+
+    Raises:
+        UsageError: A value is not a number, or negative.
+    """
     default = SignalDefaults()
     return RequeuePolicy(
         max_requeues=_count("--max-requeues", max_requeues, _MAX_REQUEUES),
@@ -173,6 +205,9 @@ def positive_seconds(option: str, text: str, others: str = "") -> float:
 
     Args:
         others: What else it can be, as in "nor off"; empty for nothing.
+
+    Raises:
+        UsageError: It is none.
     """
     if (seconds := _number(text)) > 0:
         return seconds
@@ -181,7 +216,11 @@ def positive_seconds(option: str, text: str, others: str = "") -> float:
 
 
 def seconds_or_zero(option: str, text: str) -> float:
-    """Return the value of an option that is a number of seconds, 0 or more."""
+    """Return the value of an option that is a number of seconds, 0 or more.
+
+    Raises:
+        UsageError: It is none.
+    """
     if (seconds := _number(text)) >= 0:
         return seconds
     raise UsageError(f"{option} {text!r} is no number of seconds; give 0 or more")
@@ -192,7 +231,11 @@ def _number(text: str) -> float:
 
 
 def require_entry_point(options: argparse.Namespace, node: str) -> None:
-    """Check the script or program; not a module, because finding that may import its packages."""
+    """Check the script or program; not a module, because finding that may import its packages.
+
+    Raises:
+        UsageError: It does not exist, or cannot be read or executed.
+    """
     if options.module:
         return
     name: str = options.training_script

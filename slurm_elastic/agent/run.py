@@ -38,10 +38,11 @@ from slurm_elastic.agent.lifecycle.states import AgentOutcome
 from slurm_elastic.agent.node.failure_domain import failure_domain
 from slurm_elastic.agent.notification import NotifyFeature
 from slurm_elastic.agent.option_values import GROWS_VARIABLE, require_known
+from slurm_elastic.agent.process_end import at_process_end
 from slurm_elastic.agent.progress_log import ProgressLog
 from slurm_elastic.agent.root_cause import end_on_record, root_cause
 from slurm_elastic.agent.settings import AgentSettings
-from slurm_elastic.agent.signals import at_process_end, record_signals
+from slurm_elastic.agent.signals import record_signals
 from slurm_elastic.agent.step_timing import StepTimingFeature, leader_reports
 from slurm_elastic.agent.watchdog.hangs import Hang
 from slurm_elastic.agent.watchdog.timers import make_pipe
@@ -75,6 +76,9 @@ def join(settings: AgentSettings, command: Sequence[str]) -> RunDir:
 
     Args:
         settings: The settings. The run is another one than there where a step has other runs before it.
+
+    Raises:
+        UsageError: The run has another script or other arguments.
     """
     run_dir = settings.run_dir
     if settings.job is not None and settings.job.node_rank == 0:
@@ -97,6 +101,10 @@ def launch(
         fork_server: The process that starts the workers; None where torch itself has to start them.
         summarize: Returns the line with which the leader of a run that has succeeded ends.
         submission: Makes what submits jobs for nodes that were lost.
+
+    Raises:
+        UsageError: The user has to change something; no worker was started.
+        RecordsError: The records of the run cannot be read; no worker was started.
     """
     prepare_stores()
     if fork_server is not None:

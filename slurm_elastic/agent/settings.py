@@ -144,6 +144,9 @@ def resolve(options: argparse.Namespace, environ: Mapping[str, str], own_run: st
     Args:
         environ: Slurm's variables and those of etcd. torch reads its own from `os.environ`.
         own_run: Id of the run of this step, if it is known already and not that of its number.
+
+    Raises:
+        UsageError: A value is malformed or contradicts another, or the script does not exist.
     """
     job = SlurmJob.from_environment(environ)
     named = named_run(options.rdzv_id, job, environ)

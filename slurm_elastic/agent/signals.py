@@ -1,4 +1,4 @@
-"""Records the signals of this process from its start, for the agent's main loop, and what it does as its last.
+"""Records the signals of this process from its start; the agent's main loop handles them.
 
 A handler only records which signal came and when. So a second SIGTERM changes nothing, and no signal interrupts a round
 change. The command line imports this module before all others, so it imports only what Python has loaded already.
@@ -15,7 +15,6 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Callable
 from types import FrameType
 from typing import NamedTuple
 
@@ -29,7 +28,11 @@ _MOST = 64
 
 
 class Received(NamedTuple):
-    """One signal."""
+    """One signal.
+
+    Attributes:
+        at: The monotonic time of this process in seconds.
+    """
 
     signal: signal.Signals
     at: float
@@ -97,18 +100,3 @@ def _ignore_signals() -> None:
     """
     for number in RECORDED:
         signal.signal(number, signal.SIG_IGN)
-
-
-_last: list[Callable[[], object]] = []
-
-
-def at_process_end(function: Callable[[], object]) -> None:
-    """Have a function called when the exit functions have run: those of torch take a tenth of a second."""
-    _last.append(function)
-
-
-def run_last() -> None:
-    """Call the functions, once; the process ends when this returns. It drops errors: the logs are closed by then."""
-    while _last:
-        with contextlib.suppress(Exception):
-            _last.pop()()

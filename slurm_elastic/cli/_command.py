@@ -30,7 +30,11 @@ class Parser(argparse.ArgumentParser):
     _words: Sequence[str] = ()
 
     def parse_args(self, words: Sequence[str]) -> argparse.Namespace:  # type: ignore[override]
-        """Parse the arguments of the command."""
+        """Parse the arguments of the command.
+
+        Raises:
+            UsageError: The command line is wrong.
+        """
         self._words = words
         rest = next((action for action in self._actions if action.nargs == argparse.REMAINDER), None)
         if rest is None:
@@ -98,7 +102,11 @@ class Command(ABC):
 
     @abstractmethod
     def run(self, arguments: Sequence[str]) -> int:
-        """Run the command."""
+        """Run the command.
+
+        Raises:
+            SlurmElasticError: The command failed. The caller prints the message as one line.
+        """
 
     def execute(self, arguments: Sequence[str]) -> None:  # noqa: B027
         """Replace this process by another program that runs the command, if there is one; otherwise return.

@@ -94,7 +94,11 @@ class Queue:
 
 
 def add_run(parser: Parser, *, or_newest: bool = False) -> None:
-    """Add the arguments that name the run."""
+    """Add the arguments that name the run.
+
+    Args:
+        or_newest: True if the newest run counts where none is named.
+    """
     newest = " (default: the newest run)" if or_newest else ""
     parser.add_argument(
         "run_id",
@@ -111,6 +115,9 @@ def open_run(options: argparse.Namespace, queue: Queue, *, exact: bool = False) 
     Args:
         options: The parsed command line, with the arguments of `add_run`; gets the id of the newest run if it has none.
         exact: True if the beginning of an id is not enough.
+
+    Raises:
+        UsageError: There is no such run, there are several, or the run belongs to another user.
     """
     base, name = Path(options.run_dir or Path.cwd()), options.run_id
     if name is None:

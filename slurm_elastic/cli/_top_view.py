@@ -30,7 +30,11 @@ _CALM = ("training", "done", "spare", "ended")
 
 
 class TopView(App[None]):
-    """The state of a run, read again every few seconds."""
+    """The state of a run, read again every few seconds.
+
+    Args:
+        interval: Seconds between two looks.
+    """
 
     CSS = """
     #facts { height: auto; padding: 0 1; }
@@ -308,7 +312,11 @@ class StepTimes:
 
 
 def advance(times: Mapping[str, StepTimes], status: RunStatus, now: float) -> dict[str, StepTimes]:
-    """Return the step times of all agents whose workers have answered of steps, by identity, with one more answer."""
+    """Return the step times of all agents whose workers have answered of steps, by identity, with one more answer.
+
+    Args:
+        now: Seconds since 1970 of the answer.
+    """
     next_times = {}
     for agent in status.agents:
         stepping = [worker for worker in agent.answers if worker.steps]

@@ -36,7 +36,11 @@ examples:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command line and return its exit code."""
+    """Run a command line and return its exit code.
+
+    Args:
+        argv: The command line without the program's name; None for that of this process.
+    """
     open_standard_streams()
     return with_one_line_errors(lambda: _run(argv))
 

@@ -318,7 +318,11 @@ def dumps() -> dict[str, bytes]:
 
 
 def collectives(content: bytes) -> tuple[page.Collective, ...]:
-    """Return the last collective of each process group in a dump, of at most four, that with the newest first."""
+    """Return the last collective of each process group in a dump, of at most four, that with the newest first.
+
+    Args:
+        content: A dump; one that cannot be read has none.
+    """
     try:
         entries = json.loads(content)["entries"]
     except (ValueError, TypeError, KeyError, RecursionError):

@@ -99,7 +99,12 @@ def node_domains(events: Iterable[tuple[float, Mapping[str, Any]]]) -> dict[str,
 
 
 def bad_nodes(found: Iterable[Strike], now: float, expiry: float = EXPIRY) -> tuple[str, ...]:
-    """Return the bad nodes, the worst first."""
+    """Return the bad nodes, the worst first.
+
+    Args:
+        now: Seconds since 1970.
+        expiry: Seconds after which a strike counts no more.
+    """
     weights: dict[str, int] = {}
     newest: dict[str, float] = {}
     for strike in found:
@@ -164,6 +169,7 @@ class Loop:
 
     Attributes:
         loop: ``no_checkpoint``, ``node_flapping`` or ``leader_changes``.
+        since: Seconds since 1970 at which it began.
     """
 
     loop: str
@@ -179,7 +185,11 @@ class Loop:
 
 
 def find_loops(history: Iterable[tuple[float, Mapping[str, Any]]], now: float) -> tuple[Loop, ...]:
-    """Return all loops."""
+    """Return all loops.
+
+    Args:
+        now: Seconds since 1970.
+    """
     ordered = sorted(history, key=lambda event: event[0])
     return tuple(loop for detector in DETECTORS for loop in detector(ordered, now))
 

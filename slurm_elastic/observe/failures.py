@@ -51,6 +51,7 @@ class RoundFailure:
 
     Attributes:
         rounds: Their numbers; more than one if the same failure came again.
+        rank: The rank of the root cause; None if the failure is not one of a worker.
         attribution: The name of its cause in the registry of failures; empty if it is not one of a worker.
     """
 

@@ -116,7 +116,11 @@ def newest_runs(base: Path) -> list[RunDir]:
 
 
 def newest_run(base: Path) -> RunDir:
-    """Return the directory of that run of this user below a directory which has begun or ended last."""
+    """Return the directory of that run of this user below a directory which has begun or ended last.
+
+    Raises:
+        UsageError: There is none.
+    """
     run_dirs = newest_runs(base)
     if not run_dirs:
         raise UsageError(

@@ -74,6 +74,7 @@ class RoundProgress:
         redone: How many of its steps later rounds have taken again; None if that is unknown.
         unsaved: How many of its steps the newest checkpoint lacked when the workers were told to stop; None if they
             were not told to, or if that is unknown.
+        seconds: Seconds from the first step to the last.
         before_first: Mean use of the time of its workers before the first step; None if it is not measured.
         shares: The same as shares of the time from the first step to the last.
     """

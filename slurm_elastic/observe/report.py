@@ -45,6 +45,7 @@ class RankSpan:
     """The time in which a rank did one thing.
 
     Attributes:
+        start, end: Seconds since 1970.
         worker: What it has reported; None if its agent was lost.
     """
 
@@ -63,6 +64,7 @@ class Report:
     """All that a report shows.
 
     Attributes:
+        start, end: Its first and last moment, in seconds since 1970.
         segments: The time of its agents and of the queue.
         starts: The same for each restart count.
         samples: Steps per second by time, as the agent of rank 0 has recorded them: time, steps per second.
@@ -83,7 +85,11 @@ class Report:
 
 
 def report(records: RunRecords, status: RunStatus, now: float) -> Report:
-    """Return the report of a run."""
+    """Return the report of a run.
+
+    Args:
+        now: Seconds since 1970, where the time of agents ends that still run.
+    """
     live = status.state in GOES_ON
     newest = max((events[-1].time for events in (records.events, records.progress) if events), default=now)
     until = now if live else newest
@@ -295,7 +301,11 @@ def _samples(progress: Sequence[Event]) -> tuple[tuple[float, float], ...]:
 
 
 def summary(records: RunRecords, now: float) -> str:
-    """Return steps, time, rounds, nodes that came and went, steps taken again, goodput, and the command for more."""
+    """Return steps, time, rounds, nodes that came and went, steps taken again, goodput, and the command for more.
+
+    Args:
+        now: Seconds since 1970.
+    """
     return f"{', '.join(_summary_parts(records, now))}: slurm-elastic report {records.run_id}"
 
 

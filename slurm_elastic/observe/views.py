@@ -61,6 +61,7 @@ class SlowRankView:
     """A rank that stays slow, or was slow in a round, by the events of the run.
 
     Attributes:
+        since: When it was named, in seconds since 1970.
         until: When it was slow no more; None if it was slow until the round ended, or is now.
     """
 
@@ -87,7 +88,14 @@ class RankScore:
 
 @dataclass(frozen=True, slots=True)
 class LiveWorker:
-    """A worker; None stands for what is unknown."""
+    """A worker; None stands for what is unknown.
+
+    Attributes:
+        step_seconds: Seconds since the last call of should_stop.
+        steps_per_second: In this round so far.
+        pace_seconds, busy_seconds, loading_seconds, waiting_seconds, best_busy_seconds, paces: Its pace, see
+            :class:`slurm_elastic.slow_ranks.Pace`.
+    """
 
     rank: int
     pid: int | None = None
@@ -127,7 +135,15 @@ class LiveLeave:
 
 @dataclass(frozen=True, slots=True)
 class LiveAgent:
-    """The report of an agent."""
+    """The report of an agent.
+
+    Attributes:
+        seconds: Since it is in this state.
+        round: Its round, or its last one; None before the first.
+        leave: The departure that it has announced; None for none.
+        snapshot_bytes: Memory that it holds for snapshots.
+        safe_step: The newest step of which other nodes have copies; None if there is none.
+    """
 
     state: str
     schema: int = 1
@@ -149,7 +165,11 @@ class AgentView:
     Attributes:
         state: ``joining``, ``spare``, ``training``, ``lost`` or ``ended``; of an agent that has answered, the stage as
             on its health port.
+        since: Seconds since 1970 at which the state began.
         round: The last round in which its workers ran; None if it had none.
+        exit_code: How it ended; None before, or if it was killed.
+        domain: Its failure domain; empty if none is known.
+        live: What it has answered just now; None if it was not asked, or did not answer.
     """
 
     node: str
@@ -208,6 +228,7 @@ class RootCause:
     """The failure that ended the run, or the last one that a restart has followed.
 
     Attributes:
+        rank: Its rank; None if it is not known.
         cause, domain, outlook: As in the event `round_ended`; empty if they are not known.
     """
 
@@ -231,7 +252,12 @@ class Replacing:
 
 @dataclass(frozen=True, slots=True)
 class LiveAnswer:
-    """The leader's own part of a live answer."""
+    """The leader's own part of a live answer.
+
+    Attributes:
+        phase_seconds: Since this phase began.
+        seconds: That the answer took.
+    """
 
     leader: str
     phase: str
@@ -259,7 +285,11 @@ class LiveRun:
 
 
 def live_run(answer: StatusAnswer, reports: Mapping[str, str], seconds: float) -> LiveRun:
-    """Read what the leader and the agents have said."""
+    """Read what the leader and the agents have said.
+
+    Args:
+        seconds: That the answer took.
+    """
     agents: dict[str, LiveAgent] = {}
     problems = []
     for name, text in reports.items():

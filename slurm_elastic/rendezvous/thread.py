@@ -247,6 +247,9 @@ class FaultLog:
     """Logs exceptions that no caller takes, as the exception handler of a loop: one traceback per minute.
 
     Each line names the number of those that were left out since the last one.
+
+    Args:
+        clock: Returns the time in seconds.
     """
 
     def __init__(self, logger: logging.Logger, clock: Callable[[], float] = time.monotonic) -> None:

@@ -27,6 +27,7 @@ class RunFile:
 
     Attributes:
         name: Path of the file below the run directory.
+        content: All bytes of the file.
     """
 
     name: str

@@ -129,6 +129,7 @@ def gather_facts(
 
     Args:
         toward: Name or address of the leader's node, or of any other node; None if none is known.
+        controller: Gives NodeAddr; None outside Slurm.
     """
     if preference.local_addr:
         return AddressFacts(node)

@@ -103,6 +103,7 @@ def least_grace(clock: ControllerClock, grace: int | None) -> float:
     """Return the seconds that a SIGTERM leaves at the least: KillWait, or GraceTime where that is shorter.
 
     Args:
+        clock: The controller's time, with KillWait.
         grace: GraceTime in seconds of the job's QOS or partition; None or 0 for none.
     """
     kill_wait = max(clock.kill_wait, _KILL_WAIT_FLOOR)

@@ -27,7 +27,11 @@ if TYPE_CHECKING:
 
 
 class Part(NamedTuple):
-    """The part of a rank, one of so many: its shards, of so many bytes, and then the state of its own."""
+    """The part of a rank, one of so many: its shards, of so many bytes, and then the state of its own.
+
+    Attributes:
+        shards: Bytes of the shards.
+    """
 
     number: int
     of: int
@@ -96,6 +100,9 @@ def restored_state(
     """Return the state of a tree, see `flatten`, with sharded tensors divided as those of the present state.
 
     `layout` is None if it has no parts. With `own` the state has what the ranks had of their own, too, as a list.
+
+    Args:
+        layout: Of its sharded tensors; None if it has no parts.
     """
     asked = present()
     places = PresentTensors(tree, asked, in_place)

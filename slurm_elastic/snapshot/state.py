@@ -37,7 +37,12 @@ class StateError(TypeError):
 
 @dataclass(frozen=True, slots=True)
 class TensorPlace:
-    """The place of a contiguous tensor in a slot: offset, from the first tensor, and size in bytes."""
+    """The place of a contiguous tensor in a slot: offset, from the first tensor, and size in bytes.
+
+    Attributes:
+        offset: In bytes, from the first tensor.
+        size: In bytes.
+    """
 
     dtype: str
     shape: tuple[int, ...]
@@ -47,7 +52,11 @@ class TensorPlace:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """The places of all tensors, by index, their bytes, and the places as JSON."""
+    """The places of all tensors, by index, their bytes, and the places as JSON.
+
+    Attributes:
+        size: Bytes of all tensors.
+    """
 
     places: tuple[TensorPlace, ...]
     size: int

@@ -18,10 +18,11 @@ from typing import Any
 
 from slurm_elastic.agent.forkserver import _imports as imports
 from slurm_elastic.agent.forkserver._linux import flush_c_streams, read_memory_file, set_task_name, set_title
-from slurm_elastic.agent.forkserver.client import ForkServer, Replacement
+from slurm_elastic.agent.forkserver._processes import Replacement
+from slurm_elastic.agent.forkserver.client import ForkServer
 from slurm_elastic.agent.forkserver.protocol import Channel
 from slurm_elastic.agent.forkserver.worker_command import Program
-from slurm_elastic.agent.signals import run_last
+from slurm_elastic.agent.process_end import run_last
 
 _AGENT_PACKAGES = frozenset({"slurm_elastic", "hostlist", "msgspec"})
 """Packages, besides the standard library, that are imported here for the agent alone."""

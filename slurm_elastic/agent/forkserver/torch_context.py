@@ -47,6 +47,11 @@ def start_workers(*of_torch: Any, **options: Any) -> ForkServerContext:
     """Start one worker per local rank, warm if possible; otherwise cold, with one line in the log that says why.
 
     See `ForkServerContext` for the arguments. Functions start as multiprocessing's spawn starts them.
+
+    Raises:
+        UsageError: A preload cannot be imported.
+        StartInterruptedError: `should_stop` has returned True.
+        OSError: A worker could not be started.
     """
     context = ForkServerContext(*of_torch, **options)
     with contextlib.ExitStack() as failed:
@@ -319,7 +324,11 @@ def _opened(path: str) -> int:
 # Both are in memory files that only the agent, the fork server and this one worker can open. The function has to be
 # importable, as with multiprocessing's spawn, which is torch elastic's default for functions.
 def packed_call(name: str, function: Callable[..., Any], arguments: Sequence[Any]) -> bytes:
-    """Return the content of the call file: the state of `__main__`, the function and its arguments, pickled."""
+    """Return the content of the call file: the state of `__main__`, the function and its arguments, pickled.
+
+    Raises:
+        pickle.PicklingError, AttributeError, TypeError: The function or an argument cannot be pickled.
+    """
     preparation = multiprocessing.spawn.get_preparation_data(name)
     # The key cannot be pickled outside of multiprocessing; the worker draws its own.
     preparation.pop("authkey", None)

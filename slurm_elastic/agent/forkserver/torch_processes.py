@@ -16,7 +16,7 @@ from typing import Any
 
 from torch.distributed.elastic.multiprocessing import RunProcsResult, start_processes
 
-from slurm_elastic.agent.forkserver.client import kill_orphans
+from slurm_elastic.agent.forkserver._processes import kill_orphans
 from slurm_elastic.agent.forkserver.protocol import wait_on
 
 _POLL_INTERVAL = 0.1

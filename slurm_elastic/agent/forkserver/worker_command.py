@@ -154,6 +154,8 @@ def execute_jointly(
     """Execute the process that imports torch in place of this one; return only if that fails.
 
     Args:
+        program: The program of the workers, for which `obstacle_to_sharing` has returned None.
+        imports: The directory of the lists of learned imports; None to learn none.
         agent_main: ``module:function`` that becomes the agent and returns its exit code. It is called with `arguments`,
             the ForkServer (None if the agent has to start one), the signal mask of this process, and the reason why
             there is no ForkServer, as from `obstacle_to_sharing`. Environment, sys.argv and sys.path are those of this

@@ -34,6 +34,7 @@ class Request:
     """A request.
 
     Attributes:
+        authorization: The header of that name; empty for none.
         host: Name or address by which the client has found this server, without the port; empty if it sends none.
     """
 

@@ -77,6 +77,9 @@ def health_settings(
 
     Without ``--health-port`` the port is torch's TORCHELASTIC_HEALTH_CHECK_PORT. The token may also be in
     SLURM_ELASTIC_HEALTH_TOKEN.
+
+    Raises:
+        UsageError: A value is malformed, or the token's file cannot be used.
     """
     address = bind or _LOOPBACK
     try:
@@ -98,7 +101,11 @@ def health_settings(
 
 
 def listen(settings: HealthSettings) -> socket.socket:
-    """Open the port; if it is in use, for instance by another job of the user on this node, open any free one."""
+    """Open the port; if it is in use, for instance by another job of the user on this node, open any free one.
+
+    Raises:
+        UsageError: The address belongs to another host, or only root may open the port.
+    """
     try:
         return _open(settings.bind, settings.port)
     except OSError as error:
@@ -370,6 +377,9 @@ def health_port(settings: HealthSettings | None, run_dir: RunDir, state: AgentSt
 
     A thread publishes the address in the run directory, in the format of Prometheus' file_sd_configs, reads the token's
     file, and removes the address at the end, because a shared file system may be slow.
+
+    Raises:
+        UsageError: See `listen`.
     """
     pages = NodePages(Reporter(state))
     try:

@@ -80,7 +80,9 @@ class AgentState:
     Attributes:
         since: Monotonic time at which the stage began.
         round_info: This node's part in the present round, or in its last one; None before the first.
+        leave: The departure that it has announced last; None before.
         changes: Number of round changes within each of `CHANGE_BUCKETS`, and last the number of longer ones.
+        change_seconds: Seconds of all round changes together.
         changing_since: Monotonic time at which the present change began; None while workers train.
         training, lost: Seconds up to `since` in which workers ran, and in which workers should have run and did not.
         counted: True if `steps` contains the last round of this node.
@@ -118,7 +120,10 @@ class Readings:
     """Facts that are read for each request.
 
     Attributes:
+        cpu_seconds, resident_bytes: CPU time and resident memory of the agent's own process.
+        watchdog_age: Seconds since the last activity of the watchdog; None without a watchdog.
         rejected: Records without the run's secret that the leader dropped; 0 on other agents.
+        snapshot_bytes: Memory that the agent holds for snapshots.
         safe_step: Step of the newest snapshot of which other nodes have copies; None if there is none.
         slow: Ranks of the run that stay slow; only the agent of rank 0 knows them.
     """

@@ -81,6 +81,9 @@ def represents_job(job: SlurmJob, agent: str, assignment: Assignment | None) -> 
 
     In the leader's own job the leader does that, as it ends last. In other jobs it is the first agent in the last
     round.
+
+    Args:
+        assignment: Its last assignment; None if it never had one.
     """
     if assignment is None or job_of(assignment.leader) == job_of(agent):
         return False
@@ -138,6 +141,7 @@ class RequeueDecision:
     """The decision about a job.
 
     Attributes:
+        why: Line for the log; empty for none.
         counted: True if the requeue counts for the maximum of requeues after time limits.
     """
 

@@ -88,11 +88,13 @@ class SignalDiagnosis:
     """The signals of this agent and their causes.
 
     Args:
+        controller: Slurm's controller; None outside Slurm.
         record: Records signals and their diagnosis; may block. Called in the thread, by the agent that asks.
         is_asker: Returns True if this is the agent that asks; may block. Called in the thread after the first signal.
         answer_timeout: Seconds in which the agent that asks gets an answer or gives its first question up, and the
             leader passes the result on; then the others presume what the signal means.
         grace: Records the least grace of the job, or is called with None; returns the one on record. May block.
+        newest_save: Returns the seconds that the newest save took; None if unknown.
         warned_on_record: Returns True if the agent that asks has recorded a warning, too. May block.
     """
 

@@ -65,6 +65,7 @@ class Claim:
 
     Attributes:
         nodes: Its nodes; of number 0 those for which the run has waited at its start.
+        time: When, by the clock of the leader's node.
     """
 
     nodes: int
@@ -78,6 +79,7 @@ class Result:
     """The result of a claim.
 
     Attributes:
+        job: The job; empty if there is none.
         end: ``joined``: an agent of it has joined the run; ``gone``, ``failed``: it has left the queue before that,
             cancelled by a person or not; ``cancelling``, ``cancelled``: the run did not need it. Empty while it waits.
     """
@@ -96,7 +98,12 @@ Claims = Mapping[int, tuple[Claim, "Result | None"]]
 
 
 def read_claims(run_dir: RunDir) -> Claims:
-    """Return the claims by their numbers, in the order of these, each with its result; None if it is not known."""
+    """Return the claims by their numbers, in the order of these, each with its result; None if it is not known.
+
+    Raises:
+        RunDirError: They cannot be read.
+        RecordError: A record is damaged.
+    """
     return {
         number: (
             typed_json.decode(claim, Claim),
@@ -123,6 +130,9 @@ def intended_size(events: Iterable[tuple[float, Mapping[str, Any]]], claims: Cla
 
     A round with more nodes sets the number. Nodes that leave by drain, shrink or scancel are given back, and so are
     those of a replacement that a person has cancelled.
+
+    Args:
+        events: The events of the run, each with its time in seconds since 1970.
     """
     first = claims[0][0].nodes if 0 in claims else 0
     gone = [claim for claim, result in claims.values() if result is not None and result.end == "gone"]
@@ -150,6 +160,7 @@ class Shortage:
         given_back: Those of them that left by the user's wish.
         coming: Nodes of other jobs of the run that wait or start.
         pending: Replacements that wait, each with its nodes, the newest last.
+        short_for: Seconds since nodes are missing.
         unresolved: True if it is not known yet whether the last one was.
     """
 
@@ -297,7 +308,11 @@ class Replacer(Feature):
                 self._say(f"lost nodes are not replaced now: {error}")
 
     def look(self, now: float) -> None:
-        """Look at the agents, and act if nodes are missing or replacements wait."""
+        """Look at the agents, and act if nodes are missing or replacements wait.
+
+        Raises:
+            SlurmElasticError: Records of the run cannot be read or written.
+        """
         led = self._led(False)
         if led is None or led.ending or not self._begin(now):
             self._memory = _Memory()

@@ -49,6 +49,9 @@ def requeue_job(
         status: The highest exit code of its agents.
         others_go_on: True if other agents of the job may still train, so that it is requeued only if Slurm ends it
             anyway, or a person has requested it.
+
+    Raises:
+        RunDirError: The run directory cannot be read or written.
     """
     restart_count, records = job.restart_count, JobRecords(run_dir, job.job_id)
     notice = records.notice(restart_count) or {}

@@ -47,7 +47,11 @@ class Hold(Action):
 
 @dataclass(frozen=True, slots=True)
 class StopAtStep(Action):
-    """Tell the workers at which step to stop. Result: StepAccepted, unless they were not held and may be past it."""
+    """Tell the workers at which step to stop. Result: StepAccepted, unless they were not held and may be past it.
+
+    Attributes:
+        seconds: Seconds until the workers are killed; None for no limit.
+    """
 
     round: int
     step: int

@@ -41,6 +41,7 @@ class Diagnosed(OwnEvent):
     """The agent has found out why it was signalled, or that its job's time limit is near.
 
     Attributes:
+        seconds: Seconds until the agent has to end; None if unknown.
         for_job: True if all agents of the job have to leave, and this one tells them.
     """
 

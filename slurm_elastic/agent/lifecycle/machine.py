@@ -39,7 +39,11 @@ Notice = events.Signalled | events.Diagnosed | LeaveRequested
 
 
 def step(config: states.LifecycleConfig, state: states.State, event: events.Event, now: float) -> Step:
-    """Decide what an event means to an agent in this state."""
+    """Decide what an event means to an agent in this state.
+
+    Args:
+        now: The agent's own monotonic time in seconds.
+    """
     match state:
         case states.Done():
             return state, ()

@@ -22,7 +22,12 @@ _OVERDUE_TIMEOUT = 2.0
 
 @dataclass(frozen=True, slots=True)
 class LifecycleConfig:
-    """The settings of an agent that its life cycle depends on."""
+    """The settings of an agent that its life cycle depends on.
+
+    Attributes:
+        shutdown_timeout: Seconds between SIGTERM and SIGKILL for workers whose round ends as planned.
+        leave_margin: See :func:`~slurm_elastic.rendezvous.membership.planned_stop.seconds_to_stop`.
+    """
 
     node: str
     run_id: str
@@ -37,6 +42,7 @@ class AgentOutcome:
     """The end of this agent.
 
     Attributes:
+        failure: The run's root cause; None if the run did not fail.
         gave_up: True if this agent ends alone and others may go on: it found no leader, lost the records, or could not
             end its workers.
         no_leader: True if it has reached no leader from its start until `join_timeout` was over.
@@ -83,7 +89,11 @@ class Departure:
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """After the stop the agent ends, because the run has ended or because the agent gives up."""
+    """After the stop the agent ends, because the run has ended or because the agent gives up.
+
+    Attributes:
+        result: How its workers ended; None if their end is no result.
+    """
 
     outcome: AgentOutcome
     result: WorkersResult | None = None
@@ -93,7 +103,12 @@ Then = Rejoin | Departure | Ending
 
 
 def depart(config: LifecycleConfig, reason: LeaveReason, detail: str, seconds: float | None, now: float) -> Departure:
-    """Plan a leave, within `seconds`; None if that is unknown, then workers get `shutdown_timeout` in all."""
+    """Plan a leave, within `seconds`; None if that is unknown, then workers get `shutdown_timeout` in all.
+
+    Args:
+        seconds: Seconds until the agent has to end; None if unknown, then workers get `shutdown_timeout` in all.
+        now: The agent's own monotonic time in seconds.
+    """
     timeout = config.shutdown_timeout if seconds is None else seconds
     stop_by = now + seconds_to_stop(timeout, config.leave_margin)
     if seconds is None:
@@ -124,7 +139,11 @@ class Starting:
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """The workers run."""
+    """The workers run.
+
+    Attributes:
+        stop_step: The step at which the workers were told to stop; None before.
+    """
 
     round: Assignment
     stop_step: int | None = None
@@ -199,7 +218,11 @@ class Lingering:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """The agent has ended."""
+    """The agent has ended.
+
+    Attributes:
+        round: Its last assignment; None if it was waiting for one.
+    """
 
     outcome: AgentOutcome
     round: Assignment | None

@@ -29,6 +29,9 @@ def claim(secret: bytes, node: str, job: SlurmJob | None) -> Iterator[None]:
     nodes may share, so it contains the node's name. Other users cannot guess it without the secret.
 
     Outside Slurm a second agent cannot be distinguished from another run, so there is no claim.
+
+    Raises:
+        UsageError: Another agent has claimed the node.
     """
     if job is None:
         yield
@@ -63,7 +66,11 @@ class NodeDirectory:
     """
 
     def __init__(self, purpose: str, memory: Path = SHARED_MEMORY) -> None:
-        """Make the directory."""
+        """Make the directory.
+
+        Raises:
+            OSError: The directory can be made neither there nor in TMPDIR or /tmp.
+        """
         self._prefix = f"slurm-elastic-{purpose}-"
         self._fd = -1
         self.path = Path()

@@ -27,7 +27,12 @@ _CUDA_DEVICE = "/dev/nvidia-uvm"
 
 
 def asked_apart(question: Callable[[], _T]) -> _T:
-    """Return what a function returns that may open devices: a process forked for it calls it, and ends."""
+    """Return what a function returns that may open devices: a process forked for it calls it, and ends.
+
+    Raises:
+        Exception: What the function has raised.
+        RuntimeError: The process has ended before it had an answer.
+    """
     reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:

@@ -81,7 +81,12 @@ class NodeCheck:
 
 
 def shortcomings(available: int | None, others: Iterable[str]) -> str:
-    """Return what a node lacks in one line; empty for nothing. Pure."""
+    """Return what a node lacks in one line; empty for nothing. Pure.
+
+    Args:
+        available: Bytes of memory that processes can still get; None if that is unknown.
+        others: A line for each directory for temporary files that takes none, and for each GPU that is broken.
+    """
     problems = list(others)
     if available is not None and available < _LEAST_MEMORY:
         problems.insert(0, f"{size_text(available)} of memory are left")
@@ -189,7 +194,11 @@ def gpu_shortcomings(output: str) -> list[str]:
 
 
 def xid_shortcomings(log: str, now: float) -> list[str]:
-    """Return a line for each kind of hardware error of a GPU that the kernel has logged within the last hour. Pure."""
+    """Return a line for each kind of hardware error of a GPU that the kernel has logged within the last hour. Pure.
+
+    Args:
+        now: Seconds since boot.
+    """
     recent = Counter(
         (device, int(number))
         for microseconds, device, number in _XID.findall(log)

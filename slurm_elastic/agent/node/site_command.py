@@ -24,6 +24,7 @@ class SiteResult(NamedTuple):
 
     Attributes:
         exit_code: Of the shell, negative for a signal; None if the command was killed because its time was over.
+        last_line: The last line that it printed, made safe for a terminal; empty for none.
     """
 
     exit_code: int | None
@@ -50,6 +51,7 @@ def run_site_command(
     """Run a command by /bin/sh and return how it ended. No process of its session is left.
 
     Args:
+        environ: Its environment; None for that of this process.
         interrupt: A descriptor; when it becomes readable, the command is killed as if its time was over.
     """
     deadline = time.monotonic() + timeout

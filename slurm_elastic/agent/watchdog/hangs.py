@@ -24,6 +24,7 @@ class Hang:
 
     Attributes:
         pid: The process that started the timer: the worker, or one that it started.
+        seconds: How long the timer ran.
         steps: The number of steps that it has taken in its round, if it takes no further one; None for a timer.
         in_collective: True if its main thread was in a collective; None if that is unknown.
     """

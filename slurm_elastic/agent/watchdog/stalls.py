@@ -32,7 +32,11 @@ class HangTimeout:
 
 
 def hang_timeout(text: str | None, first: str | None = None) -> HangTimeout | None:
-    """Parse ``--hang-timeout``: seconds, ``auto``, or ``off``, the default; and ``--first-step-timeout``: seconds."""
+    """Parse ``--hang-timeout``: seconds, ``auto``, or ``off``, the default; and ``--first-step-timeout``: seconds.
+
+    Raises:
+        UsageError: A text is none of these.
+    """
     if text is None or text == "off":
         if first:
             raise UsageError("--first-step-timeout needs --hang-timeout")
@@ -72,6 +76,9 @@ class StepWatch:
 
     def check(self, progress: Sequence[WorkerProgress], now: float) -> tuple[list[tuple[WorkerProgress, float]], float]:
         """Find workers that take no step any more.
+
+        Args:
+            now: The agent's own monotonic time in seconds.
 
         Returns:
             Those that hang and were not returned before, each with the seconds since its last step, and after how many
@@ -148,7 +155,11 @@ class Said(enum.Enum):
 
 
 class EndWatch:
-    """The ends of the workers of one node; each thing is told once in a round."""
+    """The ends of the workers of one node; each thing is told once in a round.
+
+    Args:
+        stacks_after: Seconds from the first end to the stacks of workers that still run.
+    """
 
     def __init__(self, stacks_after: float, *, watches_steps: bool) -> None:
         self._stacks_after, self._watches_steps = stacks_after, watches_steps
@@ -161,7 +172,11 @@ class EndWatch:
         self._said: set[Said] = set()
 
     def check(self, workers: int, living: int, *, watched: bool, now: float) -> list[Said]:
-        """Return what is to be told now."""
+        """Return what is to be told now.
+
+        Args:
+            now: The agent's own monotonic time in seconds.
+        """
         self._began = now if self._began is None else self._began
         if living < workers and self._ended is None:
             self._ended = now

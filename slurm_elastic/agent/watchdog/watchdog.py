@@ -43,6 +43,7 @@ class Watchdog:
 
     Args:
         stacks_after: Seconds after which the stacks of a worker are written that lives while another one has ended.
+        dump_timeout: Seconds for Python's faulthandler to write the stacks of a worker.
     """
 
     def __init__(

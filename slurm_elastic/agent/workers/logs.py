@@ -21,6 +21,9 @@ def streams(option: str, text: str) -> Std | dict[int, Std]:
     """Parse ``--tee`` or ``--redirects``: ``3``, or ``0:3,1:1`` by local rank.
 
     torch's own ``Std.from_str`` takes local ranks of one digit only (elastic/multiprocessing/api.py, 2.13).
+
+    Raises:
+        UsageError: The text is malformed.
     """
     if not _STREAMS.fullmatch(text):
         raise UsageError(
@@ -33,7 +36,11 @@ def streams(option: str, text: str) -> Std | dict[int, Std]:
 
 
 def local_ranks(text: str) -> set[int] | None:
-    """Parse ``--local-ranks-filter``; return None if it names no rank."""
+    """Parse ``--local-ranks-filter``; return None if it names no rank.
+
+    Raises:
+        UsageError: The text is malformed.
+    """
     if not text:
         return None
     if not re.fullmatch(r"[0-9]{1,4}(,[0-9]{1,4})*", text):
@@ -49,6 +56,7 @@ class RoundLogsSpecs(LogsSpecs):
 
     Args:
         logs: The run directory whose layout is used; None for no files, as with ``--log-dir /dev/null``.
+        local_ranks_filter: The local ranks whose output goes to the console; None for all.
     """
 
     def __init__(
@@ -74,6 +82,9 @@ class RoundLogsSpecs(LogsSpecs):
         Args:
             envs: The environment of every local rank, with RANK, WORLD_SIZE, SLURM_ELASTIC_ROUND and
                 SLURM_ELASTIC_NODE; this function adds TORCHELASTIC_ERROR_FILE.
+
+        Raises:
+            RunDirError: A directory cannot be made.
         """
         if self._logs is None:
             return _without_files(envs)

@@ -336,6 +336,7 @@ class LogTimes:
 
     Args:
         logs: The logs of all ranks of this node; they need not exist yet.
+        pause: The shortest time in seconds between two lines.
     """
 
     def __init__(self, path: str, logs: Sequence[str], pause: float = _TIMES_PAUSE) -> None:

@@ -105,7 +105,11 @@ rank, and a function that is called every 0.1 s and returns True to interrupt th
 
 
 def require_numa_binding(workers: int, options: NumaOptions | None) -> None:
-    """Have torch choose the CPUs of each worker now, if ``--numa-binding`` asks for it; later starts use its choice."""
+    """Have torch choose the CPUs of each worker now, if ``--numa-binding`` asks for it; later starts use its choice.
+
+    Raises:
+        UsageError: torch cannot bind workers on this node.
+    """
     if options is None:
         return
     from slurm_elastic.agent.forkserver.torch_context import numa_prefixes

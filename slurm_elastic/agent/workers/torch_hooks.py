@@ -146,6 +146,10 @@ def require_torch() -> bool:
 
     Returns:
         True if the fork server can start the workers; otherwise a line is logged, and torch has to start them.
+
+    Raises:
+        UsageError: torch is missing, cannot be imported, is older than the oldest tested, built without distributed, or
+            lacks what the agent needs.
     """
     try:
         torch = importlib.import_module("torch")

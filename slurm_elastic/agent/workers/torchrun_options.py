@@ -22,7 +22,11 @@ _log = logging.getLogger(__name__)
 
 
 def local_world_size(text: str | None, default: int) -> int:
-    """Return the number of workers of this node."""
+    """Return the number of workers of this node.
+
+    Raises:
+        UsageError: ``--nproc-per-node`` is neither a positive number nor a kind of device of this node.
+    """
     if text is None:
         return default
     try:
@@ -36,7 +40,11 @@ def local_world_size(text: str | None, default: int) -> int:
 
 
 def endpoint(text: str | None) -> tuple[str | None, int | None]:
-    """Return host and port of ``--rdzv-endpoint``, each None if not given; both None if it names an etcd."""
+    """Return host and port of ``--rdzv-endpoint``, each None if not given; both None if it names an etcd.
+
+    Raises:
+        UsageError: The text is not ``HOST`` or ``HOST:PORT``.
+    """
     if not text or is_etcd(text):
         return None, None
     try:
@@ -73,6 +81,9 @@ def torchrun_config(
 
     torch reads TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE and PYTHON_EXEC from the environment. The logs specs are a
     placeholder unless ``--logs-specs`` names some.
+
+    Raises:
+        UsageError: torch rejects a value.
     """
     changes = {
         **vars(options),

@@ -81,7 +81,7 @@ class Agent(Command):
         return agent_parser()
 
     def run(self, arguments: Sequence[str]) -> int:
-        from slurm_elastic.agent.signals import run_last
+        from slurm_elastic.agent.process_end import run_last
 
         _keep_own_environment()
         require(1)
@@ -260,7 +260,11 @@ BATCH_VERSION = "SLURM_ELASTIC_BATCH_VERSION"
 
 
 def require_version(environ: MutableMapping[str, str]) -> None:
-    """Refuse to run in an image with another version than that of the batch script, whose job-end reads the run."""
+    """Refuse to run in an image with another version than that of the batch script, whose job-end reads the run.
+
+    Raises:
+        UsageError: The versions differ.
+    """
     outside = environ.pop(BATCH_VERSION, "").removeprefix("slurm-elastic ")
     if outside not in ("", __version__):
         raise UsageError(

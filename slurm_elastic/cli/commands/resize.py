@@ -45,7 +45,11 @@ def split(arguments: Sequence[str], own: Sequence[str]) -> tuple[list[str], Opti
 
 
 def number(name: str, text: str) -> int:
-    """Return a number of nodes."""
+    """Return a number of nodes.
+
+    Raises:
+        UsageError: The text is none.
+    """
     if not (text.isascii() and text.isdecimal() and len(text) < 7 and int(text)):
         raise UsageError(f"{name} {text!r} is no number of nodes; give one from 1 on")
     return int(text)

@@ -103,7 +103,11 @@ class RunSource:
         return [printable(line.replace("\t", "        "), 4096) for line in lines]
 
     def stacks(self, node: str) -> list[str]:
-        """Return the stacks of a node's workers, from its health port."""
+        """Return the stacks of a node's workers, from its health port.
+
+        Raises:
+            UsageError: This machine does not reach the port.
+        """
         targets = [
             target
             for file in RunContents(self._run_dir).health()

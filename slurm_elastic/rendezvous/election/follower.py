@@ -68,7 +68,12 @@ class Follower:
         return replace(self, to_repeat=(*self.to_repeat, finished)), finished
 
     def leaving(self, reason: LeaveReason, seconds: float | None, now: float) -> tuple[Follower, Leaving]:
-        """Announce the leave; before its workers are stopped."""
+        """Announce the leave; before its workers are stopped.
+
+        Args:
+            seconds: until it has to be gone; None if that is not known.
+            now: own monotonic time.
+        """
         leaving = Leaving(self.agent, reason, seconds)
         leave_by = None if seconds is None else now + seconds
         to_repeat = tuple(message for message in self.to_repeat if not isinstance(message, Leaving))

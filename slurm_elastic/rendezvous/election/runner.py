@@ -15,9 +15,9 @@ from slurm_elastic.rendezvous.election.campaign import CampaignRecords
 from slurm_elastic.rendezvous.election.leader_host import LeaderHost
 from slurm_elastic.rendezvous.election.leader_location import Answer, LeaderLocation
 from slurm_elastic.rendezvous.election.state import ElectionConfig, initial_election
-from slurm_elastic.rendezvous.leader.absent_agents import run_in_thread
 from slurm_elastic.rendezvous.membership.events import Ponged
 from slurm_elastic.rendezvous.membership.stragglers import WorkerPosition
+from slurm_elastic.rendezvous.run_in_thread import run_in_thread
 from slurm_elastic.rendezvous.transport import messages
 from slurm_elastic.rendezvous.transport.client_connection import Link, open_link
 from slurm_elastic.rendezvous.transport.session import (
@@ -57,6 +57,7 @@ class Runner:
     Args:
         positions: Returns how far the workers here are, when the leader asks; its argument is True if they have to
             write their dumps, too.
+        host: where the agent leads; None for one that never does.
         report: returns what this agent does now as JSON, when the leader asks.
     """
 

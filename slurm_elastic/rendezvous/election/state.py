@@ -22,6 +22,7 @@ class ElectionConfig:
         expected_agents: Number of agents that the run expects at its start.
         heartbeat_limit: Silence after which the leader drops an agent, until a leader names the limit in force.
         leader_limit: Least silence after which the leader is lost.
+        campaign: Settings of a candidate; None for an agent that never leads.
     """
 
     agent: str
@@ -130,6 +131,7 @@ class Election:
         deadline: Latest time for the next Tick; infinite if only events matter.
         heartbeat_limit: The limit in force, from the last leader; all limits of fencing derive from it.
         follower: The messages that the agent has sent to leaders and received from them.
+        link: The link to the leader; None while the agent searches.
         campaign: The agent's own campaign or term; None while it neither campaigns nor leads.
         waited_for: Terms whose new leaders got the time to publish their endpoint.
         twins: Endpoints of leaders of this run with another run directory.

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future
-from typing import TypeVar
+from collections.abc import Iterable, Mapping, Sequence
 
 from slurm_elastic.rendezvous.membership.agents import AgentIdentity
 from slurm_elastic.rendezvous.transport.client_connection import reach
@@ -16,8 +13,6 @@ from slurm_elastic.slurm import Controller, JobView, NodeState
 
 _RUNNING = frozenset({"RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING"})
 """States of a job that may have processes (squeue(1), "JOB STATE CODES")."""
-
-_T = TypeVar("_T")
 
 
 async def agents_ended(agents: Iterable[str], endpoints: Mapping[str, Endpoint]) -> frozenset[str]:
@@ -76,27 +71,6 @@ def _has_left(view: JobView | None, identity: AgentIdentity) -> bool:
         return False
     gone = bool(view.nodes) and identity.node not in view.nodes
     return gone or view.restarts > identity.restarts or view.state not in _RUNNING
-
-
-async def run_in_thread(call: Callable[[], _T]) -> _T:
-    """Make a call in a thread of its own, and return or raise what it does.
-
-    asyncio.to_thread has few threads, and Python waits at its end for each of them (concurrent/futures/thread.py,
-    3.11). A question to a controller that cannot be reached would take one of them for seconds, and again and again
-    while the network is cut: nothing would be left for the records, and an agent that has to go would stay.
-    """
-    done: Future[_T] = Future()
-    # It cannot be cancelled any more, whatever becomes of the one that waits.
-    done.set_running_or_notify_cancel()
-
-    def work() -> None:
-        try:
-            done.set_result(call())
-        except BaseException as error:
-            done.set_exception(error)
-
-    threading.Thread(target=work, name="slurm-elastic-call", daemon=True).start()
-    return await asyncio.wrap_future(done)
 
 
 def own_releases() -> str:

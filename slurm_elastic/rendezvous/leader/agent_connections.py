@@ -352,6 +352,9 @@ class DropLog:
 
     The first line of the next minute names the number of addresses that were left out.
 
+    Args:
+        clock: Returns the time in seconds.
+
     Attributes:
         counts: Number of drops by address; those of all further addresses under `OTHERS`.
     """

@@ -14,7 +14,7 @@ from dataclasses import replace
 from itertools import islice
 
 from slurm_elastic.rendezvous.election import term
-from slurm_elastic.rendezvous.leader.absent_agents import Releases, agents_ended, agents_gone, nodes_down, run_in_thread
+from slurm_elastic.rendezvous.leader.absent_agents import Releases, agents_ended, agents_gone, nodes_down
 from slurm_elastic.rendezvous.leader.agent_connections import AcceptedConnection, AgentConnections
 from slurm_elastic.rendezvous.leader.fenced_records import FencedRecords
 from slurm_elastic.rendezvous.leader.status_collector import StatusCollector
@@ -24,6 +24,7 @@ from slurm_elastic.rendezvous.membership.assignment import Place, Table
 from slurm_elastic.rendezvous.membership.config import Settings
 from slurm_elastic.rendezvous.membership.state import Phase, State
 from slurm_elastic.rendezvous.records.api import RecordsError
+from slurm_elastic.rendezvous.run_in_thread import run_in_thread
 from slurm_elastic.rendezvous.transport import messages
 from slurm_elastic.rendezvous.transport.listener import Listener
 from slurm_elastic.rendezvous.transport.session import Role, Session

@@ -142,6 +142,7 @@ class WorkerFailure:
     Attributes:
         exit_code: Its exit code, minus the number of the signal that ended it.
         error: The line of these that names the error; empty for the last one.
+        error_file, log: Paths of the error file and of the log; empty for none.
         hung: True if the watchdog killed it because it made no progress.
         timed_out: True if it ended because a collective took too long.
         uncharged: True if its agent starts workers in another way from now on, so that the failure costs no restart.

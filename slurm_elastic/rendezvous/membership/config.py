@@ -75,6 +75,7 @@ def has_quorum(
     on one side. Sides that differ in `on_tie` hold to the rule as well, since it only takes a quorum away.
 
     Args:
+        base: the last published round, None if there is none.
         present: agents that are here and have no workers any more.
         gone: agents that have announced their leave and left, or whose process is known to have ended.
         lingering: those of `gone` that may still have workers.
@@ -107,6 +108,9 @@ def adapted_limit(heartbeat_limit: float, agents: int) -> float:
 
     It grows as the square root of their number, and so does the leader's cost of heartbeats: with four times as many
     agents the leader asks each half as often.
+
+    Args:
+        heartbeat_limit: The limit for up to 512 agents, in seconds.
     """
     return heartbeat_limit * math.sqrt(max(1.0, agents / _FULL_RATE))
 

@@ -100,7 +100,11 @@ class Resigned:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """The run has ended for all agents."""
+    """The run has ended for all agents.
+
+    Attributes:
+        failure: the worker failure that has ended it; None without one.
+    """
 
     outcome: Outcome
     failure: WorkerFailure | None

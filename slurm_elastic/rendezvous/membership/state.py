@@ -36,6 +36,7 @@ class FailureInquest:
     """A worker failure whose cause is being looked into.
 
     Attributes:
+        since: Leader's monotonic time of the first one.
         unanswered: Members that have not answered it.
         dumps: True if the members were asked for the dumps of their workers.
         failed, roots: Agents that have reported a failure; those of them whose failure is no consequence.
@@ -89,6 +90,7 @@ class State:
         broken: Identities of the agents whose connection is broken.
         first_broken_at: A time before which none of these connections broke. A tick finds out which one broke first;
             looked for after each event, it would cost the square of their number where many break at once.
+        table: The newest round that this leader has published; None before its first.
         forming_since, complete_since: When forming began, and since when `min_nodes` agents wait.
         published_at: When the leader published the newest round.
         ran: Numbers of nodes with which a round has worked, each with the seconds that its workers ran at least.
@@ -117,6 +119,7 @@ class State:
             that.
         resigning: True if the leader's own agent leaves, so that another agent has to lead.
         resign_by: When workers have to stop for that; None if they may take their time.
+        finish: How the run ended; None until it has.
     """
 
     settings: Settings

@@ -47,6 +47,7 @@ class Stragglers:
     """The workers that the others wait for.
 
     Attributes:
+        ranks: Their ranks; none if nothing tells.
         text: One line; empty if fewer than two workers are known, or nothing tells.
     """
 

@@ -185,6 +185,7 @@ class Assignment:
     Attributes:
         successors: The first of the agents that may follow the leader, in order.
         members: The nodes of the round as a host list, which is short also for thousands.
+        heartbeat_limit: The limit in force, in seconds.
         origin: The snapshot that the workers start from, as text; membership does not read it.
     """
 

@@ -17,7 +17,7 @@ from torch.distributed.checkpoint import load as load_checkpoint
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from slurm_elastic import snapshot
-from slurm_elastic.agent.forkserver.client import ForkedProcess
+from slurm_elastic.agent.forkserver._processes import ForkedProcess
 from slurm_elastic.snapshot.agent_side import AgentMemory
 from slurm_elastic.snapshot.disk.lineage import CheckpointId
 from slurm_elastic.snapshot.disk.stored import CheckpointError, Stored

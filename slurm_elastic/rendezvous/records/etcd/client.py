@@ -119,6 +119,9 @@ def shared_lease_id(name: str | bytes) -> int:
 class Lease:
     """A lease that a thread renews about three times in its ttl, together with all others who use the same name.
 
+    Args:
+        ttl: Seconds.
+
     Attributes:
         id: etcd's number for it.
         ttl: Seconds that it lives on after the last renewal.
@@ -136,7 +139,11 @@ class Lease:
         self._thread = threading.Thread(target=self._keep_alive, name="etcd-keep-alive", daemon=True)
 
     def grant(self, limits: Limits) -> None:
-        """Have etcd make the lease, unless it is there already."""
+        """Have etcd make the lease, unless it is there already.
+
+        Raises:
+            EtcdError: See :meth:`Connection.call`.
+        """
         sent_at = time.monotonic()
         request = load_rpc().etcd.LeaseGrantRequest(TTL=self.ttl, ID=self.id)
         with contextlib.suppress(EtcdLeaseExistsError):
@@ -232,6 +239,7 @@ class EtcdClient:
         """Return this client with other limits; both share everything else, and one close closes both.
 
         Args:
+            timeout: Seconds.
             interrupted: Called every 0.1 s during each call; True ends it with EtcdInterruptedError.
         """
         view = copy.copy(self)
@@ -300,6 +308,7 @@ class EtcdClient:
         it is made again, empty.
 
         Args:
+            ttl: Seconds.
             heard: See :meth:`Lease.keep`. With it, the lease is granted by the first renewal or by :meth:`Lease.under`,
                 so that a client that never writes has nothing to ask first.
         """
@@ -339,6 +348,7 @@ class EtcdClient:
 
         Args:
             revision: The revision at which the caller has read them.
+            deadline: On the monotonic clock.
             prefix: The keys are prefixes; one key with any of them is enough.
         """
         etcd, missing = self._etcd, set(keys)

@@ -12,7 +12,8 @@ from types import SimpleNamespace
 import pytest
 
 from slurm_elastic.agent.forkserver import client
-from slurm_elastic.agent.forkserver.client import ForkServer, Replacement
+from slurm_elastic.agent.forkserver._processes import Replacement
+from slurm_elastic.agent.forkserver.client import ForkServer
 from slurm_elastic.agent.forkserver.protocol import Channel
 from slurm_elastic.agent.forkserver.worker_command import Program
 
