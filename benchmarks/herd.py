@@ -111,7 +111,7 @@ class Herd:
         return Traffic(sum(each.messages for each in found), sum(each.bytes for each in found))
 
     def connected(self, agents: int) -> Callable[[], bool]:
-        """Whether so many agents are connected."""
+        """Whether at least `agents` agents are connected."""
         return lambda: sum(each.connected for each in self._progress.values()) >= agents
 
     @property
@@ -125,7 +125,7 @@ class Herd:
         return max(each.placed_at for each in self._progress.values())
 
     def hold_places(self, agents: int, after: int) -> Callable[[], bool]:
-        """Whether so many agents hold a place in one round that is newer than `after`."""
+        """Whether at least `agents` agents hold a place in one round that is newer than `after`."""
 
         def done() -> bool:
             newest = self.newest
@@ -154,7 +154,7 @@ class Herd:
             self.follow(left)
 
     def follow(self, seconds: float) -> None:
-        """Take in what the processes report, within so many seconds."""
+        """Take in what the processes report, within `seconds` seconds."""
         for pipe in wait(self._pipes, seconds):
             assert isinstance(pipe, Connection)
             try:

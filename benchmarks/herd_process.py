@@ -109,7 +109,7 @@ class Progress:
 
 
 def no_report(index: int) -> str:
-    """Return what an agent reports of which nobody asks what it does."""
+    """Return an empty report, for benchmarks whose clients ask for none."""
     return "{}"
 
 

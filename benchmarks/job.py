@@ -165,7 +165,7 @@ class Job:
         return min(found, key=lambda process: process.inner_pid)
 
     def train(self, nodes: Sequence[str], settle: float, limit: float = 180.0) -> None:
-        """Start an agent on each of these nodes, and let them train together for so many seconds.
+        """Start an agent on each of these nodes, and let them train together for `settle` seconds.
 
         Raises:
             RuntimeError: they never did 20 steps within `limit` seconds.

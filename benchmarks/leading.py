@@ -36,7 +36,7 @@ INCARNATION = incarnation(RUN, 0)
 
 
 class LeadingAgent:
-    """A process with the agent on node n<position>, or with a coordinator, of a run of so many nodes."""
+    """A process with the agent on node n<position>, or with a coordinator, of a run of `nodes` nodes."""
 
     def __init__(self, place: Path, nodes: int, position: int, etcd: str = "") -> None:
         context = multiprocessing.get_context("spawn")
@@ -83,7 +83,7 @@ class LeadingAgent:
 def running(
     size: int, *positions: int, etcd: str = "", report: Callable[[int], str] = no_report
 ) -> Iterator[tuple[Herd, list[LeadingAgent]]]:
-    """A run of so many nodes that no agent of the herd has come to yet, and its agents at these positions."""
+    """A run of `size` nodes that no agent of the herd has come to yet, and its agents at these positions."""
     with contextlib.ExitStack() as stack:
         place = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="benchmark-")))
         agents = [stack.enter_context(LeadingAgent(place, size, position, etcd)) for position in positions]

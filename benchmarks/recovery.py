@@ -99,7 +99,7 @@ def _show(results: Results, found: Found, options: argparse.Namespace) -> None:
         ["event", "launcher", "times", "new table", "longest", "gap", "longest"],
         note="New table: until the last node has started its worker in the new round, from the kill, the cut, the "
         "signal to the agent, or the new agent's first connection. Gap: between two training steps, so with the start "
-        "of the workers (warm). Medians of so many times; of two the better one. Never: not within "
+        "of the workers (warm). Medians over the number of times; of two the better one. Never: not within "
         f"{options.limit:.0f} s in most of them, after which the launcher was not run again.",
     )
     gaps: dict[tuple[Scenario, Launcher], float | None] = {}

@@ -65,7 +65,7 @@ class Scenario(enum.Enum):
         return moment
 
     def recover(self, cluster: Cluster, job: Job, limit: float) -> tuple[float, Recovery | None]:
-        """Let it happen; the moment, and what it cost if the nodes train again within so many seconds."""
+        """Let it happen; the moment, and what it cost if the nodes train again within `limit` seconds."""
         moment = self.happen(cluster, job)
         wait(lambda: recovery(job.workers(), moment, self.nodes_after) is not None, limit)
         return moment, recovery(job.workers(), moment, self.nodes_after)

@@ -189,7 +189,7 @@ def _with_shards(strategy: Strategy, checkpoint: dict[str, Any]) -> dict[str, An
 
 
 class _Memory:
-    """Copies the checkpoints of one training into the memory of the agents, each so many steps; 0 for none."""
+    """Copies the checkpoints of one training into the memory of the agents, each `every` steps; 0 for none."""
 
     def __init__(self, trainer: Trainer, directory: Path, every: int) -> None:
         self._every = every if _resumes == _path(directory) else 0

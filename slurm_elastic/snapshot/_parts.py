@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class Part(NamedTuple):
-    """The part of a rank, one of so many: its shards, of so many bytes, and then the state of its own.
+    """One rank's part of `of` parts: its shards, and then the state of its own.
 
     Attributes:
         shards: Bytes of the shards.

@@ -71,7 +71,7 @@ def test_preemption_return_and_requeue_cost_no_step_and_a_killed_node_one(jobs, 
     job = jobs.submit("--array=0-2", "array.sbatch", "--nnodes=2:3", *training)
 
     def trains(world: int, after: int = -1) -> bool:
-        """All ranks whose steps are known have taken some in the newest round, which has so many nodes."""
+        """All ranks whose steps are known have taken some in the newest round, which has `world` nodes."""
         taken = taken_in(job)
         newest = max(taken, default=-1)
         if newest <= after or len(job.tables()[newest]) != world:

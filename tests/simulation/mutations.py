@@ -580,7 +580,7 @@ def waits_for_no_more(_: Any, state: State) -> bool:
     "all are told to stop at the earliest answer",
     "nobody passes the agreed step",
     "all stop at one step",
-    # Whoever waits at the later step waits for ever.
+    # A rank that waits at the later step waits for ever.
     "the run does not settle",
     among=one_leader,
 )

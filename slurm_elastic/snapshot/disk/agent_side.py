@@ -56,7 +56,7 @@ class Held(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The directory in which the snapshots of a round of so many agents are written.
+    """The directory in which the snapshots of a round of `nodes` agents are written.
 
     `origin` is the snapshot that the round started from, if it came from memory, and its name on disk; `workers` is the
     number of workers of this agent.

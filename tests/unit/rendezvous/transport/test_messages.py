@@ -89,7 +89,7 @@ def test_every_kind_is_tested() -> None:
 
 
 @pytest.mark.parametrize("message", FROM_AGENTS[1:], ids=str)
-def test_nobody_speaks_for_another(message: messages.AgentMessage) -> None:
+def test_no_agent_speaks_for_another(message: messages.AgentMessage) -> None:
     with pytest.raises(messages.MessageError, match=r"node2/7\.0/1 speaks for node1/7\.0/42"):
         messages.decode_agent_message(json.loads(messages.encode(message)), "node2/7.0/1")
 
