@@ -84,7 +84,7 @@ def nothing_is_fetched(right: Any, *arguments: Any) -> Preparation:
 
 
 @snapshots("snapshots: newest is overwritten", "overwritten", of=SLOT_TO_WRITE)
-def newest_is_overwritten(_: Any, held: Sequence[SnapshotId | None]) -> int:
+def newest_is_overwritten(_: Any, held: Sequence[SnapshotId | None], *_protected: object) -> int:
     return max(range(len(held)), key=lambda slot: held[slot] or SnapshotId(-1, 0))
 
 
