@@ -72,12 +72,15 @@ def test_the_environment_of_a_job_that_has_ended_is_refused(jobs):
     jobs.write("job.sh", f"#!/bin/bash\nexport -p >batch.env\n{step}\n")
     job = jobs.submit(*on("n1"), "job.sh")
     job.wait_for("COMPLETED")
+    (jobs.directory / "site").mkdir()
+    (jobs.directory / "site" / "torch.py").write_text("print('torch is imported')\n")
 
     for shell in ("batch.env", "step.env"):
-        words = ["bash", "-c", f". ./{shell}; slurm-elastic agent train.py"]
+        words = ["bash", "-c", f". ./{shell}; PYTHONPATH=$PWD/site:$PYTHONPATH slurm-elastic agent train.py"]
         done = jobs.cluster.command(words, machine="n1", cwd=jobs.directory, check=False)
-        assert (done.returncode, done.stderr) == (
+        assert (done.returncode, done.stdout, done.stderr) == (
             2,
+            "",
             f"slurm-elastic: error: this environment is that of job {job.id}, which has ended; use a new shell, or "
             "unset all SLURM_ variables to train outside Slurm\n",
         )

@@ -9,7 +9,7 @@ import cloudpickle
 import pytest
 
 from slurm_elastic.errors import UsageError
-from slurm_elastic.submission.payload import require_importable
+from slurm_elastic.submission.payload import Script, require_importable
 
 
 @pytest.fixture
@@ -53,3 +53,11 @@ def test_sent_by_value(function: Callable[[], None]) -> None:
 @pytest.mark.parametrize("function", [print, Path, len, lambda: None])
 def test_of_python_itself(function: object) -> None:
     require_importable(function)
+
+
+def test_a_script_that_ends_with_another_exit_code_than_0_is_no_success(tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text("import sys\nsys.exit(int(sys.argv[1]))\n")
+    Script(str(path), ("0",))()
+    with pytest.raises(RuntimeError, match=r"train\.py ended with 3"):
+        Script(str(path), ("3",))()
