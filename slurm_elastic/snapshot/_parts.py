@@ -100,9 +100,6 @@ def restored_state(
     """Return the state of a tree, see `flatten`, with sharded tensors divided as those of the present state.
 
     `layout` is None if it has no parts. With `own` the state has what the ranks had of their own, too, as a list.
-
-    Args:
-        layout: Of its sharded tensors; None if it has no parts.
     """
     asked = present()
     places = PresentTensors(tree, asked, in_place)

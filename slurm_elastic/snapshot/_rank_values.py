@@ -28,9 +28,6 @@ class RankValues:
     """Compares the values of this rank with those of rank 0, until they differ once.
 
     A round of one node has nothing to compare. Without a store it connects to that of the round.
-
-    Args:
-        store: The store of the round; None to connect to it.
     """
 
     def __init__(self, rank: int, nodes: int, round_: int, store: Any = None) -> None:

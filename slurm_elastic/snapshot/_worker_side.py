@@ -54,7 +54,6 @@ class WorkerMemory:
 
     Args:
         writes: True if this worker writes snapshots for its node.
-        path: Of the socket of the agent; None without an agent.
         part_slots: Without an agent, the slots for the part of this process; None if nothing reads them.
     """
 

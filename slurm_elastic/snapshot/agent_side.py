@@ -183,9 +183,6 @@ class AgentMemory:
         """Prepare the memory for the workers of a round, by its origin; returns variables for their environment.
 
         The first agent logs what all do. Without `group` no parts are copied to other nodes.
-
-        Args:
-            group: The place of this agent among those of the round; None to copy no parts to other nodes.
         """
         self._end_round()
         origin = lineage.read_origin(text)

@@ -93,11 +93,7 @@ class Region:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """The elements that a part has of a wanted region, and the shard that they belong to, at an offset in its bytes.
-
-    Attributes:
-        offset: Bytes in the part before the shard that they belong to.
-    """
+    """The elements that a part has of a wanted region, and the shard that they belong to, at an offset in its bytes."""
 
     part: int
     offset: int

@@ -37,12 +37,7 @@ class StateError(TypeError):
 
 @dataclass(frozen=True, slots=True)
 class TensorPlace:
-    """The place of a contiguous tensor in a slot: offset, from the first tensor, and size in bytes.
-
-    Attributes:
-        offset: In bytes, from the first tensor.
-        size: In bytes.
-    """
+    """The place of a contiguous tensor in a slot: offset, from the first tensor, and size in bytes."""
 
     dtype: str
     shape: tuple[int, ...]

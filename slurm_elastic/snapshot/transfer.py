@@ -62,9 +62,6 @@ class Settings(msgspec.Struct, frozen=True):
     """The identity of an agent of an incarnation, for its processes and for the other agents.
 
     `silence` is the number of seconds without a byte after which the end of what another agent sends is not waited for.
-
-    Attributes:
-        silence: Seconds without a byte after which the end of what another agent sends is not waited for.
     """
 
     secret: bytes

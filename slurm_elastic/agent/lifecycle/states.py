@@ -103,12 +103,7 @@ Then = Rejoin | Departure | Ending
 
 
 def depart(config: LifecycleConfig, reason: LeaveReason, detail: str, seconds: float | None, now: float) -> Departure:
-    """Plan a leave, within `seconds`; None if that is unknown, then workers get `shutdown_timeout` in all.
-
-    Args:
-        seconds: Seconds until the agent has to end; None if unknown, then workers get `shutdown_timeout` in all.
-        now: The agent's own monotonic time in seconds.
-    """
+    """Plan a leave, within `seconds`; None if that is unknown, then workers get `shutdown_timeout` in all."""
     timeout = config.shutdown_timeout if seconds is None else seconds
     stop_by = now + seconds_to_stop(timeout, config.leave_margin)
     if seconds is None:

@@ -31,11 +31,7 @@ _STORE_TIMEOUT = timedelta(minutes=5)
 
 
 class Choice(msgspec.Struct, frozen=True):
-    """The choice of rank 0: start and step of the checkpoint that the group starts from, or why it has no directory.
-
-    Attributes:
-        checkpoint: The start and the step of the checkpoint that the group starts from; None if from none.
-    """
+    """The choice of rank 0: start and step of the checkpoint that the group starts from, or why it has no directory."""
 
     checkpoint: tuple[int, int] | None = None
     directory: Directory | None = None

@@ -119,9 +119,6 @@ def shared_lease_id(name: str | bytes) -> int:
 class Lease:
     """A lease that a thread renews about three times in its ttl, together with all others who use the same name.
 
-    Args:
-        ttl: Seconds.
-
     Attributes:
         id: etcd's number for it.
         ttl: Seconds that it lives on after the last renewal.
@@ -308,7 +305,6 @@ class EtcdClient:
         it is made again, empty.
 
         Args:
-            ttl: Seconds.
             heard: See :meth:`Lease.keep`. With it, the lease is granted by the first renewal or by :meth:`Lease.under`,
                 so that a client that never writes has nothing to ask first.
         """
