@@ -24,7 +24,6 @@ _ROOT = Path(__file__).parents[1]
 _CALLS, _BATCHES = 1000, 2000
 _IMPORTS = 21
 _STOPS = 21
-_PAIRS, _SECONDS = 100, 0.25
 
 _ASKING = f"""
 import time
@@ -63,51 +62,6 @@ while stop is None:
     begin, stop = time.monotonic(), trainer.should_stop(1)
 print(time.monotonic() - begin)
 """
-_WORKING = f"""
-import _thread, os, statistics, sys, threading, time
-from slurm_elastic.control import RoundControl
-from slurm_elastic.control._time_use import Sampler
-
-def python():
-    return sum(number * number for number in range(2000))
-
-if sys.argv[1] == "torch":
-    import torch
-    torch.set_num_threads(1)
-    net = torch.nn.Sequential(*[torch.nn.Linear(64, 64) for _ in range(8)])
-    rows = torch.ones(16, 64)
-    call = lambda: net(rows).sum().backward()
-else:
-    call = dict(python=python, sleep=lambda: time.sleep(0.01))[sys.argv[1]]
-on = threading.Event()
-sampler = Sampler([0] * 128, _thread.get_ident(), _thread.get_native_id())
-
-def run():
-    while on.wait() and sampler.sample():
-        time.sleep(sampler.pause())
-
-def block(measured):
-    (on.set if measured else on.clear)()
-    call()
-    begin, cpu, main, done = time.monotonic(), time.process_time(), time.thread_time(), 0
-    while time.monotonic() - begin < {_SECONDS}:
-        call()
-        done += 1
-    cpu, main = time.process_time() - cpu, time.thread_time() - main
-    return done / cpu, (cpu - main) / (time.monotonic() - begin)
-
-threading.Thread(target=run, daemon=True).start()
-for _ in range(5):
-    call()
-costs, samplers = [], []
-for pair in range({_PAIRS}):
-    first = pair % 2 == 0
-    found = dict([(first, block(first)), (not first, block(not first))])
-    costs.append(100 * (1 - found[True][0] / found[False][0]))
-    samplers.append(100 * found[True][1])
-quarters = statistics.quantiles(costs)
-print(statistics.median(samplers), quarters[1], quarters[0], quarters[2])
-"""
 
 
 def main() -> int:
@@ -118,7 +72,6 @@ def main() -> int:
         _ask(results, Path(directory))
         _import(results)
         _stop(results, Path(directory))
-    _time_use(results)
     return results.finish(options.json)
 
 
@@ -178,23 +131,6 @@ def _stop(results: Results, directory: Path) -> None:
     )
     table.rows.append(["the agent: hold and stop_at", f"{median(agreed):.2f}", f"{max(agreed):.2f}"])
     table.rows.append(["a rank: its last question", f"{median(waited):.2f}", f"{max(waited):.2f}"])
-    results.add(table)
-
-
-def _time_use(results: Results) -> None:
-    """Compare the work per second of CPU time of the whole process, which other processes hardly disturb."""
-    table = Table(
-        "Measuring the use of a worker's time (%)",
-        ["main thread", "CPU time of the sampler", "less work per CPU second", "quarter to three quarters"],
-        note=f"Medians of {_PAIRS} pairs of {_SECONDS} s with and without, in one process, begun in turns.",
-    )
-    for name, work in (("computes in Python", "python"), ("computes in torch", "torch"), ("sleeps", "sleep")):
-        sampler, cost, low, high = map(float, _run(_WORKING, {}, work).split())
-        shown = (f"{cost:.2f}", f"{low:.2f} to {high:.2f}") if work != "sleep" else ("-", "-")
-        table.rows.append([name, f"{sampler:.2f}", *shown])
-        results.bars.append(Bar.at_most(f"{name}: at most 1 % of CPU time", sampler, 1.0, "%"))
-        if work != "sleep":
-            results.bars.append(Bar.at_most(f"{name}: at most 1 % less work", cost, 1.0, "%"))
     results.add(table)
 
 

@@ -304,7 +304,8 @@ class ElasticState:
             end_worker()
 
     def _save(self) -> None:
-        snapshot.save(self._steps, **self._saved())
+        with trainer._time_counts("saving"):
+            snapshot.save(self._steps, **self._saved())
         self._snapshot_step = self._steps
 
     def _saved(self) -> dict[str, Any]:
@@ -320,7 +321,8 @@ class ElasticState:
 
     def _restore(self) -> None:
         state = self._saved()
-        plain = snapshot.load(**state)
+        with trainer._time_counts("restoring"):
+            plain = snapshot.load(**state)
         names = [name for name in state if name not in self._objects]
         restored = dict(zip(names, plain if len(names) > 1 else (plain,), strict=True))
         own = restored.pop(_OWN)

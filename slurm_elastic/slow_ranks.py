@@ -33,13 +33,11 @@ class Reading:
     """Knowledge of a rank at one moment; times in seconds.
 
     Attributes:
-        at: Monotonic time.
         steps: Steps of the round so far.
         last: Monotonic time at which the last of them ended.
         waiting, loading, checkpoints: Time since the first step in collectives, waiting for input, with checkpoints.
     """
 
-    at: float
     steps: int
     last: float
     waiting: float
@@ -92,10 +90,10 @@ def read(meter: Meter, reading: Reading, window: float = LOOK) -> Meter:
     begin = meter.begin
     if begin is None or reading.steps < begin.steps:
         return Meter(reading)
-    steps, seconds = reading.steps - begin.steps, reading.at - begin.at
+    steps, seconds = reading.steps - begin.steps, reading.last - begin.last
     if steps < _STEPS or seconds < window:
         return meter
-    step = max(0.0, reading.last - begin.last) / steps
+    step = seconds / steps
     waiting, loading, checkpoints = (
         max(0.0, min(1.0, (getattr(reading, use) - getattr(begin, use)) / seconds))
         for use in ("waiting", "loading", "checkpoints")

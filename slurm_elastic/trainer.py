@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import operator
 import os
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, NamedTuple, SupportsFloat
 
 from slurm_elastic.control import Stop, StopReason, WorkerControl, attach, is_superseded, shield, unshield
@@ -149,13 +150,20 @@ def report(step: int, *, loss: SupportsFloat) -> None:
 def loading(batches: Iterable[_Batch]) -> Iterator[_Batch]:
     """Iterate over input, and have the time that it takes count as waiting for input; otherwise this does nothing.
 
-    The time in torch's DataLoader counts without this function.
+    `ElasticState.batches` does the same.
 
     Args:
         batches: The input; iterated over once.
     """
-    # The sampler looks for the frame of this function: it is on the stack only while the input is being made.
-    yield from batches
+    with _time_counts("loading"):
+        iterator = iter(batches)
+    while True:
+        with _time_counts("loading"):
+            try:
+                batch = next(iterator)
+            except StopIteration:
+                return
+        yield batch
 
 
 def report_checkpoint(step: int) -> None:
@@ -208,8 +216,6 @@ def expires(after: float, scope: str = "block") -> AbstractContextManager[None]:
     """
     path = os.environ.get("TORCHELASTIC_TIMER_FILE")
     if not path:
-        from contextlib import nullcontext
-
         return nullcontext()
     from torch.distributed.elastic.timer import api, file_based_local_timer
 
@@ -244,6 +250,12 @@ def _look() -> WorkerControl | None:
             _control.measure()
             _control.await_first(by_script=True)
     return _control
+
+
+def _time_counts(use: str) -> AbstractContextManager[None]:
+    """Have the time in a with block count as a use of this worker's time, see `WorkerControl.time_counts`."""
+    control = _look()
+    return nullcontext() if control is None else control.time_counts(use)
 
 
 def _await_first(*, by_script: bool) -> None:

@@ -196,7 +196,7 @@ FAULTS = tuple(
         ),
         "local/agent/test_slow_ranks.py::test_a_slow_rank_is_named_until_it_is_slow_no_more": (
             PlantedFault(
-                "a rank that sleeps, under a training by gloo",
+                "a rank that computes for longer, under a training by gloo",
                 "",
                 "the rank, and again when it is over",
                 Action(another_round=False, charged=0, strikes=1),

@@ -45,6 +45,8 @@ logger = logging.getLogger("slurm_elastic")
 
 _DUMP_TIMEOUT = 0.15
 """Seconds for dumps that workers are writing when they are stopped: every wait ends within 0.2 s of a signal."""
+_ANSWER_TIMEOUT = 0.5
+"""Seconds for workers to say where they are when the leader asks: it takes 0.1 s with a full flight recorder."""
 _MOST_POSITIONS = 4
 """Workers of a node of which the leader is told how far they are: it has to read the answers of all nodes."""
 _CANNOT_RUN = 127
@@ -270,7 +272,7 @@ class Agent:
                 self._agreement.fence()
             case actions.ExpectExits(unplanned):
                 self._note_ran()
-                self._agreement.await_dumps(_DUMP_TIMEOUT)
+                self._agreement.await_answers(_DUMP_TIMEOUT, dumps=True)
                 for feature in self._features:
                     feature.exits_expected(unplanned=unplanned)
             case actions.TerminateWorkers(interrupt):
@@ -439,7 +441,8 @@ class Agent:
     def _worker_positions(self, dumps: bool) -> tuple[WorkerPosition, ...]:
         """Return how far the workers of this node are; from any thread."""
         if dumps:
-            self._agreement.ask_for_dumps()
+            self._agreement.ask()
+            self._agreement.await_answers(_ANSWER_TIMEOUT)
         assignment = self._assignment
         return () if assignment is None else _positions(self.progress(), assignment.place.base_rank)
 
@@ -451,7 +454,7 @@ def _positions(progress: Sequence[WorkerProgress], base_rank: int) -> tuple[Work
     for worker in sorted(
         progress, key=lambda worker: (worker.boundary, worker.in_collective is not False, worker.local_rank)
     ):
-        if worker.attached or worker.before_first is not None:
+        if worker.attached or worker.answers:
             collectives = tuple(Collective(*fields) for fields in worker.collectives)
             rank = base_rank + worker.local_rank
             position = WorkerPosition(rank, worker.boundary, worker.in_collective, worker.place, collectives)

@@ -153,4 +153,4 @@ def _reading(worker: WorkerProgress, now: float) -> Reading | None:
     use, last = worker.since_first, worker.seconds_since_boundary
     if use is None or use.waiting is None or last is None:
         return None
-    return Reading(now, worker.boundary, now - last, use.waiting, use.loading, use.saving + use.restoring)
+    return Reading(worker.boundary, now - last, use.waiting, use.loading, use.saving + use.restoring)

@@ -23,11 +23,11 @@ from slurm_elastic.control._worker_side import (
 
 if TYPE_CHECKING:
     from slurm_elastic.control._agent_side import Agreement, RoundControl, TimeUse, WorkerProgress
+    from slurm_elastic.control._answers import start_answering
     from slurm_elastic.control._shared_page import has_membarrier
-    from slurm_elastic.control._time_use import start_sampling
 else:
     of_agents = dict.fromkeys(("Agreement", "RoundControl", "TimeUse", "WorkerProgress"), "_agent_side")
-    __getattr__ = lazy(__name__, {**of_agents, "has_membarrier": "_shared_page", "start_sampling": "_time_use"})
+    __getattr__ = lazy(__name__, {**of_agents, "has_membarrier": "_shared_page", "start_answering": "_answers"})
 
 __all__ = [
     "RECORDING",
@@ -42,6 +42,6 @@ __all__ = [
     "has_membarrier",
     "is_superseded",
     "shield",
-    "start_sampling",
+    "start_answering",
     "unshield",
 ]

@@ -20,20 +20,20 @@ from slurm_elastic.ownership import require_own
 
 logger = logging.getLogger("slurm_elastic")
 
-_SAMPLE_LIMIT_NS = 10_000_000_000
-"""An older sample says nothing of where the main thread is now; a worker that was killed is asked about sooner."""
-
-_DUMP_INTERVAL = 10.0
-"""Seconds between two dumps of a worker, at least."""
-_DUMP_POLL = 0.005
+_ASK_INTERVAL = 10.0
+"""Seconds between two questions to a worker, at least."""
+_ANSWER_LIMIT = 15.0
+"""Seconds after a question for which the answer counts; later the worker may be anywhere."""
+_ANSWER_POLL = 0.005
 
 
 class TimeUse(NamedTuple):
     """Seconds that the main thread of a worker has spent on something else than the script's own work.
 
     Attributes:
-        waiting: In collectives, waiting for other ranks or the network; None if that is unknown, as on GPUs.
-        loading: Waiting for input.
+        waiting: Asleep, which is waiting for other ranks or the network in a script that computes; None if that is
+            unknown, as on GPUs.
+        loading: Waiting for input, asleep or not.
         saving: Writing checkpoints.
         restoring: Reading checkpoints.
     """
@@ -70,10 +70,10 @@ class WorkerProgress:
             measured.
         since_first: Use of the time since then; None before, and if it is not measured.
         save_time: Seconds that it saved before it reported that checkpoint; None if unknown.
-        in_collective: True if its main thread is in a collective; None if that is unknown.
-        place: The line of the script at which its main thread stays; empty if it moves, or that is unknown.
-        collectives: The last collective that it has begun in each process group, if its main thread stays where it is;
-            empty if that is unknown.
+        answers: True if a thread of it answers `Agreement.ask`.
+        in_collective: True if its main thread was in a collective when it was asked; None if that is unknown.
+        place: The line of the script at which it was then; empty if that is unknown.
+        collectives: The last collective that it had begun in each process group then; empty if that is unknown.
         seconds_awaited: Seconds since its script could have called should_stop for the first time; None if it has, and
             if a loop or a framework does that.
     """
@@ -92,6 +92,7 @@ class WorkerProgress:
     before_first: TimeUse | None = None
     since_first: TimeUse | None = None
     save_time: float | None = None
+    answers: bool = False
     in_collective: bool | None = None
     place: str = ""
     collectives: tuple[page.Collective, ...] = ()
@@ -197,35 +198,35 @@ class Agreement:
     def progress(self) -> tuple[WorkerProgress, ...]:
         """Return the progress of the workers, by local rank. Any thread may call this."""
         now = time.monotonic_ns()
-        return tuple(_progress(rank, fields, now) for rank, fields in enumerate(self._pages))
+        asked = self._asked_at is not None and now / 1e9 - self._asked_at < _ANSWER_LIMIT
+        return tuple(_progress(rank, fields, now, asked=asked) for rank, fields in enumerate(self._pages))
 
-    def ask_for_dumps(self) -> None:
-        """Let the workers write their collectives and stacks beside their logs; any thread may call this.
+    def ask(self) -> None:
+        """Ask the workers where they are, and for dumps of that beside their logs; any thread may call this.
 
         A call within 10 s of another one does nothing: a worker that hangs is found by its node, then by the leader.
         """
         now = time.monotonic()
-        if self._asked_at is None or now - self._asked_at > _DUMP_INTERVAL:
+        if self._asked_at is None or now - self._asked_at > _ASK_INTERVAL:
             self._asked_at = now
             for fields in self._pages:
-                fields[page.DUMP] += 1
+                fields[page.ASKED] += 1
 
     @property
-    def writes_dumps(self) -> bool:
-        """True if a worker of this node writes dumps when it is asked for them."""
-        return any(fields[page.SAMPLED] for fields in self._pages)
+    def has_answers(self) -> bool:
+        """True if a worker of this node answers when it is asked."""
+        return any(fields[page.ANSWERER] for fields in self._pages)
 
-    def await_dumps(self, timeout: float) -> bool:
-        """Wait until all workers that take samples have written the dumps they were asked for; False if one has not.
+    def await_answers(self, timeout: float, *, dumps: bool = False) -> None:
+        """Wait until all workers that answer have said where they are, with `dumps` until they have written these.
 
         Waits at most `timeout` seconds: a worker may keep Python's lock, or have ended.
         """
-        end = time.monotonic() + timeout
-        while not all(fields[page.DUMPED] >= fields[page.DUMP] for fields in self._pages if fields[page.SAMPLED]):
+        end, field = time.monotonic() + timeout, page.DUMPED if dumps else page.ANSWERED
+        while any(fields[field] < fields[page.ASKED] for fields in self._pages if fields[page.ANSWERER]):
             if time.monotonic() >= end:
-                return False
-            time.sleep(_DUMP_POLL)
-        return True
+                return
+            time.sleep(_ANSWER_POLL)
 
     def _barrier(self) -> None:
         self._barrier_of(all(fields[page.REGISTERED] for fields in self._pages))
@@ -276,10 +277,11 @@ class RoundControl(Agreement):
         self._paths = []
 
 
-def _progress(local_rank: int, fields: page.Fields, now: int) -> WorkerProgress:
+def _progress(local_rank: int, fields: page.Fields, now: int, *, asked: bool) -> WorkerProgress:
     boundary, at, first_at = fields[page.BOUNDARY], fields[page.BOUNDARY_TIME], fields[page.FIRST_TIME]
     loss_step = _known(fields[page.LOSS_STEP])
-    measured = _time_use(fields, page.USES) if fields[page.SAMPLED] else None
+    has_answer = asked or fields[page.ANSWERED] == page.LAST_ANSWER
+    measured = _time_use(fields, page.USES) if fields[page.MEASURED] else None
     first = _time_use(fields, page.FIRST_USES) if measured is not None and first_at else None
     return WorkerProgress(
         local_rank=local_rank,
@@ -296,9 +298,10 @@ def _progress(local_rank: int, fields: page.Fields, now: int) -> WorkerProgress:
         loss_step=loss_step,
         before_first=measured if first is None else first,
         since_first=None if measured is None or first is None else measured.since(first),
-        in_collective=_in_collective(fields, now),
-        place=page.read_text(fields, page.PLACE),
-        collectives=_collectives(fields),
+        answers=bool(fields[page.ANSWERER]),
+        in_collective=_in_collective(fields) if has_answer else None,
+        place=page.read_text(fields, page.PLACE) if has_answer else "",
+        collectives=_collectives(fields) if has_answer else (),
         seconds_awaited=max(0, now - fields[page.AWAITED]) / 1e9 if fields[page.AWAITED] and not boundary else None,
     )
 
@@ -316,11 +319,13 @@ def _collectives(fields: page.Fields) -> tuple[page.Collective, ...]:
         return ()
 
 
-def _in_collective(fields: page.Fields, now: int) -> bool | None:
-    if not fields[page.IN_COLLECTIVE_TIME] or fields[page.IN_COLLECTIVE] == page.NONE:
+def _in_collective(fields: page.Fields) -> bool | None:
+    if not fields[page.ANSWERER]:
         return None
-    # Without samples the main thread keeps Python's lock, which all collectives release.
-    return fields[page.IN_COLLECTIVE] == 1 and now - fields[page.IN_COLLECTIVE_TIME] < _SAMPLE_LIMIT_NS
+    if fields[page.ANSWERED] < fields[page.ASKED]:
+        # The main thread keeps Python's lock, which all collectives release.
+        return False
+    return None if fields[page.IN_COLLECTIVE] == page.NONE else fields[page.IN_COLLECTIVE] == 1
 
 
 def _time_use(fields: page.Fields, uses: Sequence[int]) -> TimeUse:

@@ -32,8 +32,8 @@ DEADLINE = 4
 """The time at which the worker is killed, in nanoseconds of the node's monotonic clock; NONE for no such time."""
 FENCED = 5
 """1: another group of workers may be training; the worker publishes nothing."""
-DUMP = 6
-"""Number of dumps that the agent has asked for, see `_time_use`."""
+ASKED = 6
+"""Number of times that the agent has asked where the worker is, see `_answers`."""
 REASON = 8
 """The reason of the stop: text, in this field and the seven that follow."""
 _TEXT_FIELDS = 8
@@ -64,34 +64,35 @@ LOSS = 26
 LOSS_STEP = 27
 """The step of that loss; NONE before."""
 SAVE_TIME = 28
-"""Nanoseconds that the worker has saved before it reported the newest checkpoint; 0 if that is unknown."""
+"""Nanoseconds from the last boundary to the report of the newest checkpoint; 0 before."""
 AWAITED = 29
 """The time since which its first boundary is awaited, in nanoseconds of the node's monotonic clock; 0 if a loop or a
 framework comes to it by itself."""
 
-# Written by the worker's sampler, see `_time_use`; nanoseconds since its first sample.
-SAMPLED = 32
-"""When the fields below were written last; 0 if nothing is measured."""
+MEASURED = 32
+"""The time for which the fields below have been measured, in nanoseconds; 0 if they are not."""
 USES = (33, 34, 35, 36)
 """Time that the worker has waited in collectives (NONE if that is unknown), for input, saved and read checkpoints."""
+WAITING, LOADING, SAVING, RESTORING = USES
 FIRST_USES = (37, 38, 39, 40)
-"""The same at the first boundary, written by the worker."""
+"""The same at the first boundary."""
+
+# Written by a thread of the worker, see `_answers`.
 IN_COLLECTIVE = 41
-"""1 if the main thread was in a collective at the last sample, 0 if not; NONE if that is unknown."""
-IN_COLLECTIVE_TIME = 42
-"""The time of that sample, in nanoseconds of the node's monotonic clock; 0 before the first."""
+"""1 if the main thread was in a collective when the agent asked, 0 if not; NONE if that is unknown."""
+ANSWERED = 42
+"""The value of ASKED to which the other fields here are the answer, or `LAST_ANSWER`."""
 DUMPED = 43
-"""The value of DUMP when the last dump was written, or `LAST_DUMP`."""
-LAST_DUMP = 2**62
+"""The same when the dumps are written, too."""
+LAST_ANSWER = 2**62
 """The worker ends, and has written its last dump."""
-SAMPLER = 44
-"""Id of the process whose thread writes these fields: the worker, or the program that a wrapper script has started."""
+ANSWERER = 44
+"""Id of the process whose thread answers: the worker, or the program that a wrapper script has started; 0 if none does.
+"""
 PLACE = 48
-"""The line of the script at which the main thread was in all of the last samples: text, in this field and the seven
-that follow; empty if it was at different ones."""
+"""The line of the script at which the main thread was: text, in this field and the seven that follow."""
 COLLECTIVES = 56
-"""The last collective of each process group while the main thread stays where it is: JSON, in this field and those that
-follow; empty if it is unknown."""
+"""The last collective of each process group: JSON, in this field and those that follow; empty if it is unknown."""
 COLLECTIVES_FIELDS = 64
 
 Collective = tuple[str, int, str]

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import enum
 import os
 import signal
+import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from types import FrameType
 
 from slurm_elastic.control import _shared_page as page
@@ -15,6 +18,12 @@ from slurm_elastic.control import _shared_page as page
 VARIABLE = "SLURM_ELASTIC_CONTROL"
 RECORDING = "SLURM_ELASTIC_REHEARSAL"
 """The directory in which the workers of a rehearsal write down what they do; see `_recording`."""
+SWITCH = "SLURM_ELASTIC_TIME_USE"
+"""``off`` in the environment of a worker: nothing is measured, and no thread answers the agent."""
+_MEASURE_INTERVAL_NS = 250_000_000
+"""Time between two measurements, at least: one takes as long as several questions of the script."""
+_USES = {"loading": page.LOADING, "saving": page.SAVING, "restoring": page.RESTORING}
+_NEVER = 2**63
 _POLL = 0.0005
 """Seconds between two reads of the page. All ranks wait while the agents agree, for a few round trips."""
 
@@ -76,6 +85,67 @@ class Stop:
         return f"Stop(reason={self.reason.value!r}, seconds_left={self.seconds_left})"
 
 
+def is_on_gpu() -> bool:
+    """Return True if this process computes on a GPU."""
+    cuda = sys.modules.get("torch.cuda")
+    return cuda is not None and bool(cuda.is_initialized())
+
+
+class TimeMeter:
+    """Measures for what the thread that makes it spends its time, and writes it to the control page.
+
+    The kernel knows how long the thread sleeps, and in a script that computes that is waiting for other ranks. What
+    sleeps for input or for a file says so, see `counts`.
+
+    Raises:
+        OSError: The kernel does not tell the times of threads (no /proc, or built without CONFIG_SCHED_INFO).
+    """
+
+    def __init__(self, fields: page.Fields) -> None:
+        self._fields, self._thread = fields, _thread.get_ident()
+        path = f"/proc/self/task/{_thread.get_native_id()}/schedstat"
+        self._times = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self._begin, self._not_waiting, self._waited = time.monotonic_ns(), self._asleep(), 0
+        self._counts = False
+        fields[page.WAITING], fields[page.MEASURED] = page.NONE, 1
+
+    def _asleep(self) -> int:
+        """Return for how long the thread has slept, from any beginning, in nanoseconds."""
+        # The time that the thread has run, and waited for a processor (kernel, scheduler/sched-stats.rst).
+        run, ready = os.pread(self._times, 64, 0).split()[:2]
+        return time.monotonic_ns() - int(run) - int(ready)
+
+    def note(self, now: int) -> None:
+        """Write how long the thread has waited until now."""
+        self._waited = max(0, self._asleep() - self._not_waiting)
+        self._fields[page.WAITING] = page.NONE if is_on_gpu() else self._waited
+        self._fields[page.MEASURED] = now - self._begin
+
+    @contextlib.contextmanager
+    def counts(self, use: int) -> Iterator[None]:
+        """Have the time in a with block count as a use, a field of the page.
+
+        A block within another one does not count, nor one of another thread.
+        """
+        if self._counts or self._thread != _thread.get_ident():
+            yield
+            return
+        self._counts = True
+        begin, asleep = time.monotonic_ns(), self._asleep()
+        try:
+            yield
+        finally:
+            self._counts = False
+            self._fields[use] += time.monotonic_ns() - begin
+            self._not_waiting += self._asleep() - asleep
+
+    def saved(self, nanoseconds: int) -> None:
+        """Count the time until now, from shortly after the last `note`, as saving."""
+        if self._thread == _thread.get_ident():
+            self._fields[page.SAVING] += nanoseconds
+            self._not_waiting = self._asleep() - self._waited
+
+
 class WorkerControl:
     """The control page of a worker, used by one thread.
 
@@ -85,7 +155,7 @@ class WorkerControl:
             signal handlers, and when a stop is near. None for no shield.
     """
 
-    __slots__ = ("_boundary", "_fields", "_pause", "_saved", "_shield", "_stop")
+    __slots__ = ("_boundary", "_due", "_fields", "_meter", "_pause", "_shield", "_stop")
 
     def __init__(
         self,
@@ -94,8 +164,10 @@ class WorkerControl:
         shield: Callable[[], bool] | None = None,
     ) -> None:
         self._fields, self._pause, self._shield = fields, pause, shield
-        self._boundary = self._saved = 0
+        self._boundary = 0
         self._stop: Stop | None = None
+        self._meter: TimeMeter | None = None
+        self._due = _NEVER
         fields[page.REGISTERED] = page.register()
         fields[page.ATTACHED] = 1
 
@@ -110,11 +182,14 @@ class WorkerControl:
         if step is not None:
             fields[page.STEP] = step
         self._boundary = boundary = self._boundary + 1
-        fields[page.BOUNDARY_TIME] = time.monotonic_ns()
+        fields[page.BOUNDARY_TIME] = now = time.monotonic_ns()
         fields[page.BOUNDARY] = boundary
         # A memory barrier has to stand between these two lines. The agent executes it, see Agreement.hold.
         if fields[page.HOLD]:
             return self._wait(boundary)
+        if now >= self._due and self._meter is not None:
+            self._due = now + _MEASURE_INTERVAL_NS
+            self._meter.note(now)
         if boundary == 1:
             self._note_first()
             self._raise_shield()
@@ -141,10 +216,22 @@ class WorkerControl:
         return self._stop
 
     def measure(self) -> None:
-        """Have the time of the calling thread measured from now on, see `_time_use`."""
-        from slurm_elastic.control._time_use import start
+        """Measure the time of the calling thread from now on, and have a thread answer the agent, see `_answers`.
+
+        Does nothing where the environment has ``SLURM_ELASTIC_TIME_USE=off``; without a kernel that tells the times of
+        threads nothing is measured.
+        """
+        if os.environ.get(SWITCH) == "off":
+            return
+        from slurm_elastic.control._answers import start
 
         start(self._fields)
+        with contextlib.suppress(OSError):
+            self._meter, self._due = TimeMeter(self._fields), 0
+
+    def time_counts(self, use: str) -> AbstractContextManager[None]:
+        """Have the time in a with block count as ``loading``, ``saving`` or ``restoring``, if it is measured."""
+        return contextlib.nullcontext() if self._meter is None else self._meter.counts(_USES[use])
 
     def await_first(self, *, by_script: bool) -> None:
         """Note who comes to the first boundary: the script itself, which may forget it, or a loop or a framework."""
@@ -163,8 +250,11 @@ class WorkerControl:
     def report_checkpoint(self, step: int) -> None:
         """Report that the checkpoint of a step is in place; raises as `ask`."""
         self._fields[page.CHECKPOINT] = step
-        saved = self._fields[page.USES[2]]
-        self._fields[page.SAVE_TIME], self._saved = saved - self._saved, saved
+        if self._boundary:
+            # A script saves between two boundaries, and reports when it has saved.
+            self._fields[page.SAVE_TIME] = spent = time.monotonic_ns() - self._fields[page.BOUNDARY_TIME]
+            if self._meter is not None:
+                self._meter.saved(spent)
 
     def record_samples(self, epoch: int, samples: Iterable[int]) -> None:
         """Note the samples that this worker has trained on; only a rehearsal writes them down."""

@@ -8,7 +8,7 @@ import pytest
 
 LAZY = {
     "slurm_elastic": ("submission", "errors", "launcher", "trainer"),
-    "slurm_elastic.control": ("_agent_side", "_time_use"),
+    "slurm_elastic.control": ("_agent_side", "_answers"),
     "slurm_elastic.rendezvous.records.etcd": ("client", "server", "records", "store"),
     "slurm_elastic.submission": ("executor", "job"),
 }
@@ -34,7 +34,7 @@ for package in {list(LAZY)}:
     importlib.import_module(package)
 print({parts} & sys.modules.keys())
 from slurm_elastic.control import Agreement
-print(*(f"slurm_elastic.control.{{part}}" in sys.modules for part in ("_agent_side", "_time_use")))
+print(*(f"slurm_elastic.control.{{part}}" in sys.modules for part in ("_agent_side", "_answers")))
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout == "set()\nTrue False\n"

@@ -30,23 +30,23 @@ def named_after(looks: Sequence[Sequence[float]]) -> list[tuple[int, bool]]:
 
 
 def test_a_pace_is_measured_over_a_window() -> None:
-    meter = read(Meter(), Reading(100.0, 10, 99.9, 5.0, 1.0, 0.0))
+    meter = read(Meter(), Reading(10, 100.0, 5.0, 1.0, 0.0))
     assert meter.pace is None
-    assert read(meter, Reading(105.0, 20, 104.9, 8.0, 1.0, 0.0)) == meter, "not long enough"
-    assert read(meter, Reading(115.0, 14, 114.9, 8.0, 1.0, 0.0)) == meter, "not enough steps"
-    meter = read(meter, Reading(110.0, 30, 109.9, 9.0, 2.0, 1.0))
+    assert read(meter, Reading(20, 105.0, 8.0, 1.0, 0.0)) == meter, "not long enough"
+    assert read(meter, Reading(14, 115.0, 8.0, 1.0, 0.0)) == meter, "not enough steps"
+    meter = read(meter, Reading(30, 110.0, 9.0, 2.0, 1.0))
     assert meter.pace == Pace(0.5, pytest.approx(0.25), pytest.approx(0.05), pytest.approx(0.2), pytest.approx(0.25))
-    meter = read(meter, Reading(120.0, 40, 119.9, 10.0, 2.0, 1.0))
+    meter = read(meter, Reading(40, 120.0, 10.0, 2.0, 1.0))
     assert meter.pace == Pace(1.0, pytest.approx(0.9), 0.0, pytest.approx(0.1), pytest.approx(0.25), 2)
 
 
 def test_a_new_worker_is_measured_anew() -> None:
-    meter = Meter(Reading(100.0, 10, 99.9, 5.0, 1.0, 0.0), pace(0.5))
-    assert read(meter, Reading(101.0, 1, 101.0, 0.0, 0.0, 0.0)) == Meter(Reading(101.0, 1, 101.0, 0.0, 0.0, 0.0))
+    meter = Meter(Reading(10, 100.0, 5.0, 1.0, 0.0), pace(0.5))
+    assert read(meter, Reading(1, 101.0, 0.0, 0.0, 0.0)) == Meter(Reading(1, 101.0, 0.0, 0.0, 0.0))
 
 
 def test_checkpoints_of_one_rank_do_not_make_it_slow() -> None:
-    meter = read(Meter(Reading(0.0, 0, 0.0, 0.0, 0.0, 0.0)), Reading(10.0, 10, 10.0, 0.0, 0.0, 6.0))
+    meter = read(Meter(Reading(0, 0.0, 0.0, 0.0, 0.0)), Reading(10, 10.0, 0.0, 0.0, 6.0))
     assert meter.pace is not None
     assert meter.pace.busy == pytest.approx(0.4)
 

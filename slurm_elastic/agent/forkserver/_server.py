@@ -29,7 +29,7 @@ from slurm_elastic.agent.forkserver._linux import (
     signal_descriptor,
 )
 from slurm_elastic.agent.forkserver.protocol import Channel, wait_on
-from slurm_elastic.control import start_sampling
+from slurm_elastic.control import start_answering
 
 _IDLE_BEFORE_IMPORTS = 2.0
 """Seconds without an event before imports begin, so that they take no CPU time from workers that start."""
@@ -395,7 +395,7 @@ class ServerProcess:
         imports.renew_ranks()
         self._learner.observe(record)
         # Before the signals are unblocked: none of the script's comes to this thread.
-        start_sampling(environment)
+        start_answering(environment)
         signal.pthread_sigmask(signal.SIG_SETMASK, self._settings["signal_mask"])
 
     # Ends of workers and of the agent

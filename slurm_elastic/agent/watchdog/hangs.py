@@ -142,10 +142,10 @@ class HangHandler:
                 why = "it takes no step" if timer.steps is not None else f"timer {timer.request.scope!r} expired"
                 logger.info("rank %s does not go on: %s", workers[timer.worker].rank, why)
         pids = {timer.request.pid for timers in expired.values() for timer in timers} | set(expired)
-        agreement.ask_for_dumps()
+        agreement.ask()
         by = time.monotonic() + _DUMPS_TIMEOUT
         stacks = collect_stacks(sorted(pids), _STACKS_TIMEOUT, lambda: self._round != round_)
-        while agreement.writes_dumps and self._round == round_ and time.monotonic() < by:
+        while agreement.has_answers and self._round == round_ and time.monotonic() < by:
             time.sleep(0.02)
         waiting = {worker.local_rank: worker.in_collective for worker in agreement.progress()}
         handled = [self._end(workers[pid], timers, stacks, round_, waiting) for pid, timers in expired.items()]

@@ -133,7 +133,7 @@ HOOKS: tuple[Hook, ...] = tuple(
             f"{_ELASTIC}.multiprocessing.tail_log:TailLog": "_name _dst _log_files _log_line_prefixes _log_line_filter",
         },
         (Part.DUMPS, Kind.CALLED): {
-            # control/_time_use.py, in workers. That of NCCL is in builds with CUDA only.
+            # control/_answers.py, in workers. That of NCCL is in builds with CUDA only.
             "torch._C._distributed_c10d:_dump_fr_trace_json": "",
         },
     }.items()

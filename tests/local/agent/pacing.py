@@ -1,8 +1,8 @@
 """A DDP training by gloo on CPUs, with a data loader and checkpoints, that ends when there is a file ``finish``.
 
 In a step each rank reads a batch for 5 ms and computes for 3 ms, or for the milliseconds of CPU time that the first
-argument says; the rank that the file ``slow`` names sleeps for
-30 ms more. Rank 0 writes a checkpoint after every 40th step, and all ranks read it when they start.
+argument says; the rank that the file ``slow`` names computes for 30 ms more. Rank 0 writes a checkpoint after every
+40th step, and all ranks read it when they start.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ def main() -> None:
     if CHECKPOINT.exists():
         saved = torch.load(CHECKPOINT)
         step, big = saved["step"], saved["big"]
-    for batch in DataLoader(Rows(), batch_size=4):
+    for batch in trainer.loading(DataLoader(Rows(), batch_size=4)):
         loss = model(batch).square().mean()
         compute(milliseconds / 1000)
         if Path("slow").exists() and Path("slow").read_text() == str(rank):
-            time.sleep(0.03)
+            compute(0.03)
         loss.backward()
         step += 1
         if step % 40 == 0 and rank == 0:

@@ -34,7 +34,7 @@ def test_a_slow_rank_is_named_until_it_is_slow_no_more(allocate: Allocate, capsy
     slow = eventually(lambda: events(nodes, "rank_slow"), nodes.log)
     assert [(each["rank"], each["nodes"], each["round"]) for each in slow] == [(1, ["127.0.0.2"], 0)]
     assert slow[0]["relative_score"] < 0.75
-    # Of 0.03 s: means of 20 samples a second, of workers that may have to wait for a processor.
+    # Of 0.03 s, of workers that may have to wait for a processor.
     assert slow[0]["busy_seconds"] - slow[0]["others_busy_seconds"] > 0.01
     assert slow[0]["busy_seconds"] < slow[0]["step_seconds"] * 1.01
     assert slow[0]["loading_seconds"] < slow[0]["busy_seconds"] / 2, "it does not wait for input"
@@ -57,7 +57,7 @@ def test_a_slow_rank_is_named_until_it_is_slow_no_more(allocate: Allocate, capsy
     nodes.touch("finish")
     assert [agent.wait() for agent in agents] == [0, 0]
     assert len(events(nodes, "rank_slow")) == 1
-    assert nodes.action() == planted("a rank that sleeps, under a training by gloo").action
+    assert nodes.action() == planted("a rank that computes for longer, under a training by gloo").action
 
     assert main(["report", "7", "--run-dir", str(nodes.directory), "--json"]) == 0
     report = json.loads(capsys.readouterr().out)

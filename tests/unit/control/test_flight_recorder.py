@@ -5,14 +5,23 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from slurm_elastic.control import Agreement, RoundControl
-from slurm_elastic.control._shared_page import COLLECTIVES, COLLECTIVES_FIELDS, DUMP, DUMPED, SAMPLED, write_text
-from slurm_elastic.control._time_use import collectives, dumps, shortened
+from slurm_elastic.control._answers import collectives, dumps, shortened
+from slurm_elastic.control._shared_page import (
+    ANSWERED,
+    ANSWERER,
+    ASKED,
+    COLLECTIVES,
+    COLLECTIVES_FIELDS,
+    DUMPED,
+    write_text,
+)
 
 
 def entry(number: int, name: str = "gloo:all_reduce", group: str = "0", **more: Any) -> dict[str, Any]:
@@ -60,6 +69,7 @@ def test_a_dump_keeps_its_newest_entries() -> None:
 def test_an_agent_reads_the_collectives(tmp_path: Path) -> None:
     control = RoundControl(tmp_path, 0, 1)
     page = control._pages[0]
+    control.ask()
     assert control.progress()[0].collectives == ()
     for text, expected in (
         ('[["0",7,"all_reduce"]]', (("0", 7, "all_reduce"),)),
@@ -72,26 +82,35 @@ def test_an_agent_reads_the_collectives(tmp_path: Path) -> None:
         assert control.progress()[0].collectives == expected
 
 
-def test_dumps_are_asked_for_and_awaited() -> None:
+def test_answers_are_asked_for_and_awaited() -> None:
     pages = [[0] * 128, [0] * 128]
     agreement = Agreement(pages)
-    assert agreement.await_dumps(0)
-    agreement.ask_for_dumps()
-    agreement.ask_for_dumps()
-    # A worker that takes no samples is not waited for.
-    assert [page[DUMP] for page in pages] == [1, 1]
-    assert agreement.await_dumps(0)
-    pages[1][SAMPLED] = 1
-    assert not agreement.await_dumps(0.01)
+
+    def waits(*, dumps: bool) -> bool:
+        begin = time.monotonic()
+        agreement.await_answers(0.05, dumps=dumps)
+        return time.monotonic() - begin >= 0.05
+
+    assert not waits(dumps=True)
+    agreement.ask()
+    agreement.ask()
+    # A worker that does not answer is not waited for.
+    assert [page[ASKED] for page in pages] == [1, 1]
+    assert not waits(dumps=True)
+    pages[1][ANSWERER] = 9
+    assert waits(dumps=False)
+    pages[1][ANSWERED] = 1
+    assert not waits(dumps=False)
+    assert waits(dumps=True)
     pages[1][DUMPED] = 1
-    assert agreement.await_dumps(0)
+    assert not waits(dumps=True)
 
 
 def test_torch_records_collectives_by_default_and_returns_them_to_any_thread() -> None:
     assert dumps() == {}
     script = """
 import os, sys, threading, torch
-from slurm_elastic.control._time_use import collectives, dumps
+from slurm_elastic.control._answers import collectives, dumps
 torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
 for _ in range(3):
     torch.distributed.all_reduce(torch.ones(2))
