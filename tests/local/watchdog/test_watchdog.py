@@ -24,7 +24,7 @@ from slurm_elastic.agent.watchdog.stacks import Watched
 from slurm_elastic.agent.watchdog.timers import make_pipe
 from slurm_elastic.agent.watchdog.watchdog import Watchdog
 from slurm_elastic.control import Agreement
-from slurm_elastic.control._shared_page import DUMP, DUMPED, SAMPLED
+from slurm_elastic.control._shared_page import ANSWERER, ASKED, DUMPED
 from tests.local.waiting import HANG, descriptors, eventually
 
 CLIENT = """
@@ -99,14 +99,14 @@ class NotedPage(list[int]):
 
     def __setitem__(self, key: Any, value: Any) -> None:
         super().__setitem__(key, value)
-        if key == DUMP:
+        if key == ASKED:
             self.asked_at = time.monotonic()
             super().__setitem__(DUMPED, value)
 
 
 def test_the_workers_of_other_nodes_have_a_second_for_their_dumps(node: Node) -> None:
     page = NotedPage([0] * 128)
-    page[SAMPLED] = 1
+    page[ANSWERER] = 1
     worker = node.worker("ask('step', 0.2); time.sleep(60)", agreement=Agreement([page]))
     node.hang()
     assert worker.wait(HANG) == -signal.SIGKILL
