@@ -6,7 +6,9 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -66,6 +68,15 @@ def test_the_first_step_is_awaited_from_a_script_that_may_forget_it(
     trainer._await_first(by_script=True)
     trainer.should_stop(1)
     assert not is_awaited()
+
+
+def test_the_time_that_input_takes_is_loading(control: RoundControl) -> None:
+    trainer.should_stop(1)
+    assert list(trainer.loading(range(3))) == [0, 1, 2]
+    next(trainer.loading(iter(partial(time.sleep, 0.02), "never")))
+    use = control.progress()[0].since_first
+    assert use is not None
+    assert use.loading >= 0.02
 
 
 def test_outside_of_a_run() -> None:

@@ -18,7 +18,6 @@ from typing import Any
 
 import pytest
 
-from slurm_elastic import trainer
 from slurm_elastic.control import RoundControl, TimeUse, WorkerControl, _answers, attach
 from slurm_elastic.control import _shared_page as page
 from slurm_elastic.control._worker_side import SWITCH, VARIABLE
@@ -190,15 +189,13 @@ def used(control: RoundControl, worker: WorkerControl, work: Callable[[], object
 
 
 def test_a_thread_that_sleeps_waits_and_one_that_works_or_loads_does_not(
-    control: RoundControl, worker: WorkerControl, monkeypatch: pytest.MonkeyPatch
+    control: RoundControl, worker: WorkerControl
 ) -> None:
-    monkeypatch.setattr(trainer, "_control", worker)
-
     def work() -> None:
         spin(0.2)
-        for _ in trainer.loading(iter(partial(time.sleep, 0.1), "never")):
-            break
-        with trainer._time_counts("restoring"), trainer._time_counts("loading"):
+        with worker.time_counts("loading"):
+            time.sleep(0.1)
+        with worker.time_counts("restoring"), worker.time_counts("loading"):
             time.sleep(0.3)
 
     use = used(control, worker, work)
