@@ -159,8 +159,10 @@ class Agent:
         fds = [self._coordination.fd, self._notices.fd, self._diagnosis.fd]
         fds += [feature.fd for feature in self._features if feature.fd is not None]
         if isinstance(self._state, states.Stopping):
-            timeout = 0.0 if self._all_ended() else timeout
-            fds += self._processes.running_fds() if self._processes is not None else []
+            # One look alone: of a worker that ends between two, no descriptor would tell.
+            running = self._processes.running_fds() if self._processes is not None else []
+            timeout = timeout if running else 0.0
+            fds += running
         elif self._processes is not None:
             fds += self._processes.exit_fds()
         with selectors.DefaultSelector() as selector:

@@ -10,15 +10,16 @@ from __future__ import annotations
 
 import _thread
 import atexit
+import faulthandler
 import functools
 import json
 import os
+import re
 import sys
 import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from types import FrameType
 
 from slurm_elastic.control import _shared_page as page
 from slurm_elastic.control._worker_side import SWITCH, VARIABLE, is_on_gpu
@@ -54,14 +55,24 @@ def _is_collective(path: str, name: str) -> bool | None:
     return False
 
 
-Stack = Sequence[tuple[FrameType, int]]
-"""Frames and the numbers of their lines, the innermost first."""
+_FRAME = re.compile(r' +File "(.*)", line (\d+) in (.*)')
+Stack = Sequence[tuple[str, str, str]]
+"""File, number of the line, and name of each function, the innermost first."""
+
+
+def stack_of(stacks: str, thread: int) -> Stack:
+    """Return the stack of a thread, by Python's number of it, in a text of faulthandler; empty if it is not there."""
+    for section in stacks.split("hread 0x")[1:]:
+        number, *lines = section.splitlines()
+        if int(number.split()[0], 16) == thread:
+            return [(match[1], match[2], match[3]) for line in lines if (match := _FRAME.match(line))]
+    return []
 
 
 def is_in_collective(stack: Stack) -> bool:
     """Return True if the innermost function of a stack is a collective: all the training may run inside of one."""
-    for frame, _ in stack:
-        collective = _is_collective(frame.f_code.co_filename, frame.f_code.co_name)
+    for path, _, name in stack:
+        collective = _is_collective(path, name)
         if collective is not None:
             return collective
     return False
@@ -69,11 +80,21 @@ def is_in_collective(stack: Stack) -> bool:
 
 def place_of_stack(stack: Stack) -> str:
     """Return the innermost line of a stack that is the script's own, as ``train.py:12 in step``; empty if none is."""
-    for frame, line in stack:
-        code = frame.f_code
-        if not code.co_filename.startswith("<") and not any(part in code.co_filename for part in _LIBRARIES):
-            return f"{os.path.basename(code.co_filename)}:{line} in {code.co_name}"  # noqa: PTH119
+    for path, line, name in stack:
+        if not path.startswith("<") and not any(part in path for part in _LIBRARIES):
+            return f"{os.path.basename(path)}:{line} in {name}"  # noqa: PTH119
     return ""
+
+
+def _stacks() -> str:
+    """Return the stacks of all threads as Python writes them, at most 100 frames of 100 threads (Python/traceback.c).
+
+    The frames of a thread that runs are not read here: in Python 3.11.2 `f_back` may then be no frame.
+    """
+    with open(os.memfd_create("stacks"), "w+", errors="replace") as file:  # noqa: PTH123 (a descriptor)
+        faulthandler.dump_traceback(file.fileno(), all_threads=True)
+        file.seek(0)
+        return file.read()
 
 
 class Answerer:
@@ -115,27 +136,28 @@ class Answerer:
         """Answer for a process that ends because a collective has failed, as by its time limit."""
         self.end(_EXIT_TIMEOUT)
         # Set by Python for an exception that ends the program (docs.python.org, sys.last_traceback).
-        stack = list(traceback.walk_tb(getattr(sys, "last_traceback", None)))[::-1]
+        frames = traceback.extract_tb(getattr(sys, "last_traceback", None))
+        stack = [(frame.filename, str(frame.lineno), frame.name) for frame in reversed(frames)]
         if self._fields[page.ANSWERER] == os.getpid() and is_in_collective(stack):
             # The agent waits for no answer of this process any more.
-            self.answer(stack, page.LAST_ANSWER, stacks=False)
+            self.answer(stack, page.LAST_ANSWER)
 
     def _run(self) -> None:
         fields = self._fields
         while fields[page.ANSWERER] == os.getpid():
             asked = fields[page.ASKED]
             if asked > fields[page.DUMPED]:
-                frame = sys._current_frames().get(self._ident)
-                self.answer([] if frame is None else list(traceback.walk_stack(frame)), asked)
+                stacks = _stacks()
+                self.answer(stack_of(stacks, self._ident), asked, stacks)
             if self._over.wait(_POLL):
                 return
 
-    def answer(self, stack: Stack, number: int, *, stacks: bool = True) -> None:
+    def answer(self, stack: Stack, number: int, stacks: str = "") -> None:
         """Write to the page where a stack is, and then the dumps.
 
         Args:
             number: The number of the question.
-            stacks: True to dump the stacks of all threads, too.
+            stacks: The stacks of all threads, for a dump.
         """
         fields = self._fields
         try:
@@ -151,7 +173,7 @@ class Answerer:
         elsewhere = page.NONE if is_on_gpu() else 0
         fields[page.IN_COLLECTIVE] = 1 if is_in_collective(stack) else elsewhere
         fields[page.ANSWERED] = number
-        write_dump(contents, stacks=stacks)
+        write_dump(contents, stacks)
         fields[page.DUMPED] = number
 
 
@@ -258,8 +280,8 @@ def shortened(content: bytes, most: int = MOST_BYTES) -> bytes:
     return content if len(content) <= most else b""
 
 
-def write_dump(contents: Mapping[str, bytes], *, stacks: bool) -> None:
-    """Write dumps, and the stacks of all threads, beside the worker's logs, as far as the disk allows.
+def write_dump(contents: Mapping[str, bytes], stacks: str) -> None:
+    """Write dumps and stacks beside the worker's logs, as far as the disk allows.
 
     Args:
         contents: Dumps by the names of their files.
@@ -271,24 +293,16 @@ def write_dump(contents: Mapping[str, bytes], *, stacks: bool) -> None:
     directory = os.path.dirname(error_file)  # noqa: PTH120 (pathlib takes milliseconds to import)
     try:
         if stacks:
-            _write_stacks(f"{directory}/stacks.txt")
+            head = f"== Python, process {os.getpid()}\n"
+            # The agent adds to it, too.
+            descriptor = os.open(f"{directory}/stacks.txt", _FLAGS | os.O_APPEND, 0o600)
+            with open(descriptor, "w", errors="replace") as file:  # noqa: PTH123 (a descriptor)
+                file.write(head + stacks)
         for name, content in contents.items():
             _write(f"{directory}/{name}", shortened(content))
     except OSError:
         # A full disk. The training goes on.
         return
-
-
-def _write_stacks(path: str) -> None:
-    import faulthandler
-
-    descriptor = os.open(path, _FLAGS | os.O_APPEND, 0o600)
-    try:
-        os.write(descriptor, f"== Python, process {os.getpid()}\n".encode())
-        # At most 100 threads, with 100 frames each (Python/traceback.c).
-        faulthandler.dump_traceback(descriptor, all_threads=True)
-    finally:
-        os.close(descriptor)
 
 
 def _write(path: str, content: bytes) -> None:

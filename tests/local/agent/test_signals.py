@@ -7,11 +7,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
 
+from slurm_elastic.agent.forkserver.protocol import wait_on
 from tests.local.agents import WORKER, Allocation, agent_command, eventually
 from tests.local.waiting import at_once
 
@@ -42,6 +43,30 @@ def test_as_a_spare(allocate: Allocate) -> None:
     nodes.touch("finish")
     assert leader.wait() == 0
     assert nodes.rounds() == 1
+
+
+def _look_late(descriptors: Iterable[int], seconds: float | None) -> set[int]:
+    """Look at the descriptors of workers as `wait_on`, and return what it saw when they may have ended since."""
+    readable = wait_on(descriptors, seconds)
+    time.sleep(0.2)
+    return readable
+
+
+def test_when_a_worker_ends_while_the_agent_looks_at_it(allocate: Allocate) -> None:
+    nodes = allocate(1)
+    (nodes.directory / "t.py").write_text(
+        "import pathlib, signal, sys, time\n"
+        "signal.signal(signal.SIGTERM, lambda *_: (time.sleep(0.3), sys.exit()))\n"
+        "pathlib.Path('ready').touch()\n"
+        "time.sleep(600)\n"
+    )
+    late = {"slurm_elastic.agent.forkserver.torch_context.wait_on": _look_late}
+    agent = nodes.start(1, script=["t.py"], constants=late)
+    eventually((nodes.directory / "ready").exists)
+    began = time.monotonic()
+    agent.signal(signal.SIGTERM)
+    assert agent.wait() == 75
+    assert time.monotonic() - began < 20, "it has waited for SIGKILL, 29 s"
 
 
 def test_when_the_own_workers_have_finished(allocate: Allocate) -> None:

@@ -9,11 +9,9 @@ import subprocess
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import pytest
@@ -31,22 +29,6 @@ OPS = ("torch/_ops.py", "__call__")
 SCRIPT = ("train.py", "main")
 
 
-def stack(*places: tuple[str, str]) -> list[tuple[FrameType, int]]:
-    """Return the stack of calls of functions with these files and names, the outermost first."""
-    frames: list[FrameType] = []
-
-    def innermost() -> None:
-        frames.append(sys._getframe(1))
-
-    call: Callable[[], Any] = innermost
-    for path, name in reversed(places):
-        names: dict[str, Any] = {"call": call}
-        exec(compile(f"def {name}():\n    call()", SITE + path, "exec"), names)
-        call = names[name]
-    call()
-    return list(traceback.walk_stack(frames[0]))
-
-
 @pytest.mark.parametrize(
     ("calls", "expected"),
     [
@@ -61,7 +43,26 @@ def stack(*places: tuple[str, str]) -> list[tuple[FrameType, int]]:
     ],
 )
 def test_a_stack_is_in_a_collective(calls: list[tuple[str, str]], expected: bool) -> None:
-    assert _answers.is_in_collective(stack(*calls)) is expected
+    stack = [(SITE + path, "1", name) for path, name in reversed(calls)]
+    assert _answers.is_in_collective(stack) is expected
+
+
+def test_a_stack_is_found_among_those_that_python_writes() -> None:
+    other = threading.Event()
+    thread = threading.Thread(target=other.wait)
+    thread.start()
+    try:
+        stacks = _answers._stacks()
+    finally:
+        other.set()
+        thread.join()
+    (path, _, name), *_ = _answers.stack_of(stacks, threading.get_ident())
+    assert (Path(path).name, name) == ("_answers.py", "_stacks")
+    assert (__file__, "test_a_stack_is_found_among_those_that_python_writes") in [
+        (path, name) for path, _, name in _answers.stack_of(stacks, threading.get_ident())
+    ]
+    assert _answers.stack_of(stacks, thread.ident or 0)[0][2] == "wait"
+    assert _answers.stack_of(stacks, 1) == []
 
 
 def test_a_file_of_the_script_with_such_a_name_is_its_own() -> None:
