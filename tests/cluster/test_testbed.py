@@ -112,10 +112,12 @@ def test_a_test_run_that_is_ended_takes_its_cluster_down(tmp_path):
     test = tmp_path / "test_that_waits.py"
     test.write_text(
         textwrap.dedent("""
-            import signal
+            import time
             def test_that_waits(cluster):
                 print(f"cluster: {cluster.settings.name}", flush=True)
-                signal.pause()
+                # Not signal.pause(), which a signal that comes just before it does not end (pause(2)).
+                while True:
+                    time.sleep(0.1)
         """)
     )
     options = ("-q", "-s", "-p", "tests.cluster.conftest", "-p", "no:cacheprovider", f"--rootdir={tmp_path}")
