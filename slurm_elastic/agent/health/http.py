@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hmac
+import http.client
+import io
 import ipaddress
 import re
 from collections.abc import Callable
@@ -18,7 +20,6 @@ MAX_HEAD = 8192
 
 _END = b"\r\n\r\n"
 _LINE = re.compile(rb"([A-Z]{1,20}) (/[!-~]{0,2000}) HTTP/1\.([01])")
-_FIELD = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*([\t\x20-\x7e\x80-\xff]*?)[ \t]*")
 
 
 class HTTPError(Exception):
@@ -76,24 +77,23 @@ def read_request(head: bytes) -> Request:
         HTTPError: The bytes are no request, or the request has a body, which no page accepts.
     """
     # A blank line before a request is to be ignored (RFC 9112, 2.2).
-    first, *fields = head.removesuffix(_END).lstrip(b"\r\n").split(b"\r\n")
+    first, _, fields = head.lstrip(b"\r\n").partition(b"\r\n")
     line = _LINE.fullmatch(first)
     if line is None:
         raise HTTPError(HTTPStatus.BAD_REQUEST, "no request")
-    headers: dict[str, str] = {}
-    for field in fields:
-        header = _FIELD.fullmatch(field)
-        name = header[1].decode("ascii").lower() if header else ""
-        if header is None or (name in headers and name in ("authorization", "content-length")):
-            raise HTTPError(HTTPStatus.BAD_REQUEST, "a malformed header")
-        headers[name] = header[2].decode("latin-1")
+    try:
+        headers = http.client.parse_headers(io.BytesIO(fields))
+    except http.client.HTTPException as error:
+        raise HTTPError(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, str(error)) from None
+    if headers.defects or any(len(headers.get_all(name, ())) > 1 for name in ("authorization", "content-length")):
+        raise HTTPError(HTTPStatus.BAD_REQUEST, "a malformed header")
     if headers.get("content-length", "0") != "0" or "transfer-encoding" in headers:
         raise HTTPError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "no page here takes a body")
     connection = headers.get("connection", "").lower()
     return Request(
         method=line[1].decode(),
         path=line[2].decode().partition("?")[0],
-        authorization=headers.get("authorization", ""),
+        authorization=headers.get("authorization", "").strip(),
         keep_open="close" not in connection and (line[3] == b"1" or "keep-alive" in connection),
         host=re.sub(r":[0-9]*$", "", headers.get("host", "")).strip("[]").lower(),
     )
