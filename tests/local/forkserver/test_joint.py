@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -15,6 +14,7 @@ import pytest
 
 from tests.local.forkserver.helpers.joint import ROOT
 from tests.local.forkserver.helpers.workplace import HANG
+from tests.local.waiting import eventually
 
 TWICE = "every node imports torch twice, for its agent and for its workers, and starts seconds later"
 SCRIPTS = sorted((Path(__file__).parent / "scripts").glob("*.py"))
@@ -134,9 +134,7 @@ def test_agent_stays_the_process_that_was_started(tmp_path: Path) -> None:
 
 def test_signal_during_the_import_makes_the_agent_leave(tmp_path: Path) -> None:
     agent = Agent(tmp_path, "import time\ntime.sleep(1000)\n")
-    end = time.monotonic() + HANG
-    while b'"joint"' not in Path(f"/proc/{agent.process.pid}/environ").read_bytes() and time.monotonic() < end:
-        time.sleep(0.005)
+    eventually(lambda: b'"joint"' in Path(f"/proc/{agent.process.pid}/environ").read_bytes())
     agent.process.send_signal(signal.SIGTERM)
     code, _out, err = agent.ends()
     assert code == 75, err
