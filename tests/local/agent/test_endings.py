@@ -110,13 +110,6 @@ def test_a_leader_that_somebody_has_superseded_lets_go_and_the_run_trains_on(all
     assert [agent.wait() for agent in agents] == [0, 0]
 
 
-def test_a_leader_that_never_comes_is_left_alone(allocate: Allocate) -> None:
-    nodes = allocate(2)
-    agent = nodes.start(2, "--rdzv-conf=join_timeout=0.5")
-    assert agent.wait() == 75
-    assert "no leader of run 7 on 127.0.0.1: " in agent.err
-
-
 def test_a_log_directory_that_cannot_be_made_is_one_line(allocate: Allocate) -> None:
     nodes = allocate(1)
     agent = nodes.start(1)
