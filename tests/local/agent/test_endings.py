@@ -66,7 +66,6 @@ def test_a_failed_run_is_1_everywhere_and_its_root_cause_is_said_last(allocate: 
 @pytest.mark.parametrize(
     ("options", "line"),
     [
-        (["--nnodes=2:1"], "--nnodes 2:1: the minimum is above the maximum; write it as in 1:2"),
         (["--interface=nothing0", "--local-addr="], "no interface nothing0 on 127.0.0.1; "),
         (["--hang-timeout=1", "--no-watchdog"], "--hang-timeout needs the watchdog: leave out --no-watchdog"),
         (["--worker-signal=SIGKILL"], "--worker-signal 'SIGKILL' is none of SIGUSR1, SIGUSR2"),
