@@ -57,6 +57,8 @@ def test_a_run_grows_and_shrinks_without_losing_a_step(jobs):
     waiting.wait_for("CANCELLED")
     wait_for_round(jobs, job, 2, OLD)
     more.wait_for("FAILED", "COMPLETED")
+    # A node that completes a job takes none, and the next job would get another node.
+    jobs.cluster.wait_until(f"{NEW} is not idle", lambda: jobs.cluster.node_state(*NEW) == "IDLE")
 
     again, late = grow(jobs, job), grow(jobs, job, "--hold")
     wait_for_round(jobs, job, 3, [*OLD, *NEW])

@@ -1,16 +1,14 @@
-"""The test cluster has the package of this checkout, and leaves nothing on the machine, however it ends."""
+"""The test cluster has the package of this checkout, and what a killed session leaves on the machine is removed."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
 import textwrap
-import time
 from pathlib import Path
 
 import pytest
 
-from tests.cluster.testbed import Cluster, Settings
 from tests.cluster.testbed.lock import Lock
 from tests.cluster.testbed.sessions import Session
 from tests.cluster.testbed.settings import STATE
@@ -40,52 +38,19 @@ def traces(name: str) -> list[str]:
     return found
 
 
-def left_of(name: str, own: str = "") -> list[str]:
-    """The traces of a session's cluster, which has ended; if another session has its place by now, they are not of it.
-
-    The place called `own` is the caller's.
-    """
-    place = name.split("-")[0]
-    lock = Lock(place)
-    if place != own and not lock.acquire(wait=False):
-        return []
-    try:
-        return traces(name)
-    finally:
-        lock.release()
-
-
-@pytest.fixture
-def spare(cluster_session, release):
-    """Settings of a small cluster that no other test uses."""
-    settings = Settings(f"{cluster_session.name}-spare", nodes=1, release=release)
-    yield settings
-    Cluster(settings).down()
-
-
 def python(*arguments: str) -> subprocess.Popen[str]:
     """A Python whose one output is read."""
     command = [sys.executable, *map(textwrap.dedent, arguments)]
     return subprocess.Popen(command, cwd=CHECKOUT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
 
 
-def test_up_cleans_what_a_killed_up_left_half_made(spare):
-    code = """
-        import sys
-        from tests.cluster.testbed import Cluster, Settings
-        Cluster.up(Settings(sys.argv[1], nodes=20, release=sys.argv[2]))
-    """
-    with python("-c", code, spare.name, spare.release) as process:
-        while not Path(f"/run/netns/{spare.namespace('n3')}").exists():
-            assert process.poll() is None
-            time.sleep(0.01)
-        process.kill()
-
-    cluster = Cluster.up(spare)
-
-    assert cluster.command(["srun", "hostname"]).stdout == "n1\n"
-    cluster.down()
-    assert traces(spare.name) == []
+def require_gone(name: str, own: str = "") -> None:
+    """Nothing is left of a cluster; what is there now is not of it if another session has its place."""
+    place = name.split("-")[0]
+    lock = Lock(place)
+    if place == own or lock.acquire(wait=False):
+        assert traces(name) == []
+        lock.release()
 
 
 def test_the_next_session_removes_what_a_killed_one_left(release):
@@ -105,7 +70,7 @@ def test_the_next_session_removes_what_a_killed_one_left(release):
     assert before
 
     with Session() as session:
-        assert left_of(name, session.name) == []
+        require_gone(name, session.name)
 
 
 def test_a_test_run_that_is_ended_takes_its_cluster_down(tmp_path):
@@ -131,5 +96,4 @@ def test_a_test_run_that_is_ended_takes_its_cluster_down(tmp_path):
             process.kill()
     assert before
     assert process.returncode == pytest.ExitCode.INTERRUPTED
-
-    assert left_of(name) == []
+    require_gone(name)

@@ -80,26 +80,6 @@ trainer_.train(resume_from_checkpoint=last_checkpoint("out"))
 print(json.dumps({"ended": trainer_.state.global_step}))
 """
 
-FABRIC = """
-import pathlib, torch
-from slurm_elastic.integrations.fabric import elastic_fabric
-
-fabric = elastic_fabric(accelerator="cpu")
-layer = torch.nn.Linear(1, 1)
-model, optimizer = fabric.setup(layer, torch.optim.SGD(layer.parameters(), lr=0.01))
-state = {"model": model, "optimizer": optimizer, "step": 0}
-if pathlib.Path("last.ckpt").exists():
-    fabric.load("last.ckpt", state)
-while state["step"] < 5:
-    fabric.backward(model(torch.ones(1, 1)).sum())
-    optimizer.step()
-    state["step"] += 1
-    print(json.dumps({"step": state["step"], "world": fabric.world_size}), flush=True)
-    if trainer.should_stop(state["step"]):
-        fabric.save("last.ckpt", state)
-        sys.exit()
-print(json.dumps({"ended": state["step"]}))
-"""
 
 ACCELERATE = """
 import pathlib, torch
@@ -174,15 +154,6 @@ def test_lightning_does_not_train_alone_on_each_node(tmp_path: Path) -> None:
     said, stderr = run(LIGHTNING, tmp_path, -1, {"WORLD_SIZE": "2", "GROUP_WORLD_SIZE": "2"}, num_nodes=1)
     assert values(said, "exit") == [1]
     assert "ValueError: devices=1 and num_nodes=1 make 1 ranks, this round has 2: " in stderr
-
-
-@pytest.mark.nightly
-def test_fabric_goes_on_at_the_next_step(tmp_path: Path) -> None:
-    first, stderr = run(FABRIC, tmp_path, stop=2)
-    assert values(first, "exit") == [0], stderr
-    second, stderr = run(FABRIC, tmp_path, stop=-1)
-    assert values(second, "ended") == [5], stderr
-    assert values([*first, *second], "step") == [1, 2, 3, 4, 5]
 
 
 @pytest.mark.nightly

@@ -11,7 +11,7 @@ from tests.simulation.election.world import World as SuccessionWorld
 from tests.simulation.stopping import StopSchedule
 from tests.simulation.world import World
 
-SCHEDULES = 250
+SCHEDULES = 120
 """Of each kind. Among so many are some in which two agents are lost in the same moment."""
 
 _SET = re.compile(r"frozenset\({([^{}]*)}\)")

@@ -52,25 +52,6 @@ def test_an_unchanged_script_goes_on_from_its_own_last_checkpoint(allocate: Allo
     print(f"{script}: killed after step {last}, went on with step {resumed}")
 
 
-def test_transformers_with_the_callback_loses_one_step_at_most(allocate: Allocate) -> None:
-    frameworks.require()
-    # The rank that saves is not alone among those that are left: after a checkpoint its state is still theirs.
-    nodes = allocate(3)
-    for name in ("transformers_gpt2.py", "marks.py"):
-        shutil.copy(SCRIPTS / name, nodes.directory)
-    script = [str(nodes.directory / "transformers_gpt2.py"), "--elastic"]
-    nodes.start_all("--nnodes=2:3", script=script, PYTHON_EXEC=str(frameworks.PYTHON))
-
-    eventually(lambda: max(steps(nodes.directory).get(0, [0])) > CHECKPOINT_EVERY + 5, nodes.log)
-    nodes.agents[2].kill()
-    eventually(lambda: steps(nodes.directory).get(1, [0])[0], nodes.log)
-    taken = steps(nodes.directory)
-    last, resumed = taken[0][-1], taken[1][0]
-    assert resumed in (last, last + 1), nodes.log()
-    assert resumed > CHECKPOINT_EVERY + 1
-    print(f"killed after step {last}, went on with step {resumed}")
-
-
 def told(nodes: Allocation) -> list[dict[str, Any]]:
     """What rank 0 has printed."""
     lines = [line.partition("] ")[2] for agent in nodes.agents for line in agent.out.splitlines()]

@@ -123,6 +123,15 @@ def test_a_worker_that_does_not_end_is_named_with_its_stacks(allocate: Allocate)
     assert re.search(r"process \d+,", Path(stacks).read_text())
 
 
+@pytest.mark.parametrize("off", [{"TORCHELASTIC_ENABLE_FILE_TIMER": "0"}, {"PET_NO_WATCHDOG": "1"}])
+def test_the_watchdog_can_be_switched_off(allocate: Allocate, off: dict[str, str]) -> None:
+    nodes = allocate(1)
+    agent = nodes.start(1, **off)
+    assert "TORCHELASTIC_TIMER_FILE" not in nodes.seen(0)[0]["env"]
+    nodes.touch("finish")
+    assert agent.wait() == 0
+
+
 def has_place(logs: Path, *, in_collective: bool) -> bool:
     """Whether the logs of a rank of round 0 have its place in the script.
 

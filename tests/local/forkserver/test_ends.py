@@ -54,11 +54,8 @@ class Pids:
 
     def wait(self, families: int = 1) -> dict[str, int]:
         """By kind, once all_pids is there."""
-        end = time.monotonic() + HANG
         # Nobody waits for the daemon, so it may write itself down after the others are ready.
-        while min(self._written().count(word) for word in ("ready 0\n", "daemon ")) < families:
-            assert time.monotonic() < end, "the family did not come together"
-            time.sleep(0.01)
+        eventually(lambda: min(self._written().count(word) for word in ("ready 0\n", "daemon ")) >= families)
         found = dict(line.split() for line in self._written().splitlines())
         return {kind: int(pid) for kind, pid in found.items() if kind != "ready"}
 

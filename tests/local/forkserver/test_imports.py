@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -14,6 +13,7 @@ import torch
 from slurm_elastic.agent.forkserver._linux import children
 from tests.local.forkserver.helpers.workplace import HANG, Ended, Workplace, comparable
 from tests.local.forkserver.test_ends import assert_gone
+from tests.local.waiting import eventually
 
 PACKAGES = {
     "plain": "import plain_part\nIMPORTED = 1\n",
@@ -72,7 +72,7 @@ class Site:
 
         A start of workers waits for it for a limited time only, which a busy machine may exceed.
         """
-        self._wait_prepared(self.start())
+        self.wait_prepared(self.start())
 
     def run(self, environment: Mapping[str, str] | None = None) -> Ended:
         assert self.place is not None
@@ -94,17 +94,18 @@ class Site:
             result = context.wait(HANG)
             assert result is not None
             assert not result.failures, Path(context.stderrs[0]).read_text()
-            self._wait_prepared(place)
+            self.wait_prepared(place)
         finally:
             context.close()
         return Path(context.stdouts[0]).read_text()
 
-    def _wait_prepared(self, place: Workplace) -> None:
-        end = time.monotonic() + HANG
-        while place.fork_server.prepared is None:
-            assert time.monotonic() < end
-            time.sleep(0.05)
+    def wait_prepared(self, place: Workplace) -> None:
+        def is_prepared() -> bool:
+            # As in an agent, which reads when the fork server has something to say.
             place.fork_server.read()
+            return place.fork_server.prepared is not None
+
+        eventually(is_prepared)
 
 
 @pytest.fixture
@@ -148,38 +149,6 @@ def test_nothing_of_the_script_is_looked_at(site: Site) -> None:
     assert (ended.stdout, ended.stderr) == ("done\n['plain']\n", "")
 
 
-SLOW_IN_THE_FORK_SERVER = """\
-import pathlib, time
-place = pathlib.Path(__file__).parents[1] / 'imported'
-again = place.exists()
-place.write_text('again' if again else 'once')
-time.sleep(1000 if again else 0)
-"""
-
-
-def test_what_is_learned_is_there_while_more_is_imported(site: Site) -> None:
-    imported = site.directory / "imported"
-    (site.packages / "slow.py").write_text(SLOW_IN_THE_FORK_SERVER)
-    more = site.directory / "more"
-    place = site.start(
-        f"import os, plain, time\nwhile not os.path.exists({str(more)!r}):\n    time.sleep(0.05)\n"
-        "import slow\ntime.sleep(1000)\n"
-    )
-    context = place.context()
-    end = time.monotonic() + HANG
-    try:
-        while not imported.exists() or imported.read_text() != "again":
-            assert time.monotonic() < end
-            time.sleep(0.05)
-            # As in an agent, which reads when the fork server has something to say.
-            if [*site.lists.glob("*.json")]:
-                more.touch()
-    finally:
-        context.close(signal.SIGKILL)
-    site.script.write_text(asking("plain", "slow") + "print(there)\n")
-    assert site.run().stdout == "['plain']\n"
-
-
 ONCE = """\
 import os
 with open(__file__ + '.imported', 'a') as file:
@@ -197,17 +166,19 @@ def test_next_attempt_has_what_has_come_since(site: Site) -> None:
     )
     context = place.context()
     server, worker = place.fork_server.pid, context.pids()[0]
-    end, found = time.monotonic() + HANG, list[int]()
+    found: list[int] = []
+
+    def both_have_come() -> bool:
+        place.fork_server.read()
+        prepared = place.fork_server.prepared
+        if prepared is not None and prepared.pid not in found:
+            found.append(prepared.pid)
+            assert prepared.pid in children(server)
+            more.touch()
+        return len(found) == 2
+
     try:
-        while len(found) < 2:
-            assert time.monotonic() < end
-            time.sleep(0.05)
-            place.fork_server.read()
-            prepared = place.fork_server.prepared
-            if prepared is not None and prepared.pid not in found:
-                found.append(prepared.pid)
-                assert prepared.pid in children(server)
-                more.touch()
+        eventually(both_have_come)
     finally:
         context.close(signal.SIGKILL)
     imported = {name: (site.packages / f"{name}.py.imported").read_text().split() for name in ("early", "late")}
@@ -341,38 +312,6 @@ def test_a_thread_is_found_after_others_have_ended(site: Site, caplog: pytest.Lo
     assert "each worker imports threaded itself: importing it starts a thread (python)" in caplog.messages
 
 
-STARTS_A_THREAD = """\
-import threading
-with open({file!r}, 'a') as file:
-    file.write('imported\\n')
-threading.Thread(target=threading.Event().wait, daemon=True).start()
-"""
-
-
-def test_another_node_takes_over_what_the_first_has_found(site: Site, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO", "slurm_elastic")
-    imports = site.directory / "imports"
-    (site.packages / "starts.py").write_text(STARTS_A_THREAD.format(file=str(imports)))
-    first = site.start(asking("after", "starts") + "import after, starts\nprint(there)\n")
-    # Of another node that has begun at the same time, when there was no list.
-    second = site.work()
-    found = []
-    try:
-        assert second.fork_server.wait_ready(HANG)
-        for place in (first, second):
-            caplog.clear()
-            imports.write_text("")
-            site.learn_in(place)
-            assert place.fork_server.prepared is not None
-            imported = len(imports.read_text().split())
-            assert place.run_warm().stdout == "['after']\n"
-            found.append((imported, len([message for message in caplog.messages if "itself" in message])))
-    finally:
-        second.close()
-    # The first one has imported it beside its worker, with all others and alone.
-    assert found == [(3, 1), (1, 0)]
-
-
 def test_package_that_is_replaced_between_rounds(site: Site, caplog: pytest.LogCaptureFixture) -> None:
     site.learn("import plain\nprint(plain.IMPORTED)\n")
     assert site.run().stdout == "1\n"
@@ -427,19 +366,6 @@ def test_the_process_that_imports_is_killed_first_if_memory_runs_out(site: Site)
     assert scores.read_text() == f"{own}1000\n"
 
 
-@pytest.mark.nightly
-def test_later_run_does_not_wait_long_for_a_list_that_has_become_slow(site: Site) -> None:
-    script = asking("plain") + "import plain\nprint(there)\n"
-    site.learn(script)
-    (site.packages / "plain.py").write_text(
-        "import time, sys\ntime.sleep(0 if 'RANK' in __import__('os').environ else 1000)\n"
-    )
-    place, begun = site.start(), time.monotonic()
-    assert place.fork_server.wait_ready(HANG)
-    assert site.run().stdout == "[]\n"
-    assert time.monotonic() - begun < 60.0
-
-
 def test_torn_list_is_told_and_written_anew(site: Site, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "slurm_elastic")
     script = asking("plain") + "import plain\nprint(there)\n"
@@ -455,16 +381,10 @@ def test_a_killed_worker_has_reported(site: Site) -> None:
     script = asking("plain") + "import plain, os\nprint(there)\nos.path.exists('/tmp') and None\n"
     place = site.start(script + "if not there:\n    import time\n    time.sleep(1000)\n")
     context = place.context()
-    end = time.monotonic() + HANG
-    while "[]" not in Path(context.stdouts[0]).read_text():
-        assert time.monotonic() < end
-        time.sleep(0.05)
+    eventually(lambda: "[]" in Path(context.stdouts[0]).read_text())
     os.kill(context.pids()[0], signal.SIGKILL)
     assert context.wait(HANG) is not None
-    while place.fork_server.prepared is None:
-        assert time.monotonic() < end
-        time.sleep(0.05)
-        place.fork_server.read()
+    site.wait_prepared(place)
     context.close()
     assert site.run().stdout == "['plain']\n"
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
-from tests.local.forkserver.helpers.workplace import HANG, Workplace
+from tests.local.forkserver.helpers.workplace import Workplace
 from tests.local.forkserver.test_ends import assert_gone
+from tests.local.waiting import eventually
 
 Make = Callable[..., Workplace]
 
@@ -31,12 +32,12 @@ def test_it_starts_the_workers_of_all_rounds(workplace: Make, caplog: pytest.Log
 def test_it_ends_with_a_fork_server_that_is_killed(workplace: Make) -> None:
     place = workplace(modules={"slow": "import time\ntime.sleep(1000)\n"}, preload=["slow"])
     place.script.write_text("import sys\nprint('torch' in sys.modules)\n")
-    end = time.monotonic() + HANG
-    while place.fork_server.replacement is None:
-        assert time.monotonic() < end
-        time.sleep(0.05)
+
+    def replacement() -> Any:
         place.fork_server.read()
-    replacement = place.fork_server.replacement.pid
+        return place.fork_server.replacement
+
+    pid = eventually(replacement).pid
     os.kill(place.fork_server.pid, signal.SIGKILL)
     assert place.run_warm().stdout == "False\n"
-    assert_gone(replacement)
+    assert_gone(pid)

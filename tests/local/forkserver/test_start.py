@@ -6,7 +6,6 @@ import os
 import pickle
 import signal
 import socket
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,9 +13,8 @@ import pytest
 from torch.distributed.elastic.multiprocessing.errors import ErrorHandler
 
 from slurm_elastic.agent.forkserver import torch_context
-from slurm_elastic.agent.forkserver.client import ForkServer
 from slurm_elastic.agent.forkserver.protocol import StartInterruptedError, State
-from slurm_elastic.agent.forkserver.worker_command import FUNCTION, Program
+from slurm_elastic.agent.forkserver.worker_command import FUNCTION
 from slurm_elastic.control import RoundControl
 from slurm_elastic.errors import UsageError
 from tests.local.forkserver.helpers.workplace import HANG, Workplace
@@ -36,15 +34,6 @@ def test_variable_read_at_import(
     assert place.run_warm(environment={variable: "3"}).stdout == "False\n"
     assert caplog.messages[0].startswith(f"workers start cold: {reason}")
     assert place.run_warm().stdout == "True\n"
-
-
-def test_working_directory_of_a_cold_start(
-    place: Workplace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    place.script.write_text("import os\nprint(os.getcwd())\n")
-    monkeypatch.chdir(tmp_path)
-    assert place.run_warm().stdout == f"{tmp_path}\n"
-    assert "the working directory is" in caplog.text
 
 
 def test_agent_signal_mask_and_handlers_do_not_matter(place: Workplace) -> None:
@@ -94,25 +83,6 @@ def test_cold_start_on_demand(workplace: Make, caplog: pytest.LogCaptureFixture)
     place.script.write_text(FORKED)
     assert place.run_warm().stdout == "False\n"
     assert not caplog.messages
-
-
-def test_program_that_is_not_python(workplace: Make, caplog: pytest.LogCaptureFixture) -> None:
-    place = workplace(program=None, entrypoint="/bin/echo")
-    place.fork_server.close()
-    place.fork_server = ForkServer(None)
-    place.program = Program("/bin/echo", ())
-    assert place.run_warm(["a", "b"]).stdout == "a b\n"
-    assert caplog.messages == ["workers start cold: the entry point is not a Python script"]
-
-
-def test_another_interpreter(workplace: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    # Outside of its environment it finds neither torch nor anything else that is installed.
-    other = tmp_path / "python"
-    other.symlink_to(sys.executable)
-    (tmp_path / "train.py").write_text(FORKED)
-    place = workplace(program=Program(str(other), ("-u", str(tmp_path / "train.py"))), entrypoint=str(other))
-    assert place.run_warm().stdout == "False\n"
-    assert caplog.messages == [f"workers start cold: the interpreter is {other}, that of the agent {sys.executable}"]
 
 
 def test_torch_that_cannot_be_imported(workplace: Make, caplog: pytest.LogCaptureFixture) -> None:

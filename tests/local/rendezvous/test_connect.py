@@ -77,12 +77,6 @@ def test_a_run_of_one_node_listens_to_itself_only(start_run: StartRun) -> None:
         socket.create_connection(("127.0.0.2", endpoint(run)["port"]), timeout=5)
 
 
-def test_a_run_of_several_listens_to_all(start_run: StartRun) -> None:
-    run = start_run(expected_nodes=("node1", "node2"))
-    run.party(0)
-    socket.create_connection(("127.0.0.2", endpoint(run)["port"]), timeout=5).close()
-
-
 def test_the_leader_has_the_settings_of_its_agent(start_run: StartRun, leaders: list[Leader]) -> None:
     times = options(on_tie=OnTie.NONE)
     run = start_run(expected_nodes=("node1", "node2"), min_nodes=2, max_nodes=2, max_restarts=5, options=times)

@@ -177,15 +177,6 @@ def test_closed_for_everybody(handlers: MakeHandlers) -> None:
     assert not some.run.run_dir.is_done()
 
 
-def test_closed_while_waiting(handlers: MakeHandlers) -> None:
-    some = handlers(min_nodes=2)
-    first = some.make(0)
-    waiting = some.next(first)
-    some.make(1).set_closed()
-    with pytest.raises(RendezvousClosedError, match="closed by node2"):
-        waiting.result(HANG)
-
-
 def test_shutdown_after_a_failure_closes_and_after_success_finishes(handlers: MakeHandlers) -> None:
     some = handlers()
     first, second = some.all_of(2)

@@ -1,14 +1,13 @@
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.local import waiting
 from tests.local.agents import ROOT
-from tests.local.waiting import HANG
 
 
 @pytest.fixture
@@ -24,10 +23,9 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def eventually(happened: Callable[[], Any], job: Any) -> Any:
     """Wait until this is true, and return it; else cancel the job and fail with what it said."""
-    deadline = time.monotonic() + HANG
-    while not (result := happened()):
-        if time.monotonic() > deadline:
-            job.cancel()
-            pytest.fail(f"not within {HANG:g} s: {job.stderr()}")
-        time.sleep(0.05)
-    return result
+
+    def explain() -> str:
+        job.cancel()
+        return str(job.stderr())
+
+    return waiting.eventually(happened, explain)

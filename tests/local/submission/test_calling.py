@@ -127,18 +127,6 @@ def test_stop_is_no_result(tmp_path: Path) -> None:
     assert not (tmp_path / "7_0_result.pkl").exists()
 
 
-def test_checkpoint_takes_the_place_of_the_submission(tmp_path: Path) -> None:
-    submission = utils.DelayedSubmission(Counter(), "first")
-    submission.set_timeout(60, 3)
-    Checkpointing(submission, utils.JobPaths(tmp_path, job_id="7", task_id=1)).save()
-    assert list(tmp_path.iterdir()) == []
-    paths = utils.JobPaths(tmp_path, job_id="7", task_id=0)
-    Checkpointing(submission, paths).save()
-    following = utils.DelayedSubmission.load(paths.submitted_pickle)
-    assert following.result() == (1, "first+")
-    assert (following._timeout_min, following._timeout_countdown) == (60, 3)
-
-
 def test_forked_process_of_the_function_saves_nothing(tmp_path: Path) -> None:
     paths = utils.JobPaths(tmp_path, job_id="7", task_id=0)
     checkpointing = Checkpointing(utils.DelayedSubmission(Counter(), "first"), paths)
