@@ -7,7 +7,6 @@ import threading
 import time
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -19,32 +18,26 @@ from slurm_elastic.rendezvous.records.etcd.errors import EtcdInterruptedError, E
 from slurm_elastic.rendezvous.records.etcd.failover_channel import load_rpc
 from tests.local.agents import eventually
 from tests.local.etcd.helpers.processes import stopped
-from tests.local.etcd.helpers.proxy import Proxy
 
 GUARD = 20.0
 
 
 def compact(client: EtcdClient, revision: int) -> None:
     request = load_rpc().etcd.CompactionRequest(revision=revision, physical=True)
-    client.connection.call("KV", "Compact", request, client.limits)
+    client.connection.call("KV/Compact", request, client.limits)
 
 
 def revoke(client: EtcdClient, lease: Lease) -> None:
     request = load_rpc().etcd.LeaseRevokeRequest(ID=lease.id)
-    client.connection.call("Lease", "LeaseRevoke", request, client.limits)
+    client.connection.call("Lease/LeaseRevoke", request, client.limits)
 
 
-def watches_of(client: EtcdClient) -> threading.Event:
-    """An event that is set when a client begins to watch."""
-    begun = threading.Event()
-    watch = client.connection.watch
-
-    def begin(*arguments: Any) -> Any:
-        begun.set()
-        return watch(*arguments)
-
-    client.connection.watch = begin  # type: ignore[method-assign]
-    return begun
+def value_of(client: EtcdClient, key: str) -> bytes:
+    """Wait until there is a key."""
+    eventually(lambda: client.get(key) is not None)
+    found = client.get(key)
+    assert found is not None
+    return found.value
 
 
 def test_keys_and_values_are_any_bytes(client: EtcdClient, prefix: str) -> None:
@@ -78,32 +71,6 @@ def test_transaction_writes_only_when_the_revision_is_as_compared(client: EtcdCl
     assert third.succeeded
     assert not third.retried
     assert client.get(key) is None
-
-
-def test_wait_for_returns_when_the_last_key_comes(client: EtcdClient, prefix: str) -> None:
-    keys = [f"{prefix}{number}" for number in range(200)]
-    for key in keys[:150]:
-        client.put(key, b"early")
-    writer = threading.Thread(target=lambda: [client.put(key, b"late") for key in keys[150:]])
-    writer.start()
-    found = client.limited(GUARD).wait_for(keys)
-    writer.join()
-    assert [found[key.encode()] for key in keys] == [b"early"] * 150 + [b"late"] * 50
-
-
-def test_wait_for_goes_on_through_a_cut(client: EtcdClient, proxy: Proxy, prefix: str) -> None:
-    with EtcdClient(proxy.config) as far:
-        waiter = threading.Timer(0.0, lambda: found.update(far.limited(GUARD).wait_for([prefix + "key"])))
-        found: dict[bytes, bytes] = {}
-        watching = watches_of(far)
-        waiter.start()
-        assert watching.wait(GUARD)
-        proxy.cut()
-        client.put(prefix + "key", b"there")
-        compact(client, client.put(prefix + "other", b""))
-        proxy.mend()
-        waiter.join()
-    assert found == {(prefix + "key").encode(): b"there"}
 
 
 @pytest.mark.parametrize("disturbance", ["gone", "hung"])

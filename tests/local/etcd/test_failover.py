@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from tests.local.agents import eventually
 from tests.local.etcd.helpers.cluster import PATIENT, Authority, Cluster
 from tests.local.etcd.helpers.processes import stopped
 from tests.local.etcd.helpers.proxy import Proxy
+from tests.local.etcd.test_client import value_of
 
 GUARD = 30.0
 
@@ -51,7 +53,7 @@ def prefix(cluster: Cluster, prefix: str) -> str:
 
 
 def member_of(cluster: Cluster, client: EtcdClient) -> EtcdServer:
-    endpoint = client.connection.member().endpoint
+    endpoint = client.connection.endpoint
     return next(member for member in cluster.members if member.config.endpoints[0] == endpoint)
 
 
@@ -64,36 +66,24 @@ def test_each_member_killed_in_turn_costs_one_line_each(
     cluster: Cluster, client: EtcdClient, prefix: str, warnings: list[str]
 ) -> None:
     lease = client.shared_lease(prefix, 8)
+    store = EtcdStore(client, prefix + "store/", timedelta(seconds=GUARD))
     client.put(prefix + "leased", b"", lease.id)
     for number in range(3):
-        key = f"{prefix}awaited{number}"
-        found: dict[bytes, bytes] = {}
-        waiter = threading.Thread(target=lambda key=key, found=found: found.update(client.wait_for([key])))
+        key = f"awaited{number}"
+        found: list[bytes] = []
+        waiter = threading.Thread(target=lambda key=key, found=found: found.append(store.get(key)))
         waiter.start()
         lost = member_of(cluster, client)
         lost.kill()
         lost_at = time.monotonic()
-        write_and_read(client, key, b"%d" % number)
+        store.set(key, str(number))
         waiter.join(GUARD)
-        assert found == {key.encode(): b"%d" % number}
+        assert found == [b"%d" % number]
         cluster.start()
         assert len(warnings) == number + 1
         assert str(lost.config.endpoints[0]) in warnings[number]
     eventually(lambda: lease.renewed_at > lost_at)
     assert client.get(prefix + "leased") is not None
-
-
-def test_an_answer_from_before_the_loss_of_its_member_takes_no_line_back(
-    client: EtcdClient, prefix: str, warnings: list[str]
-) -> None:
-    # Of two threads of a busy machine one has the answer, and the other finds the member lost before the first goes on.
-    channel = client.connection
-    member = channel.member()
-    channel._leave(member, "killed", lost=True)
-    channel._note_answer(member)
-    client.put(prefix + "after", b"")
-    (line,) = warnings
-    assert line == f"etcd member {member.endpoint} is lost (killed); going on with the others"
 
 
 def test_a_watch_of_a_member_that_goes_has_no_answer(cluster: Cluster, client: EtcdClient, prefix: str) -> None:
@@ -106,19 +96,20 @@ def test_all_members_down_and_back_loses_nothing(
     cluster: Cluster, client: EtcdClient, prefix: str, warnings: list[str]
 ) -> None:
     lease = client.shared_lease(prefix, 8)
+    store = EtcdStore(client, prefix + "store/", timedelta(seconds=GUARD))
     client.put(prefix + "leased", b"", lease.id)
-    found: dict[bytes, bytes] = {}
-    waiter = threading.Thread(target=lambda: found.update(client.wait_for([prefix + "awaited"])))
+    found: list[bytes] = []
+    waiter = threading.Thread(target=lambda: found.append(store.get("awaited")))
     waiter.start()
     cluster.stop()
     lost_at = time.monotonic()
     # The restart also forgets all tokens.
     back = threading.Timer(1.0, cluster.start)
     back.start()
-    write_and_read(client, prefix + "awaited", b"after")
+    store.set("awaited", "after")
     back.join()
     waiter.join(GUARD)
-    assert found == {f"{prefix}awaited".encode(): b"after"}
+    assert found == [b"after"]
     eventually(lambda: lease.renewed_at > lost_at)
     assert client.get(prefix + "leased") is not None
     assert len(warnings) <= 3, "one for each member at most"
@@ -148,12 +139,12 @@ def test_what_a_member_has_lost_is_soon_asked_of_another(first_etcd: EtcdServer,
         config = replace(first_etcd.config, endpoints=(proxy.endpoint, here), times=EtcdTimes(attempt=600.0))
         client = stack.enter_context(EtcdClient(config))
         # A client begins at any member of the list.
-        while client.connection.member().endpoint != proxy.endpoint:
+        while client.connection.endpoint != proxy.endpoint:
             client = stack.enter_context(EtcdClient(config))
         client.connect()
         proxy.mute()
         write_and_read(client.limited(GUARD), prefix + "key", b"1")
-        assert client.connection.member().endpoint == here
+        assert client.connection.endpoint == here
 
 
 def test_tokens_of_a_member_that_restarted_are_renewed(cluster: Cluster, prefix: str, warnings: list[str]) -> None:
@@ -163,11 +154,12 @@ def test_tokens_of_a_member_that_restarted_are_renewed(cluster: Cluster, prefix:
         client.connection.token = "forgotten.1"
         write_and_read(client, prefix + "key", b"2")
         client.connection.token = "forgotten.1"
-        waiter = threading.Timer(0.2, lambda: client.put(prefix + "other", b"3"))
-        waiter.start()
+        store = EtcdStore(client, prefix + "store/", timedelta(seconds=GUARD))
+        writer = threading.Timer(0.2, lambda: store.set("other", "3"))
+        writer.start()
         client.connection.token = "forgotten.2"
-        assert client.limited(GUARD).wait_for([prefix + "other"]) == {f"{prefix}other".encode(): b"3"}
-        waiter.join()
+        assert store.get("other") == b"3"
+        writer.join()
     assert warnings == []
 
 
@@ -195,16 +187,15 @@ def test_operation_whose_answer_was_lost_is_done_once(
         worker = threading.Thread(target=lambda: results.append(operation(store)))
         original = far.connection.call
 
-        def mute_before_the_write(service: str, method: str, request: Any, limits: Limits) -> tuple[Any, bool]:
+        def mute_before_the_write(path: str, request: Any, limits: Limits) -> tuple[Any, bool]:
             if any(one.HasField("request_put") for one in getattr(request, "success", ())):
                 far.connection.call = original  # type: ignore[method-assign]
                 proxy.mute()
-            return original(service, method, request, limits)
+            return original(path, request, limits)
 
         far.connection.call = mute_before_the_write  # type: ignore[method-assign]
         worker.start()
-        found = near.limited(GUARD).wait_for([f"{prefix}keys/key"])
-        assert set(found.values()) == {once}
+        assert value_of(near, f"{prefix}keys/key") == once
         proxy.cut()
         proxy.mend()
         worker.join()

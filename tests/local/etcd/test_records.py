@@ -107,9 +107,9 @@ def test_an_agent_that_starts_asks_once(
     calls: list[tuple[failover_channel.Connection, str]] = []
     call = failover_channel.Connection.call
 
-    def counted(self: failover_channel.Connection, service: str, method: str, *arguments: Any) -> Any:
-        calls.append((self, method))
-        return call(self, service, method, *arguments)
+    def counted(self: failover_channel.Connection, path: str, *arguments: Any) -> Any:
+        calls.append((self, path))
+        return call(self, path, *arguments)
 
     monkeypatch.setattr(failover_channel.Connection, "call", counted)
     newcomer = open_records(first_etcd, times=EtcdTimes(fresh=600.0))
@@ -117,7 +117,7 @@ def test_an_agent_that_starts_asks_once(
     assert newcomer.newest_epoch() == 3
     assert newcomer.situation() == Situation({"port": 1}, 4, {"places": []})
     # Others renew a lease now and then.
-    assert [method for by, method in calls if by is newcomer.client.connection] == ["Txn"]
+    assert [method for by, method in calls if by is newcomer.client.connection] == ["KV/Txn"]
     # What it asks again is asked of etcd.
     leader.publish_endpoint({"port": 2})
     leader.claim_epoch(5, {})

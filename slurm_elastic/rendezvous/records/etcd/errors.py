@@ -4,13 +4,11 @@ answers at an endpoint."""
 from __future__ import annotations
 
 import contextlib
-import enum
 import http.client
 import socket
 import ssl
 import threading
 from collections.abc import Callable
-from pathlib import Path
 
 from slurm_elastic import typed_json
 from slurm_elastic.errors import SlurmElasticError, UsageError
@@ -63,19 +61,7 @@ class EtcdServerError(EtcdError):
 
 
 _PROBE_SECONDS = 1.0
-UNKNOWN_HOST = "there is no host of this name"
-"""In a finding of `probe_endpoints`."""
-
-
-class Retry(enum.Enum):
-    """The next step after a failed call that is no answer for the caller."""
-
-    OTHER_MEMBER = enum.auto()
-    """The member is lost or slow."""
-    NO_LEADER = enum.auto()
-    """The member is there, but the members are just electing a leader, or it is cut off from the others."""
-    NEW_TOKEN = enum.auto()
-    """The member does not know our token: simple tokens live for minutes, and a restart forgets them."""
+_UNKNOWN_HOST = "there is no host of this name"
 
 
 _CREDENTIALS = f"give {ENVIRONMENT_PREFIX}USER and {ENVIRONMENT_PREFIX}PASSWORD or a credentials file"
@@ -104,15 +90,20 @@ _REFUSALS: tuple[tuple[str, type[EtcdError], str], ...] = (
 """What etcd says when it refuses a request for good (etcd 3.4 and 3.5, etcdserver/api/v3rpc/rpctypes/error.go)."""
 
 
-def diagnose_answer(code: str, details: str, config: EtcdConfig) -> Retry | EtcdError:
-    """Say what a failed call means."""
-    if "invalid auth token" in details or "revision of auth store is old" in details:
-        return Retry.NEW_TOKEN
-    # The last is what a member says that waited for a leader until our deadline; gRPC's own words are others.
-    if any(
-        text in details for text in ("no leader", "leader changed", "request timed out", "context deadline exceeded")
-    ):
-        return Retry.NO_LEADER
+_OLD_TOKEN = ("invalid auth token", "revision of auth store is old")
+"""A member does not know our token: simple tokens live for minutes, and a restart forgets them."""
+
+_TRANSIENT = ("UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED", "ABORTED", "INTERNAL", "UNKNOWN")
+"""gRPC's codes for a member that is lost, slow, cut off from the others, or electing a leader with them."""
+
+
+def is_old_token(details: str) -> bool:
+    """Return whether a member asks for a new token."""
+    return any(text in details for text in _OLD_TOKEN)
+
+
+def diagnose_answer(code: str, details: str, config: EtcdConfig) -> EtcdError | None:
+    """Return what a failed call means for the caller; None if another member, or the same one later, may answer it."""
     for text, error, line in _REFUSALS:
         if text in details:
             return error(line.format(config=config))
@@ -127,10 +118,8 @@ def diagnose_answer(code: str, details: str, config: EtcdConfig) -> Retry | Etcd
         )
     if code == "UNIMPLEMENTED":
         return EtcdEndpointError(f"what answers at {config} has no etcd v3 API; slurm_elastic needs etcd 3.4 or later")
-    if code in ("UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED", "ABORTED", "INTERNAL", "UNKNOWN"):
-        return Retry.OTHER_MEMBER
-    if code == "RESOURCE_EXHAUSTED" and "too many requests" in details:
-        return Retry.OTHER_MEMBER
+    if code in _TRANSIENT or is_old_token(details) or "too many requests" in details:
+        return None
     return EtcdError(f"etcd at {config} refused a request: {details or code}")
 
 
@@ -150,6 +139,9 @@ def probe_endpoints(config: EtcdConfig, check: Callable[[], None]) -> dict[Endpo
     Returns:
         For each endpoint where something is wrong: what, and how to fix it. One that is down or slow is not
         in it.
+
+    Raises:
+        EtcdEndpointError: Something is wrong at all of them; EtcdUnknownHostError if no host is known.
     """
     findings: dict[Endpoint, str] = {}
 
@@ -164,6 +156,10 @@ def probe_endpoints(config: EtcdConfig, check: Callable[[], None]) -> dict[Endpo
         while thread.is_alive():
             thread.join(0.1)
             check()
+    if len(findings) == len(config.endpoints):
+        unknown = all(_UNKNOWN_HOST in finding for finding in findings.values())
+        kind = EtcdUnknownHostError if unknown else EtcdEndpointError
+        raise kind(f"cannot use etcd: {'; '.join(findings.values())}") from None
     return findings
 
 
@@ -193,7 +189,7 @@ def _probe_endpoint(endpoint: Endpoint, config: EtcdConfig) -> str | None:
     except socket.gaierror as error:
         # EAI_AGAIN is a name server that does not answer, which may do so later.
         unknown = error.errno in (socket.EAI_NONAME, socket.EAI_NODATA)
-        return f"{endpoint}: {UNKNOWN_HOST}; check the endpoint" if unknown else None
+        return f"{endpoint}: {_UNKNOWN_HOST}; check the endpoint" if unknown else None
     except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError) as error:
         if not connected or isinstance(error, TimeoutError):
             return None
@@ -218,9 +214,3 @@ def _speaks_tls(endpoint: Endpoint) -> bool:
     with contextlib.suppress(OSError):
         return bool(ssl.get_server_certificate((endpoint.host, endpoint.port), timeout=_PROBE_SECONDS))
     return False
-
-
-def system_authorities() -> bytes | None:
-    """Return the certificate authorities that this system trusts; None to leave the choice to gRPC."""
-    path = ssl.get_default_verify_paths().cafile
-    return None if path is None else Path(path).read_bytes()
