@@ -25,7 +25,7 @@ from slurm_elastic.rendezvous.records.etcd.errors import (
     EtcdUnavailableError,
 )
 from slurm_elastic.rendezvous.records.etcd.store import EtcdStore
-from tests.local.etcd.helpers.cluster import PATIENT, Authority, Cluster, SecuredServer, enable_authentication
+from tests.local.etcd.helpers.cluster import Authority, Cluster, SecuredServer, enable_authentication
 
 
 @pytest.fixture(scope="module")
@@ -205,7 +205,7 @@ def test_list_with_a_dead_member_costs_one_line(
     etcd: EtcdServer, prefix: str, warnings: list[str], dead_endpoint: Callable[[], Endpoint]
 ) -> None:
     dead = dead_endpoint()
-    config = replace(etcd.config, endpoints=(dead, *etcd.config.endpoints), times=PATIENT)
+    config = replace(etcd.config, endpoints=(dead, *etcd.config.endpoints))
     lost = 0
     while not lost:  # Where a client begins in the list is chance.
         with EtcdClient(config) as client:

@@ -6,14 +6,12 @@ import sys
 import threading
 import time
 from contextlib import ExitStack
-from dataclasses import replace
 
 import pytest
 
 from slurm_elastic.errors import SlurmElasticError
-from slurm_elastic.rendezvous.records.etcd import EtcdClient, EtcdServer
+from slurm_elastic.rendezvous.records.etcd import EtcdClient, EtcdServer, failover_channel
 from slurm_elastic.rendezvous.records.etcd.client import Lease, delete, get, put, unchanged
-from slurm_elastic.rendezvous.records.etcd.config import EtcdTimes
 from slurm_elastic.rendezvous.records.etcd.errors import EtcdInterruptedError, EtcdUnavailableError
 from slurm_elastic.rendezvous.records.etcd.failover_channel import load_rpc
 from tests.local.agents import eventually
@@ -74,9 +72,13 @@ def test_transaction_writes_only_when_the_revision_is_as_compared(client: EtcdCl
 
 
 @pytest.mark.parametrize("disturbance", ["gone", "hung"])
-def test_interrupt_hook_ends_every_wait(lone_etcd: EtcdServer, prefix: str, disturbance: str) -> None:
+def test_interrupt_hook_ends_every_wait(
+    lone_etcd: EtcdServer, prefix: str, disturbance: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("_FIRST_SECONDS", "ATTEMPT_SECONDS"):
+        monkeypatch.setattr(failover_channel, name, 600.0)
     interrupted = threading.Event()
-    with EtcdClient(replace(lone_etcd.config, times=EtcdTimes(attempt=600.0))) as client, ExitStack() as stack:
+    with EtcdClient(lone_etcd.config) as client, ExitStack() as stack:
         client.connect()
         hooked = client.limited(600.0, interrupted.is_set)
         if disturbance == "gone":
@@ -136,8 +138,11 @@ def test_proxy_of_a_site_is_for_the_world_outside(first_etcd: EtcdServer, monkey
         client.limited(GUARD).connect()
 
 
-def test_calls_to_an_etcd_that_is_gone_end_in_time(lone_etcd: EtcdServer, warnings: list[str]) -> None:
-    with EtcdClient(replace(lone_etcd.config, times=EtcdTimes(outage=0.4))) as client:
+def test_calls_to_an_etcd_that_is_gone_end_in_time(
+    lone_etcd: EtcdServer, warnings: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(failover_channel, "OUTAGE_SECONDS", 0.4)
+    with EtcdClient(lone_etcd.config) as client:
         client.connect()
         lone_etcd.kill()
         with pytest.raises(EtcdUnavailableError, match="answered in time"):

@@ -11,13 +11,12 @@ from typing import Any
 
 import pytest
 
-from slurm_elastic.rendezvous.records.etcd import EtcdClient, EtcdServer
-from slurm_elastic.rendezvous.records.etcd.config import EtcdTimes
+from slurm_elastic.rendezvous.records.etcd import EtcdClient, EtcdServer, failover_channel
 from slurm_elastic.rendezvous.records.etcd.errors import EtcdEndpointError
 from slurm_elastic.rendezvous.records.etcd.failover_channel import Limits
 from slurm_elastic.rendezvous.records.etcd.store import EtcdStore
 from tests.local.agents import eventually
-from tests.local.etcd.helpers.cluster import PATIENT, Authority, Cluster
+from tests.local.etcd.helpers.cluster import Authority, Cluster
 from tests.local.etcd.helpers.processes import stopped
 from tests.local.etcd.helpers.proxy import Proxy
 from tests.local.etcd.test_client import value_of
@@ -41,7 +40,7 @@ def cluster(whole_cluster: Cluster) -> Iterator[Cluster]:
 
 @pytest.fixture
 def client(cluster: Cluster) -> Iterator[EtcdClient]:
-    with EtcdClient(replace(cluster.config, times=PATIENT)) as client:
+    with EtcdClient(cluster.config) as client:
         client.connect()
         yield client.limited(GUARD)
 
@@ -65,7 +64,9 @@ def write_and_read(client: EtcdClient, key: str, value: bytes) -> None:
 def test_each_member_killed_in_turn_costs_one_line_each(
     cluster: Cluster, client: EtcdClient, prefix: str, warnings: list[str]
 ) -> None:
-    lease = client.shared_lease(prefix, 8)
+    renewals: list[float] = []
+    lease = client.shared_lease(prefix, 8, lambda silence: None if silence else renewals.append(time.monotonic()))
+    lease.grant(client.limits)
     store = EtcdStore(client, prefix + "store/", timedelta(seconds=GUARD))
     client.put(prefix + "leased", b"", lease.id)
     for number in range(3):
@@ -82,7 +83,7 @@ def test_each_member_killed_in_turn_costs_one_line_each(
         cluster.start()
         assert len(warnings) == number + 1
         assert str(lost.config.endpoints[0]) in warnings[number]
-    eventually(lambda: lease.renewed_at > lost_at)
+    eventually(lambda: renewals[-1:] > [lost_at])
     assert client.get(prefix + "leased") is not None
 
 
@@ -95,7 +96,9 @@ def test_a_watch_of_a_member_that_goes_has_no_answer(cluster: Cluster, client: E
 def test_all_members_down_and_back_loses_nothing(
     cluster: Cluster, client: EtcdClient, prefix: str, warnings: list[str]
 ) -> None:
-    lease = client.shared_lease(prefix, 8)
+    renewals: list[float] = []
+    lease = client.shared_lease(prefix, 8, lambda silence: None if silence else renewals.append(time.monotonic()))
+    lease.grant(client.limits)
     store = EtcdStore(client, prefix + "store/", timedelta(seconds=GUARD))
     client.put(prefix + "leased", b"", lease.id)
     found: list[bytes] = []
@@ -110,13 +113,13 @@ def test_all_members_down_and_back_loses_nothing(
     back.join()
     waiter.join(GUARD)
     assert found == [b"after"]
-    eventually(lambda: lease.renewed_at > lost_at)
+    eventually(lambda: renewals[-1:] > [lost_at])
     assert client.get(prefix + "leased") is not None
     assert len(warnings) <= 3, "one for each member at most"
 
 
 def test_member_that_hangs_is_left(cluster: Cluster, prefix: str) -> None:
-    with EtcdClient(replace(cluster.config, times=PATIENT)) as client:
+    with EtcdClient(cluster.config) as client:
         client.connect()
         hung = member_of(cluster, client)
         assert hung.pid is not None
@@ -133,10 +136,13 @@ def test_a_mistake_at_all_members_is_one_line(cluster: Cluster, tmp_path: Path, 
     assert warnings == []
 
 
-def test_what_a_member_has_lost_is_soon_asked_of_another(first_etcd: EtcdServer, prefix: str) -> None:
+def test_what_a_member_has_lost_is_soon_asked_of_another(
+    first_etcd: EtcdServer, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(failover_channel, "ATTEMPT_SECONDS", 600.0)
     here = first_etcd.config.endpoints[0]
     with Proxy(here) as proxy, ExitStack() as stack:
-        config = replace(first_etcd.config, endpoints=(proxy.endpoint, here), times=EtcdTimes(attempt=600.0))
+        config = replace(first_etcd.config, endpoints=(proxy.endpoint, here))
         client = stack.enter_context(EtcdClient(config))
         # A client begins at any member of the list.
         while client.connection.endpoint != proxy.endpoint:
@@ -149,7 +155,7 @@ def test_what_a_member_has_lost_is_soon_asked_of_another(first_etcd: EtcdServer,
 
 def test_tokens_of_a_member_that_restarted_are_renewed(cluster: Cluster, prefix: str, warnings: list[str]) -> None:
     one = cluster.members[0]
-    with EtcdClient(replace(cluster.config, endpoints=one.config.endpoints, times=PATIENT)) as client:
+    with EtcdClient(replace(cluster.config, endpoints=one.config.endpoints)) as client:
         client.put(prefix + "key", b"1")
         client.connection.token = "forgotten.1"
         write_and_read(client, prefix + "key", b"2")

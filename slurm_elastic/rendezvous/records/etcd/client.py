@@ -8,7 +8,6 @@ import hashlib
 import logging
 import random
 import threading
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
@@ -111,10 +110,8 @@ class Lease:
 
     Attributes:
         id: etcd's number for it.
-        ttl: Seconds that it lives on after the last renewal.
-        renewed_at: When the last renewal that etcd confirmed was sent, on this process's monotonic clock. Before
-            ``renewed_at + ttl`` the lease cannot have expired; after that it may have, unless etcd itself was
-            down: etcd gives all leases their whole time again after it elected a leader.
+        ttl: Seconds that it lives on after the last renewal; etcd gives all leases their whole time again after it
+            elected a leader.
     """
 
     def __init__(self, connection: Connection, ttl: int, name: str) -> None:
@@ -122,7 +119,6 @@ class Lease:
         self._closed = threading.Event()
         self.ttl = ttl
         self.id = shared_lease_id(name)
-        self.renewed_at = time.monotonic()
         self._thread = threading.Thread(target=self._keep_alive, name="etcd-keep-alive", daemon=True)
 
     def grant(self, limits: Limits) -> None:
@@ -131,11 +127,9 @@ class Lease:
         Raises:
             EtcdError: See :meth:`Connection.call`.
         """
-        sent_at = time.monotonic()
         request = load_rpc().etcd.LeaseGrantRequest(TTL=self.ttl, ID=self.id)
         with contextlib.suppress(EtcdLeaseExistsError):
             self.ttl = self._connection.call("Lease/LeaseGrant", request, limits)[0].TTL
-        self.renewed_at = sent_at
 
     def under(self, write: Callable[[], _T], limits: Limits) -> _T:
         """Write under this lease; once more if it ran out before, say because this process was stopped for a while."""
@@ -166,11 +160,8 @@ class Lease:
         silence = 0.0
         # Without an answer there is no wait: the connection pauses between its attempts.
         while not self._closed.wait(wait := 0.0 if silence else self.ttl / 3 * random.uniform(0.8, 1.0)):
-            sent_at = time.monotonic()
             try:
-                if self._connection.call("Lease/LeaseKeepAlive", request, limits)[0].TTL > 0:
-                    self.renewed_at = sent_at
-                else:
+                if self._connection.call("Lease/LeaseKeepAlive", request, limits)[0].TTL <= 0:
                     # It has expired, and its keys with it.
                     self.grant(limits)
                 silence = 0.0

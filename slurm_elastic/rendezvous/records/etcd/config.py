@@ -51,22 +51,6 @@ class Endpoint:
 
 
 @dataclass(frozen=True, slots=True)
-class EtcdTimes:
-    """Seconds for which a client waits for members of etcd. No option changes these values.
-
-    Attributes:
-        attempt: For the answer to one attempt of a call, after two shorter ones at each member.
-        outage: Without an answer of any member, before the client logs it; longer than the election of a new leader
-            of etcd takes.
-        fresh: After the start of an agent, in which it takes what it read at first for the newest records.
-    """
-
-    attempt: float = 3.0
-    outage: float = 3.0
-    fresh: float = 2.0
-
-
-@dataclass(frozen=True, slots=True)
 class EtcdConfig:
     """All that a client needs to reach etcd. The password is in no repr.
 
@@ -91,7 +75,6 @@ class EtcdConfig:
     user: str | None = None
     password: str | None = field(default=None, repr=False)
     prefix: str = DEFAULT_PREFIX
-    times: EtcdTimes = EtcdTimes()
 
     def __post_init__(self) -> None:
         if not self.endpoints:

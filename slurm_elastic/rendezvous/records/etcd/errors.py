@@ -7,8 +7,7 @@ import contextlib
 import http.client
 import socket
 import ssl
-import threading
-from collections.abc import Callable
+from collections.abc import Collection
 
 from slurm_elastic import typed_json
 from slurm_elastic.errors import SlurmElasticError, UsageError
@@ -82,6 +81,12 @@ _REFUSALS: tuple[tuple[str, type[EtcdError], str], ...] = (
     ),
     ("user name is empty", EtcdAuthenticationError, f"etcd at {{config}} asks for user and password; {_CREDENTIALS}"),
     (
+        "permission denied",
+        EtcdPermissionError,
+        "etcd at {config} denies {user} the keys under {config.prefix}; etcdctl role grant-permission --prefix=true "
+        f"ROLE readwrite {{config.prefix}}, choose another key_prefix, or {_CREDENTIALS}",
+    ),
+    (
         "authentication is not enabled",
         EtcdAuthenticationError,
         "etcd at {config} has no authentication; leave out user and password, or etcdctl auth enable",
@@ -106,16 +111,8 @@ def diagnose_answer(code: str, details: str, config: EtcdConfig) -> EtcdError | 
     """Return what a failed call means for the caller; None if another member, or the same one later, may answer it."""
     for text, error, line in _REFUSALS:
         if text in details:
-            return error(line.format(config=config))
-    if "permission denied" in details:
-        if config.user is None:
-            return EtcdPermissionError(
-                f"etcd at {config} denies the keys under {config.prefix} without a user; {_CREDENTIALS}"
-            )
-        return EtcdPermissionError(
-            f"etcd at {config} denies user {config.user!r} the keys under {config.prefix}; "
-            f"etcdctl role grant-permission --prefix=true ROLE readwrite {config.prefix}, or choose another key_prefix"
-        )
+            user = "clients without a user" if config.user is None else f"user {config.user!r}"
+            return error(line.format(config=config, user=user))
     if code == "UNIMPLEMENTED":
         return EtcdEndpointError(f"what answers at {config} has no etcd v3 API; slurm_elastic needs etcd 3.4 or later")
     if code in _TRANSIENT or is_old_token(details) or "too many requests" in details:
@@ -130,43 +127,21 @@ def short_reason(code: str, details: str) -> str:
     return details.rpartition(": ")[2].strip().rstrip(".").lower() or code.lower()
 
 
-def probe_endpoints(config: EtcdConfig, check: Callable[[], None]) -> dict[Endpoint, str]:
-    """Look at what answers at endpoints that gRPC could not talk to.
+def endpoint_error(findings: Collection[str]) -> EtcdEndpointError:
+    """Return the error for endpoints of which none is what it should be."""
+    unknown = all(_UNKNOWN_HOST in finding for finding in findings)
+    kind = EtcdUnknownHostError if unknown else EtcdEndpointError
+    return kind(f"cannot use etcd: {'; '.join(findings)}")
 
-    Args:
-        check: Called every 0.1 s while the probes take their time; may raise.
+
+def probe_endpoint(endpoint: Endpoint, config: EtcdConfig) -> str | None:
+    """Look, for a second or two, at what answers at an endpoint that gRPC could not talk to.
+
+    It asks for etcd's version, which etcd tells over HTTP/1 at the port where it speaks gRPC. gRPC's own words say too
+    little (grpcio 1.85: "Socket closed" with TLS on one side only, whichever it is).
 
     Returns:
-        For each endpoint where something is wrong: what, and how to fix it. One that is down or slow is not
-        in it.
-
-    Raises:
-        EtcdEndpointError: Something is wrong at all of them; EtcdUnknownHostError if no host is known.
-    """
-    findings: dict[Endpoint, str] = {}
-
-    def probe(endpoint: Endpoint) -> None:
-        if finding := _probe_endpoint(endpoint, config):
-            findings[endpoint] = finding
-
-    threads = [threading.Thread(target=probe, args=(endpoint,), daemon=True) for endpoint in config.endpoints]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        while thread.is_alive():
-            thread.join(0.1)
-            check()
-    if len(findings) == len(config.endpoints):
-        unknown = all(_UNKNOWN_HOST in finding for finding in findings.values())
-        kind = EtcdUnknownHostError if unknown else EtcdEndpointError
-        raise kind(f"cannot use etcd: {'; '.join(findings.values())}") from None
-    return findings
-
-
-def _probe_endpoint(endpoint: Endpoint, config: EtcdConfig) -> str | None:
-    """Ask for etcd's version, which it tells over HTTP/1 at the port where it speaks gRPC.
-
-    gRPC's own words say too little (grpcio 1.85: "Socket closed" with TLS on one side only, whichever it is).
+        What is wrong there and how to fix it; None if nothing is, or the endpoint is down or slow.
     """
     connected = False
     try:

@@ -86,6 +86,12 @@ Members lose each request between the end of their leader and the moment at whic
 (etcd 3.4 and 3.5: a proposal, or the index of a read, goes to the leader once). They answer only a new request.
 """
 
+ATTEMPT_SECONDS = 3.0
+"""How long each further attempt may take."""
+
+OUTAGE_SECONDS = 3.0
+"""Without an answer of any member, before the log says so; longer than the election of a new leader of etcd takes."""
+
 _INTERRUPT_SECONDS = 0.1
 """How often a wait looks at its interrupt hook; well inside the 0.2 s that a signal may take."""
 
@@ -144,10 +150,11 @@ class Connection:
         self.quiet = False
         self.token: str | None = None
         self._rpc = load_rpc()
-        self._lock = threading.Lock()
+        self._log_lock = threading.Lock()
         self._channels = [_open_channel(endpoint, config) for endpoint in config.endpoints]
         # Clients start at different members, so that 1,000 agents do not all use the first of the list.
-        self._position = random.randrange(len(self._channels))
+        self._turn = random.randrange(len(self._channels))
+        """The number of the member that calls go to, plus a multiple of the number of members; it only grows."""
         self._lost: set[Endpoint] = set()
         """The members that the log calls lost."""
         self._answered = self._is_outage = False
@@ -157,7 +164,7 @@ class Connection:
     @property
     def endpoint(self) -> Endpoint:
         """The member that calls go to now."""
-        return self.config.endpoints[self._position]
+        return self.config.endpoints[self._turn % len(self._channels)]
 
     def call(self, path: str, request: Any, limits: Limits) -> tuple[Any, bool]:
         """Call a method of etcd's API, such as KV/Txn, at one member after the other until one answers.
@@ -172,35 +179,41 @@ class Connection:
         """
         began = time.monotonic()
         deadline = began + limits.timeout
-        members, longest = len(self._channels), self.config.times.attempt
+        members = len(self._channels)
         failing: dict[Endpoint, str] = {}
+        wrong: dict[Endpoint, str] = {}
         lost: dict[Endpoint, str] = {}
         failures = 0
         while True:
             limits.check()
-            position = self._position
-            endpoint = self.config.endpoints[position]
+            turn = self._turn
+            endpoint = self.config.endpoints[turn % members]
             try:
                 if self.config.user is not None and self.token is None:
                     user = self._rpc.etcd.AuthenticateRequest(name=self.config.user, password=self.config.password)
                     # etcd hashes the password, which takes longer than any other call.
-                    self.token = self._attempt(position, "Auth/Authenticate", user, longest, deadline, limits).token
-                seconds = min(_FIRST_SECONDS, longest) if failures < 2 * members else longest
-                response = self._attempt(position, path, request, seconds, deadline, limits)
+                    answer = self._attempt(turn, "Auth/Authenticate", user, ATTEMPT_SECONDS, deadline, limits)
+                    self.token = answer.token
+                seconds = _FIRST_SECONDS if failures < 2 * members else ATTEMPT_SECONDS
+                response = self._attempt(turn, path, request, seconds, deadline, limits)
             except self._rpc.grpc.RpcError as error:
                 code, details = error.code().name, error.details() or ""
-                self._judge(code, details)
+                if refusal := errors.diagnose_answer(code, details, self.config):
+                    raise refusal from None
+                if errors.is_old_token(details):
+                    self.token = None
                 reason = errors.short_reason(code, details)
                 failing[endpoint] = f"{endpoint}: {reason}"
                 # A member that is silent, or answers by itself, may wait for a new leader, as this client does.
                 if code == "UNAVAILABLE" and not details.startswith("etcdserver:"):
                     lost[endpoint] = reason
                 failures += 1
-                with self._lock:
-                    if self._position == position:
-                        self._position = (position + 1) % members
-                if not self._answered and failures % members == 0:
-                    failing.update(errors.probe_endpoints(self.config, limits.check))
+                # Another thread may have moved on already.
+                self._turn = max(self._turn, turn + 1)
+                if not self._answered and (finding := errors.probe_endpoint(endpoint, self.config)):
+                    failing[endpoint] = wrong[endpoint] = finding
+                    if len(wrong) == members:
+                        raise errors.endpoint_error(wrong.values()) from None
                 self._log_outage(failing, lost, time.monotonic() - began)
                 if time.monotonic() >= deadline:
                     raise errors.EtcdUnavailableError(
@@ -217,7 +230,7 @@ class Connection:
 
         The read finds another member, gets a new token, or says what is wrong.
         """
-        method = self._method(self._position, "stream_stream", "Watch/Watch", self._rpc.etcd.WatchRequest)
+        method = self._method(self._turn, "stream_stream", "Watch/Watch", self._rpc.etcd.WatchRequest)
         call = method(iter(requests), timeout=max(0.01, deadline - time.monotonic()), metadata=self._metadata())
         try:
             with contextlib.suppress(self._rpc.grpc.RpcError):
@@ -245,28 +258,29 @@ class Connection:
         for channel in self._channels:
             channel.close()
 
-    def _method(self, position: int, kind: str, path: str, request: Any) -> Any:
+    def _method(self, turn: int, kind: str, path: str, request: Any) -> Any:
         """Return a method of etcd's API at a member; `request` is the type of its message."""
         if os.getpid() != self._process:
             raise errors.EtcdError("an etcd client does not survive a fork; make a new one in the child process")
-        self._require_open()
+        if self._closed.is_set():
+            raise _closed_error()
         answer = getattr(self._rpc.etcd, request.__name__.removesuffix("Request") + "Response")
-        method = getattr(self._channels[position], kind)
+        method = getattr(self._channels[turn % len(self._channels)], kind)
         return method(f"/etcdserverpb.{path}", request.SerializeToString, answer.FromString)
 
     def _metadata(self) -> tuple[tuple[str, str], ...]:
         """The token, and the wish for no answers from a member without a leader."""
         return (*((("token", self.token),) if self.token else ()), ("hasleader", "true"))
 
-    def _attempt(self, position: int, path: str, request: Any, seconds: float, deadline: float, limits: Limits) -> Any:
+    def _attempt(self, turn: int, path: str, request: Any, seconds: float, deadline: float, limits: Limits) -> Any:
         timeout = max(0.01, min(seconds, deadline - time.monotonic()))
         # LeaseKeepAlive, too: a stream of one request and one answer is the same on the wire.
-        method = self._method(position, "unary_unary", path, type(request))
+        method = self._method(turn, "unary_unary", path, type(request))
         try:
             call = method.future(request, timeout=timeout, metadata=self._metadata())
         except ValueError:
             # gRPC's answer on a channel that another thread has just closed.
-            raise errors.EtcdError("the etcd client is closed") from None
+            raise _closed_error() from None
         try:
             while True:
                 with contextlib.suppress(self._rpc.grpc.FutureTimeoutError):
@@ -275,22 +289,10 @@ class Connection:
         finally:
             call.cancel()
 
-    def _require_open(self) -> None:
-        if self._closed.is_set():
-            raise errors.EtcdError("the etcd client is closed") from None
-
-    def _judge(self, code: str, details: str) -> None:
-        """Get ready for the next attempt after a call that failed, or raise what it means for the caller."""
-        self._require_open()
-        if refusal := errors.diagnose_answer(code, details, self.config):
-            raise refusal from None
-        if errors.is_old_token(details):
-            self.token = None
-
     def _log_outage(self, failing: Mapping[Endpoint, str], lost: Mapping[Endpoint, str], seconds: float) -> None:
         """Log an outage once."""
-        with self._lock:
-            if not self._is_outage and len(failing) == len(self._channels) and seconds > self.config.times.outage:
+        with self._log_lock:
+            if not self._is_outage and len(failing) == len(self._channels) and seconds > OUTAGE_SECONDS:
                 self._is_outage = True
                 self._lost.update(lost)
                 reasons = "; ".join(failing.values())
@@ -299,7 +301,7 @@ class Connection:
     def _note_answer(self, endpoint: Endpoint, lost: Mapping[Endpoint, str]) -> None:
         """Log the members that were lost before this one answered, each once until it answers again."""
         self._answered = True
-        with self._lock:
+        with self._log_lock:
             if self._is_outage:
                 self._is_outage = False
                 self._log(logging.INFO, f"etcd answers again, at {endpoint}")
@@ -309,6 +311,10 @@ class Connection:
 
     def _log(self, level: int, message: str) -> None:
         logger.log(logging.DEBUG if self.quiet else level, "%s", message)
+
+
+def _closed_error() -> errors.EtcdError:
+    return errors.EtcdError("the etcd client is closed")
 
 
 def _open_channel(endpoint: Endpoint, config: EtcdConfig) -> Any:

@@ -49,6 +49,9 @@ LEASE_SECONDS = 45
 _START_SECONDS = 30.0
 """How long an agent that starts waits for an etcd that does not answer."""
 
+_FRESH_SECONDS = 2.0
+"""How long an agent that starts takes what it read at first for the newest records."""
+
 _HURRIED_SECONDS = 2.0
 """How long the end of a run waits for one."""
 
@@ -119,7 +122,7 @@ class EtcdRecords:
             keys: {name: record for name, record in records.items() if name.startswith(keys)}
             for keys in ((self._epochs,), (self._endpoint, _ROUND), (_DONE,))
         }
-        self._opening_ends = time.monotonic() + self.client.config.times.fresh
+        self._opening_ends = time.monotonic() + _FRESH_SECONDS
         # From here on only the leader logs members of etcd that are lost or back.
         self.client.connection.quiet = True
 
