@@ -10,7 +10,7 @@ import random
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 from slurm_elastic.rendezvous.records.etcd.config import EtcdConfig
 from slurm_elastic.rendezvous.records.etcd.errors import (
@@ -26,8 +26,6 @@ logger = logging.getLogger(__name__)
 MAX_OPERATIONS = 128
 """Operations that etcd takes in one transaction (its --max-txn-ops, by default)."""
 _DEFAULT_LIMITS = Limits(timeout=10.0)
-
-_T = TypeVar("_T")
 
 
 class KeyValue(Protocol):
@@ -130,14 +128,6 @@ class Lease:
         request = load_rpc().etcd.LeaseGrantRequest(TTL=self.ttl, ID=self.id)
         with contextlib.suppress(EtcdLeaseExistsError):
             self.ttl = self._connection.call("Lease/LeaseGrant", request, limits)[0].TTL
-
-    def under(self, write: Callable[[], _T], limits: Limits) -> _T:
-        """Write under this lease; once more if it ran out before, say because this process was stopped for a while."""
-        try:
-            return write()
-        except EtcdLeaseLostError:
-            self.grant(limits)
-            return write()
 
     def keep(self, heard: Callable[[float], None] | None = None) -> None:
         """Start to renew it.
@@ -270,9 +260,17 @@ class EtcdClient:
     def transaction(
         self, compare: Iterable[object], success: Iterable[object] = (), failure: Iterable[object] = ()
     ) -> TransactionResult:
-        """Do all of ``success`` at once if all comparisons hold, else all of ``failure``."""
+        """Do all of ``success`` at once if all comparisons hold, else all of ``failure``.
+
+        If a lease of this client ran out, say because the process was stopped for a while, it is granted anew first.
+        """
         request = self._etcd.TxnRequest(compare=compare, success=success, failure=failure)
-        response, retried = self.connection.call("KV/Txn", request, self.limits)
+        try:
+            response, retried = self.connection.call("KV/Txn", request, self.limits)
+        except EtcdLeaseLostError:
+            for lease in self._leases.values():
+                lease.grant(self.limits)
+            response, retried = self.connection.call("KV/Txn", request, self.limits)
         reads = [part.response_range.kvs for part in response.responses]
         return TransactionResult(response.succeeded, reads, response.header.revision, retried)
 
@@ -283,7 +281,7 @@ class EtcdClient:
         it is made again, empty.
 
         Args:
-            heard: See :meth:`Lease.keep`. With it, the lease is granted by the first renewal or by :meth:`Lease.under`,
+            heard: See :meth:`Lease.keep`. With it, the lease is granted by the first renewal or write,
                 so that a client that never writes has nothing to ask first.
         """
         if name not in self._leases:

@@ -168,9 +168,19 @@ class EtcdRecords:
 
     def claim_round(self, number: int, record: api.Record) -> bool:
         """See RunDirRecords."""
-        entry = {"number": number, "record": record}
-        won = self._replace(_ROUND, entry, lambda there: int(there["number"]) < number)
-        return won and self._copied(lambda: self._copy.claim_round(number, record), True)
+        name = self.prefix + _ROUND
+        signed = signed_value(self._secret, name, {"number": number, "record": record})
+        while True:
+            pair = self._ask(lambda etcd: etcd.get(name))
+            there = None if pair is None else self._open(pair)
+            if pair is not None and there is None:
+                raise api.RecordsError(
+                    f"the etcd key {name} was not written by this run; if nothing else uses it: etcdctl del {name}"
+                )
+            if there is not None and int(there["number"]) >= number:
+                return False
+            if self._swap(_ROUND, pair.mod_revision if pair else 0, signed):
+                return self._copied(lambda: self._copy.claim_round(number, record), True)
 
     def last_round(self) -> int | None:
         """See RunDirRecords."""
@@ -285,25 +295,6 @@ class EtcdRecords:
         """Write a record; return False if there is one."""
         return self._swap(key, 0, signed_value(self._secret, self.prefix + key, record), can_wait=can_wait)
 
-    def _replace(self, key: str, record: api.Record, may_replace: Callable[[dict[str, Any]], bool]) -> bool:
-        """Write a record in place of one that `may_replace` accepts, or of none; return False if it refuses."""
-        signed = signed_value(self._secret, self.prefix + key, record)
-        while True:
-            pair = self._ask(lambda etcd: etcd.get(self.prefix + key))
-            if pair is not None:
-                if pair.value == signed:
-                    return True
-                there = self._open(pair)
-                if there is None:
-                    raise api.RecordsError(
-                        f"the etcd key {self.prefix}{key} was not written by this run; if nothing else uses it: "
-                        f"etcdctl del {self.prefix}{key}"
-                    )
-                if not may_replace(there):
-                    return False
-            if self._swap(key, 0 if pair is None else pair.mod_revision, signed):
-                return True
-
     def _put(self, key: str, record: api.Record, *, can_wait: bool = True) -> None:
         """Write a record in place of any other."""
         signed = signed_value(self._secret, self.prefix + key, record)
@@ -342,20 +333,17 @@ class EtcdRecords:
         return record
 
     def _ask(self, call: Callable[[EtcdClient], _T], *, can_wait: bool = True) -> _T:
-        etcd = self._limited(can_wait=can_wait)
+        is_main = threading.current_thread() is threading.main_thread()
+        if can_wait and not self._ending.is_set():
+            etcd = self.client.limited(self._limit, lambda: self._ending.is_set() or (is_main and self._interrupted()))
+        else:
+            etcd = self.client.limited(min(self._limit, _HURRIED_SECONDS))
         try:
-            return self._lease.under(lambda: call(etcd), etcd.limits)
+            return call(etcd)
         except api.RecordsError:
             raise
         except EtcdError as error:
             raise api.RecordsError(str(error)) from error
-
-    def _limited(self, *, can_wait: bool) -> EtcdClient:
-        if not can_wait or self._ending.is_set():
-            return self.client.limited(min(self._limit, _HURRIED_SECONDS))
-        if threading.current_thread() is threading.main_thread():
-            return self.client.limited(self._limit, lambda: self._ending.is_set() or self._interrupted())
-        return self.client.limited(self._limit, self._ending.is_set)
 
     def _heard(self, silence: float) -> None:
         """Report an etcd that is lost, and restore records that it has lost."""

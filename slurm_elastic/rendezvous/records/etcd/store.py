@@ -104,7 +104,6 @@ class EtcdStore(Store):
             ValueError: The key holds something else.
         """
         amount = operator.index(amount)
-
         return int(self._update(key, lambda value: b"%d" % (int(value or 0) + amount)) or 0)
 
     def append(self, key: str | bytes, value: str | bytes) -> None:
@@ -274,10 +273,7 @@ class EtcdStore(Store):
     def _transact(
         self, compare: Sequence[object], success: Sequence[object], failure: Sequence[object] = ()
     ) -> etcd.TransactionResult:
-        def write(client: etcd.EtcdClient) -> etcd.TransactionResult:
-            return self.lease.under(lambda: client.transaction(compare, success, failure), client.limits)
-
-        return self._call(write)
+        return self._call(lambda client: client.transaction(compare, success, failure))
 
     def _call(self, call: Callable[[etcd.EtcdClient], _T]) -> _T:
         try:
@@ -338,15 +334,13 @@ class EtcdV3RendezvousBackend(RendezvousBackend):
             current = self.get_state()
             return None if current is None else (*current, False)
         content = hashlib.sha256(state).digest() + state
-
-        def write() -> etcd.TransactionResult:
-            return self.client.transaction(
+        result = _translated(
+            lambda: self.client.transaction(
                 [etcd.unchanged(self._key, token or 0)],
                 [etcd.put(self._key, content, self.lease.id)],
                 [etcd.get(self._key)],
             )
-
-        result = _translated(lambda: self.lease.under(write, self.client.limits))
+        )
         if result.succeeded:
             return state, result.revision, True
         for pair in result.responses[0]:
