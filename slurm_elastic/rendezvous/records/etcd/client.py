@@ -305,8 +305,7 @@ class EtcdClient:
         create = self._etcd.WatchCreateRequest
         fields = {"start_revision": revision + 1, "filters": [create.NODELETE]}
         requests = [self._etcd.WatchRequest(create_request=create(**place, **fields)) for place in places]
-        with contextlib.closing(self.connection.watch(requests, deadline)) as answers:
-            next((answer for answer in answers if answer.events or answer.canceled), None)
+        self.connection.watch(requests, deadline)
 
     def close(self) -> None:
         """End all threads and the connection. Leases are left to run out."""

@@ -19,9 +19,10 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from slurm_elastic.environment import changed_environment
@@ -41,17 +42,9 @@ _SETTINGS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Rpc:
-    """The modules behind etcd's API."""
-
-    grpc: Any
-    etcd: Any
-
-
 @functools.cache
-def load_rpc() -> Rpc:
-    """Import etcd3, and with it grpc and protobuf, which no other function does, and return what it brings.
+def load_rpc() -> SimpleNamespace:
+    """Import etcd3, and with it grpc and protobuf, which no other function does; return the modules `grpc` and `etcd`.
 
     The generated code in etcd3 0.12.0 predates protobuf 4 and is refused by its C implementation ("Descriptors cannot
     be created directly"); protobuf's pure Python implementation takes it. Which of the two a process gets is decided by
@@ -74,7 +67,7 @@ def load_rpc() -> Rpc:
         with changed_environment({_IMPLEMENTATION: "python", **defaults}), warnings.catch_warnings():
             # The age of the generated code again; one warning for each field of each message.
             warnings.simplefilter("ignore", DeprecationWarning)
-            return Rpc(grpc=importlib.import_module("grpc"), etcd=importlib.import_module("etcd3.etcdrpc"))
+            return SimpleNamespace(grpc=importlib.import_module("grpc"), etcd=importlib.import_module("etcd3.etcdrpc"))
     except ImportError as error:
         raise UsageError(f"cannot import etcd3, the client of etcd ({error}); pip install etcd3") from error
 
@@ -225,19 +218,20 @@ class Connection:
                 self._note_answer(endpoint, lost)
                 return response, failures > 0
 
-    def watch(self, requests: Iterable[Any], deadline: float) -> Generator[Any, None, None]:
-        """Yield the answers to watches until their stream ends, which is no error: the caller has to read again anyway.
+    def watch(self, requests: Iterable[Any], deadline: float) -> None:
+        """Wait for the first event of watches, or the end of their stream: the caller has to read again anyway.
 
         The read finds another member, gets a new token, or says what is wrong.
         """
         method = self._method(self._turn, "stream_stream", "Watch/Watch", self._rpc.etcd.WatchRequest)
-        call = method(iter(requests), timeout=max(0.01, deadline - time.monotonic()), metadata=self._metadata())
-        try:
-            with contextlib.suppress(self._rpc.grpc.RpcError):
-                yield from call
-            self.pause(len(self._channels), deadline, Limits(0.0))
-        finally:
-            call.cancel()
+        with contextlib.suppress(self._rpc.grpc.RpcError, ValueError):
+            call = method(iter(requests), timeout=max(0.01, deadline - time.monotonic()), metadata=self._metadata())
+            try:
+                if any(answer.events or answer.canceled for answer in call):
+                    return
+            finally:
+                call.cancel()
+        self.pause(len(self._channels), deadline, Limits(0.0))
 
     def pause(self, failures: int, deadline: float, limits: Limits) -> None:
         """Wait a little when all members have failed in turn; go on at once as long as they have not."""
@@ -262,8 +256,6 @@ class Connection:
         """Return a method of etcd's API at a member; `request` is the type of its message."""
         if os.getpid() != self._process:
             raise errors.EtcdError("an etcd client does not survive a fork; make a new one in the child process")
-        if self._closed.is_set():
-            raise _closed_error()
         answer = getattr(self._rpc.etcd, request.__name__.removesuffix("Request") + "Response")
         method = getattr(self._channels[turn % len(self._channels)], kind)
         return method(f"/etcdserverpb.{path}", request.SerializeToString, answer.FromString)
@@ -279,8 +271,8 @@ class Connection:
         try:
             call = method.future(request, timeout=timeout, metadata=self._metadata())
         except ValueError:
-            # gRPC's answer on a channel that another thread has just closed.
-            raise _closed_error() from None
+            # gRPC's answer on a channel that is closed.
+            raise errors.EtcdError("the etcd client is closed") from None
         try:
             while True:
                 with contextlib.suppress(self._rpc.grpc.FutureTimeoutError):
@@ -311,10 +303,6 @@ class Connection:
 
     def _log(self, level: int, message: str) -> None:
         logger.log(logging.DEBUG if self.quiet else level, "%s", message)
-
-
-def _closed_error() -> errors.EtcdError:
-    return errors.EtcdError("the etcd client is closed")
 
 
 def _open_channel(endpoint: Endpoint, config: EtcdConfig) -> Any:

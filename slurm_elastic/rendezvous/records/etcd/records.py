@@ -97,7 +97,7 @@ class EtcdRecords:
         self._epochs = f"{self._own}epochs/"
         self._endpoint = f"{self._own}endpoint"
         self._copy_failed = self._silent = self._logs = False
-        self._opening: dict[tuple[str, ...], Mapping[str, api.Record]] = {}
+        self._opening: dict[tuple[str, ...], dict[str, dict[str, Any]]] = {}
         self._opening_ends = 0.0
         self._foreign: set[str] = set()
         self.written: dict[str, bytes] = {}
@@ -117,10 +117,12 @@ class EtcdRecords:
         """Check that etcd can be used, and read by the same request all records that an agent needs when it starts."""
         etcd = self.client.limited(timeout, self._interrupted)
         records = self._opened(etcd.connect(get(self.prefix, prefix=True)))
-        # The answer to each question that an agent asks soon after, once.
+        # The answer to each question that an agent asks soon after, once. A leader may have come since then.
         self._opening = {
-            keys: {name: record for name, record in records.items() if name.startswith(keys)}
+            keys: answer
             for keys in ((self._epochs,), (self._endpoint, _ROUND), (_DONE,))
+            if (answer := {name: record for name, record in records.items() if name.startswith(keys)})
+            or keys == (_DONE,)
         }
         self._opening_ends = time.monotonic() + _FRESH_SECONDS
         # From here on only the leader logs members of etcd that are lost or back.
@@ -132,7 +134,7 @@ class EtcdRecords:
         try:
             # Without the copy only etcd has the answer, so this call waits for it all the same.
             hurried = not can_wait and copied is not None
-            epochs = self._fresh(self._epochs) or self._read(self._epochs, can_wait=not hurried)
+            epochs = self._read(self._epochs, can_wait=not hurried)
         except api.RecordsUnreachableError:
             if not hurried:
                 raise
@@ -192,14 +194,9 @@ class EtcdRecords:
 
     def situation(self, known_round: int | None = None) -> api.Situation:
         """See RunDirRecords."""
-        records = self._fresh(self._endpoint, _ROUND)
-        if not records or self._endpoint not in records:
-            # A leader may have come since then.
-            records = self._read(self._endpoint, _ROUND)
-        endpoint = records.get(self._endpoint)
-        if endpoint is None:
-            # Other users of etcd can write over it, again and again; only agents of this run write the copy.
-            endpoint = self._copied(self._copy.endpoint, None)
+        records = self._read(self._endpoint, _ROUND)
+        # Other users of etcd can write over it, again and again; only agents of this run write the copy.
+        endpoint = records.get(self._endpoint) or self._copied(self._copy.endpoint, None)
         newest = records.get(_ROUND)
         number = self._last(newest)
         return api.Situation(
@@ -225,10 +222,7 @@ class EtcdRecords:
 
     def is_done(self) -> bool:
         """See RunDirRecords."""
-        if self._copied(self._copy.is_done, False):
-            return True
-        records = self._fresh(_DONE)
-        return bool(self._read(_DONE) if records is None else records)
+        return self._copied(self._copy.is_done, False) or bool(self._read(_DONE))
 
     def publish_failure(self, record: api.Record) -> None:
         """See RunDirRecords. The copy alone is enough, so the end of a run does not wait for etcd."""
@@ -251,10 +245,6 @@ class EtcdRecords:
     def close(self) -> None:
         """See RunDirRecords. The lease expires unless other agents renew it."""
         self.client.close()
-
-    def _fresh(self, *keys: str) -> Mapping[str, api.Record] | None:
-        """Return what an agent that has just started has read of some keys; None if it has to ask etcd."""
-        return self._opening.pop(keys, None) if time.monotonic() < self._opening_ends else None
 
     def _last(self, newest: api.Record | None) -> int | None:
         return _newest([newest["number"] if newest else None, self._copied(self._copy.last_round, None)])
@@ -281,12 +271,15 @@ class EtcdRecords:
         return self._read(key).get(key)
 
     def _read(self, *keys: str, can_wait: bool = True) -> dict[str, dict[str, Any]]:
-        """Return the records that exist, by key, all as of one moment.
+        """Return the records that exist, by key, all as of one moment; once what an agent that starts has read of them.
 
         Args:
             keys: The keys without prefix; one with a slash at its end stands for all keys that begin with it.
             can_wait: False to wait for etcd 2 s at most.
         """
+        opening = self._opening.pop(keys, None)
+        if opening is not None and time.monotonic() < self._opening_ends:
+            return opening
         reads = [get(self.prefix + key, prefix=key.endswith("/")) for key in keys]
         responses = self._ask(lambda etcd: etcd.transaction((), reads), can_wait=can_wait).responses
         return self._opened(kv for response in responses for kv in response)

@@ -407,12 +407,10 @@ def _with_scheme(endpoint: str, protocol: object) -> str:
 def _translated(call: Callable[[], _T]) -> _T:
     try:
         return call()
-    except EtcdUnknownHostError as error:
-        # As with torch's backend: the name service may know the host when torchrun's caller tries again.
-        raise RendezvousConnectionError(str(error)) from error
-    except UsageError:
-        raise
     except EtcdError as error:
+        # As with torch's backend: the name service may know a host when torchrun's caller tries again.
+        if isinstance(error, UsageError) and not isinstance(error, EtcdUnknownHostError):
+            raise
         raise RendezvousConnectionError(str(error)) from error
 
 
