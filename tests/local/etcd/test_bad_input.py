@@ -148,15 +148,6 @@ def test_a_member_without_both_refuses(
     assert words in str(error)
 
 
-def test_certificate_of_another_authority(secured: Cluster, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    stranger = Authority(tmp_path, "stranger")
-    error = refusal(replace(secured.config, ca_cert=stranger.own.certificate))
-    assert isinstance(error, EtcdEndpointError)
-    assert "certificate is not accepted" in str(error)
-    assert "ca_cert" in str(error)
-    assert capfd.readouterr().err == "", "gRPC's core writes by itself unless told not to"
-
-
 def test_certificate_for_another_host(binary: Path, tmp_path: Path) -> None:
     authority = Authority(tmp_path)
     server = SecuredServer(tmp_path / "etcd", binary=binary)

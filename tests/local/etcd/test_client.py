@@ -30,14 +30,6 @@ def revoke(client: EtcdClient, lease: Lease) -> None:
     client.connection.call("Lease/LeaseRevoke", request, client.limits)
 
 
-def value_of(client: EtcdClient, key: str) -> bytes:
-    """Wait until there is a key."""
-    eventually(lambda: client.get(key) is not None)
-    found = client.get(key)
-    assert found is not None
-    return found.value
-
-
 def test_keys_and_values_are_any_bytes(client: EtcdClient, prefix: str) -> None:
     key = prefix.encode() + b"\x00\xff\n"
     client.put(key, b"\xff\x00")
