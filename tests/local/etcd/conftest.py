@@ -58,15 +58,8 @@ def first_etcd() -> Iterator[EtcdServer]:
 
 
 @pytest.fixture
-def own_etcd(binary: Path) -> Iterator[EtcdServer]:
-    """An etcd that the test may stop, fill up, or lock."""
-    with EtcdServer(binary=binary) as server:
-        yield server
-
-
-@pytest.fixture
 def lone_etcd() -> Iterator[EtcdServer]:
-    """The same for tests of what lies above the API. It comes back where it was."""
+    """An etcd that the test may stop, fill up, or lock. It comes back where it was."""
     with EtcdServer() as server:
         yield server
 

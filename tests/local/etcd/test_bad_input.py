@@ -162,9 +162,9 @@ def test_certificate_for_another_host(binary: Path, tmp_path: Path) -> None:
     assert "not valid for '127.0.0.1'" in str(error)
 
 
-def test_no_password_where_one_is_asked_for(own_etcd: EtcdServer) -> None:
-    enable_authentication(own_etcd.config, "some-password")
-    error = refusal(own_etcd.config)
+def test_no_password_where_one_is_asked_for(lone_etcd: EtcdServer) -> None:
+    enable_authentication(lone_etcd.config, "some-password")
+    error = refusal(lone_etcd.config)
     assert isinstance(error, EtcdAuthenticationError)
     assert PASSWORD in str(error)
 
@@ -205,6 +205,13 @@ def test_list_with_a_dead_member_costs_one_line(
             for number in range(5):
                 client.put(f"{prefix}{number}", b"")
         assert len(warnings) == lost
+
+
+def test_a_list_with_something_else_in_it_is_no_mistake(etcd: EtcdServer) -> None:
+    with http_server({"hello": "world"}) as other:
+        for _ in range(8):  # Where a client begins in the list is chance.
+            with EtcdClient(replace(etcd.config, endpoints=(other, *etcd.config.endpoints))) as client:
+                client.connect()
 
 
 def test_no_member_there(dead_endpoint: Callable[[], Endpoint]) -> None:

@@ -11,8 +11,8 @@ import pytest
 
 from slurm_elastic.errors import SlurmElasticError
 from slurm_elastic.rendezvous.records.etcd import EtcdClient, EtcdServer, failover_channel
-from slurm_elastic.rendezvous.records.etcd.client import Lease, delete, get, put, unchanged
-from slurm_elastic.rendezvous.records.etcd.errors import EtcdInterruptedError, EtcdUnavailableError
+from slurm_elastic.rendezvous.records.etcd.client import Lease, key_range
+from slurm_elastic.rendezvous.records.etcd.errors import EtcdError, EtcdInterruptedError, EtcdUnavailableError
 from slurm_elastic.rendezvous.records.etcd.failover_channel import load_rpc
 from tests.local.agents import eventually
 from tests.local.etcd.helpers.processes import stopped
@@ -30,15 +30,6 @@ def revoke(client: EtcdClient, lease: Lease) -> None:
     client.connection.call("Lease/LeaseRevoke", request, client.limits)
 
 
-def test_keys_and_values_are_any_bytes(client: EtcdClient, prefix: str) -> None:
-    key = prefix.encode() + b"\x00\xff\n"
-    client.put(key, b"\xff\x00")
-    found = client.get(key)
-    assert found is not None
-    assert (found.key, found.value, found.version) == (key, b"\xff\x00", 1)
-    assert client.get(prefix + "other") is None
-
-
 def test_prefix_holds_its_keys_and_no_others(client: EtcdClient, prefix: str) -> None:
     for name in ("a", "b", "b\xff", "c"):
         client.put(prefix + name, name.encode())
@@ -48,19 +39,6 @@ def test_prefix_holds_its_keys_and_no_others(client: EtcdClient, prefix: str) ->
     assert client.count_prefix(prefix) == 4
     assert client.delete(prefix + "b", prefix=True) == 2
     assert client.delete(prefix + "b") == 0
-
-
-def test_transaction_writes_only_when_the_revision_is_as_compared(client: EtcdClient, prefix: str) -> None:
-    key = prefix + "leader"
-    first = client.transaction([unchanged(key, 0)], [put(key, b"one")], [get(key)])
-    assert first.succeeded
-    second = client.transaction([unchanged(key, 0)], [put(key, b"two")], [get(key)])
-    assert not second.succeeded
-    assert second.responses[0][0].value == b"one"
-    third = client.transaction([unchanged(key, first.revision)], [delete(key), put(prefix + "x", b"")])
-    assert third.succeeded
-    assert not third.retried
-    assert client.get(key) is None
 
 
 @pytest.mark.parametrize("disturbance", ["gone", "hung"])
@@ -97,6 +75,22 @@ def test_a_shared_lease_lives_past_its_ttl_and_its_keys_die_with_the_last_client
         time.sleep(kept.ttl + 0.7)
         assert client.get(key) is not None
     eventually(lambda: client.get(key) is None)
+
+
+def test_a_watch_from_before_a_compaction_ends(client: EtcdClient, prefix: str) -> None:
+    revision = client.put(prefix, b"")
+    compact(client, client.put(prefix, b""))
+    began = time.monotonic()
+    client.await_put([key_range(prefix + "never", False)], revision - 1, began + GUARD)
+    assert time.monotonic() - began < GUARD
+
+
+def test_client_that_is_closed_says_so(first_etcd: EtcdServer) -> None:
+    with EtcdClient(first_etcd.config) as client:
+        client.connect()
+    client.connection.watch([], time.monotonic() + GUARD)
+    with pytest.raises(EtcdError, match="is closed"):
+        client.connect()
 
 
 def test_client_in_a_forked_child_says_so(client: EtcdClient, prefix: str) -> None:

@@ -86,6 +86,13 @@ def test_each_member_killed_in_turn_costs_one_line_each(
     assert client.get(prefix + "leased") is not None
 
 
+def test_a_loss_that_several_threads_notice_is_one_line(client: EtcdClient, warnings: list[str]) -> None:
+    lost, other, _ = client.config.endpoints
+    for _ in range(2):
+        client.connection._note_answer(other, {lost: "killed"})
+    assert warnings == [f"etcd member {lost} is lost (killed); going on with the others"]
+
+
 def test_a_watch_of_a_member_that_goes_has_no_answer(cluster: Cluster, client: EtcdClient, prefix: str) -> None:
     member_of(cluster, client).kill()
     client.connection.watch([], time.monotonic() + GUARD)
