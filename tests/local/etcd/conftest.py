@@ -9,14 +9,12 @@ import shutil
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from slurm_elastic.rendezvous.records.etcd import EtcdClient, EtcdServer
+from slurm_elastic.rendezvous.records.etcd import EtcdClient, EtcdServer, failover_channel
 from slurm_elastic.rendezvous.records.etcd.config import Endpoint
-from tests.local.etcd.helpers.cluster import PATIENT
 from tests.local.etcd.helpers.proxy import Proxy
 
 _OTHER_ROOTS = [Path("/opt/slurm-elastic/forky"), Path("/opt/slurm-elastic/trixie")]
@@ -60,15 +58,8 @@ def first_etcd() -> Iterator[EtcdServer]:
 
 
 @pytest.fixture
-def own_etcd(binary: Path) -> Iterator[EtcdServer]:
-    """An etcd that the test may stop, fill up, or lock."""
-    with EtcdServer(binary=binary) as server:
-        yield server
-
-
-@pytest.fixture
 def lone_etcd() -> Iterator[EtcdServer]:
-    """The same for tests of what lies above the API. It comes back where it was."""
+    """An etcd that the test may stop, fill up, or lock. It comes back where it was."""
     with EtcdServer() as server:
         yield server
 
@@ -86,9 +77,15 @@ def dead_endpoint() -> Iterator[Callable[[], Endpoint]]:
         yield bind
 
 
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy machine is no outage."""
+    monkeypatch.setattr(failover_channel, "OUTAGE_SECONDS", 30.0)
+
+
 @pytest.fixture
 def client(etcd: EtcdServer) -> Iterator[EtcdClient]:
-    with EtcdClient(replace(etcd.config, times=PATIENT)) as client:
+    with EtcdClient(etcd.config) as client:
         yield client
 
 

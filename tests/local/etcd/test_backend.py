@@ -21,6 +21,7 @@ from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 from slurm_elastic.errors import UsageError
 from slurm_elastic.rendezvous.records.etcd import EtcdClient, EtcdServer
 from slurm_elastic.rendezvous.records.etcd.store import EtcdV3RendezvousBackend, create_backend, create_handler
+from tests.local.agents import eventually
 from tests.local.etcd.helpers.proxy import Proxy
 from tests.local.etcd.test_client import revoke
 
@@ -111,7 +112,7 @@ def test_set_state_whose_answer_was_lost_says_that_it_was_set(
         proxy.mute()
         worker = threading.Thread(target=lambda: results.append(backend.set_state(b"x")))
         worker.start()
-        client.limited(GUARD).wait_for([prefix + "state"])
+        eventually(lambda: client.get(prefix + "state"))
         proxy.cut()
         proxy.mend()
         worker.join()

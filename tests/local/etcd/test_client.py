@@ -6,54 +6,28 @@ import sys
 import threading
 import time
 from contextlib import ExitStack
-from dataclasses import replace
-from typing import Any
 
 import pytest
 
 from slurm_elastic.errors import SlurmElasticError
-from slurm_elastic.rendezvous.records.etcd import EtcdClient, EtcdServer
-from slurm_elastic.rendezvous.records.etcd.client import Lease, delete, get, put, unchanged
-from slurm_elastic.rendezvous.records.etcd.config import EtcdTimes
-from slurm_elastic.rendezvous.records.etcd.errors import EtcdInterruptedError, EtcdUnavailableError
+from slurm_elastic.rendezvous.records.etcd import EtcdClient, EtcdServer, failover_channel
+from slurm_elastic.rendezvous.records.etcd.client import Lease, key_range
+from slurm_elastic.rendezvous.records.etcd.errors import EtcdError, EtcdInterruptedError, EtcdUnavailableError
 from slurm_elastic.rendezvous.records.etcd.failover_channel import load_rpc
 from tests.local.agents import eventually
 from tests.local.etcd.helpers.processes import stopped
-from tests.local.etcd.helpers.proxy import Proxy
 
 GUARD = 20.0
 
 
 def compact(client: EtcdClient, revision: int) -> None:
     request = load_rpc().etcd.CompactionRequest(revision=revision, physical=True)
-    client.connection.call("KV", "Compact", request, client.limits)
+    client.connection.call("KV/Compact", request, client.limits)
 
 
 def revoke(client: EtcdClient, lease: Lease) -> None:
     request = load_rpc().etcd.LeaseRevokeRequest(ID=lease.id)
-    client.connection.call("Lease", "LeaseRevoke", request, client.limits)
-
-
-def watches_of(client: EtcdClient) -> threading.Event:
-    """An event that is set when a client begins to watch."""
-    begun = threading.Event()
-    watch = client.connection.watch
-
-    def begin(*arguments: Any) -> Any:
-        begun.set()
-        return watch(*arguments)
-
-    client.connection.watch = begin  # type: ignore[method-assign]
-    return begun
-
-
-def test_keys_and_values_are_any_bytes(client: EtcdClient, prefix: str) -> None:
-    key = prefix.encode() + b"\x00\xff\n"
-    client.put(key, b"\xff\x00")
-    found = client.get(key)
-    assert found is not None
-    assert (found.key, found.value, found.version) == (key, b"\xff\x00", 1)
-    assert client.get(prefix + "other") is None
+    client.connection.call("Lease/LeaseRevoke", request, client.limits)
 
 
 def test_prefix_holds_its_keys_and_no_others(client: EtcdClient, prefix: str) -> None:
@@ -67,49 +41,14 @@ def test_prefix_holds_its_keys_and_no_others(client: EtcdClient, prefix: str) ->
     assert client.delete(prefix + "b") == 0
 
 
-def test_transaction_writes_only_when_the_revision_is_as_compared(client: EtcdClient, prefix: str) -> None:
-    key = prefix + "leader"
-    first = client.transaction([unchanged(key, 0)], [put(key, b"one")], [get(key)])
-    assert first.succeeded
-    second = client.transaction([unchanged(key, 0)], [put(key, b"two")], [get(key)])
-    assert not second.succeeded
-    assert second.responses[0][0].value == b"one"
-    third = client.transaction([unchanged(key, first.revision)], [delete(key), put(prefix + "x", b"")])
-    assert third.succeeded
-    assert not third.retried
-    assert client.get(key) is None
-
-
-def test_wait_for_returns_when_the_last_key_comes(client: EtcdClient, prefix: str) -> None:
-    keys = [f"{prefix}{number}" for number in range(200)]
-    for key in keys[:150]:
-        client.put(key, b"early")
-    writer = threading.Thread(target=lambda: [client.put(key, b"late") for key in keys[150:]])
-    writer.start()
-    found = client.limited(GUARD).wait_for(keys)
-    writer.join()
-    assert [found[key.encode()] for key in keys] == [b"early"] * 150 + [b"late"] * 50
-
-
-def test_wait_for_goes_on_through_a_cut(client: EtcdClient, proxy: Proxy, prefix: str) -> None:
-    with EtcdClient(proxy.config) as far:
-        waiter = threading.Timer(0.0, lambda: found.update(far.limited(GUARD).wait_for([prefix + "key"])))
-        found: dict[bytes, bytes] = {}
-        watching = watches_of(far)
-        waiter.start()
-        assert watching.wait(GUARD)
-        proxy.cut()
-        client.put(prefix + "key", b"there")
-        compact(client, client.put(prefix + "other", b""))
-        proxy.mend()
-        waiter.join()
-    assert found == {(prefix + "key").encode(): b"there"}
-
-
 @pytest.mark.parametrize("disturbance", ["gone", "hung"])
-def test_interrupt_hook_ends_every_wait(lone_etcd: EtcdServer, prefix: str, disturbance: str) -> None:
+def test_interrupt_hook_ends_every_wait(
+    lone_etcd: EtcdServer, prefix: str, disturbance: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("_FIRST_SECONDS", "ATTEMPT_SECONDS"):
+        monkeypatch.setattr(failover_channel, name, 600.0)
     interrupted = threading.Event()
-    with EtcdClient(replace(lone_etcd.config, times=EtcdTimes(attempt=600.0))) as client, ExitStack() as stack:
+    with EtcdClient(lone_etcd.config) as client, ExitStack() as stack:
         client.connect()
         hooked = client.limited(600.0, interrupted.is_set)
         if disturbance == "gone":
@@ -136,6 +75,22 @@ def test_a_shared_lease_lives_past_its_ttl_and_its_keys_die_with_the_last_client
         time.sleep(kept.ttl + 0.7)
         assert client.get(key) is not None
     eventually(lambda: client.get(key) is None)
+
+
+def test_a_watch_from_before_a_compaction_ends(client: EtcdClient, prefix: str) -> None:
+    revision = client.put(prefix, b"")
+    compact(client, client.put(prefix, b""))
+    began = time.monotonic()
+    client.await_put([key_range(prefix + "never", False)], revision - 1, began + GUARD)
+    assert time.monotonic() - began < GUARD
+
+
+def test_client_that_is_closed_says_so(first_etcd: EtcdServer) -> None:
+    with EtcdClient(first_etcd.config) as client:
+        client.connect()
+    client.connection.watch([], time.monotonic() + GUARD)
+    with pytest.raises(EtcdError, match="is closed"):
+        client.connect()
 
 
 def test_client_in_a_forked_child_says_so(client: EtcdClient, prefix: str) -> None:
@@ -169,8 +124,11 @@ def test_proxy_of_a_site_is_for_the_world_outside(first_etcd: EtcdServer, monkey
         client.limited(GUARD).connect()
 
 
-def test_calls_to_an_etcd_that_is_gone_end_in_time(lone_etcd: EtcdServer, warnings: list[str]) -> None:
-    with EtcdClient(replace(lone_etcd.config, times=EtcdTimes(outage=0.4))) as client:
+def test_calls_to_an_etcd_that_is_gone_end_in_time(
+    lone_etcd: EtcdServer, warnings: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(failover_channel, "OUTAGE_SECONDS", 0.4)
+    with EtcdClient(lone_etcd.config) as client:
         client.connect()
         lone_etcd.kill()
         with pytest.raises(EtcdUnavailableError, match="answered in time"):

@@ -5,18 +5,18 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from slurm_elastic.rendezvous.records.etcd import EtcdClient, EtcdServer
-from slurm_elastic.rendezvous.records.etcd.config import EtcdTimes
+from slurm_elastic.rendezvous.records.etcd import EtcdClient, EtcdServer, failover_channel
 from slurm_elastic.rendezvous.records.etcd.errors import EtcdEndpointError
 from slurm_elastic.rendezvous.records.etcd.failover_channel import Limits
 from slurm_elastic.rendezvous.records.etcd.store import EtcdStore
 from tests.local.agents import eventually
-from tests.local.etcd.helpers.cluster import PATIENT, Authority, Cluster
+from tests.local.etcd.helpers.cluster import Authority, Cluster
 from tests.local.etcd.helpers.processes import stopped
 from tests.local.etcd.helpers.proxy import Proxy
 
@@ -39,7 +39,7 @@ def cluster(whole_cluster: Cluster) -> Iterator[Cluster]:
 
 @pytest.fixture
 def client(cluster: Cluster) -> Iterator[EtcdClient]:
-    with EtcdClient(replace(cluster.config, times=PATIENT)) as client:
+    with EtcdClient(cluster.config) as client:
         client.connect()
         yield client.limited(GUARD)
 
@@ -51,7 +51,7 @@ def prefix(cluster: Cluster, prefix: str) -> str:
 
 
 def member_of(cluster: Cluster, client: EtcdClient) -> EtcdServer:
-    endpoint = client.connection.member().endpoint
+    endpoint = client.connection.endpoint
     return next(member for member in cluster.members if member.config.endpoints[0] == endpoint)
 
 
@@ -63,69 +63,69 @@ def write_and_read(client: EtcdClient, key: str, value: bytes) -> None:
 def test_each_member_killed_in_turn_costs_one_line_each(
     cluster: Cluster, client: EtcdClient, prefix: str, warnings: list[str]
 ) -> None:
-    lease = client.shared_lease(prefix, 8)
+    renewals: list[float] = []
+    lease = client.shared_lease(prefix, 8, lambda silence: None if silence else renewals.append(time.monotonic()))
+    lease.grant(client.limits)
+    store = EtcdStore(client, prefix + "store/", timedelta(seconds=GUARD))
     client.put(prefix + "leased", b"", lease.id)
     for number in range(3):
-        key = f"{prefix}awaited{number}"
-        found: dict[bytes, bytes] = {}
-        waiter = threading.Thread(target=lambda key=key, found=found: found.update(client.wait_for([key])))
+        key = f"awaited{number}"
+        found: list[bytes] = []
+        waiter = threading.Thread(target=lambda key=key, found=found: found.append(store.get(key)))
         waiter.start()
         lost = member_of(cluster, client)
         lost.kill()
         lost_at = time.monotonic()
-        write_and_read(client, key, b"%d" % number)
+        store.set(key, str(number))
         waiter.join(GUARD)
-        assert found == {key.encode(): b"%d" % number}
+        assert found == [b"%d" % number]
         cluster.start()
         assert len(warnings) == number + 1
         assert str(lost.config.endpoints[0]) in warnings[number]
-    eventually(lambda: lease.renewed_at > lost_at)
+    eventually(lambda: renewals[-1:] > [lost_at])
     assert client.get(prefix + "leased") is not None
 
 
-def test_an_answer_from_before_the_loss_of_its_member_takes_no_line_back(
-    client: EtcdClient, prefix: str, warnings: list[str]
-) -> None:
-    # Of two threads of a busy machine one has the answer, and the other finds the member lost before the first goes on.
-    channel = client.connection
-    member = channel.member()
-    channel._leave(member, "killed", lost=True)
-    channel._note_answer(member)
-    client.put(prefix + "after", b"")
-    (line,) = warnings
-    assert line == f"etcd member {member.endpoint} is lost (killed); going on with the others"
+def test_a_loss_that_several_threads_notice_is_one_line(client: EtcdClient, warnings: list[str]) -> None:
+    lost, other, _ = client.config.endpoints
+    for _ in range(2):
+        client.connection._note_answer(other, {lost: "killed"})
+    assert warnings == [f"etcd member {lost} is lost (killed); going on with the others"]
 
 
 def test_a_watch_of_a_member_that_goes_has_no_answer(cluster: Cluster, client: EtcdClient, prefix: str) -> None:
     member_of(cluster, client).kill()
-    assert [*client.connection.watch([], time.monotonic() + GUARD)] == []
+    client.connection.watch([], time.monotonic() + GUARD)
     write_and_read(client, prefix + "after", b"1")
 
 
 def test_all_members_down_and_back_loses_nothing(
     cluster: Cluster, client: EtcdClient, prefix: str, warnings: list[str]
 ) -> None:
-    lease = client.shared_lease(prefix, 8)
+    renewals: list[float] = []
+    lease = client.shared_lease(prefix, 8, lambda silence: None if silence else renewals.append(time.monotonic()))
+    lease.grant(client.limits)
+    store = EtcdStore(client, prefix + "store/", timedelta(seconds=GUARD))
     client.put(prefix + "leased", b"", lease.id)
-    found: dict[bytes, bytes] = {}
-    waiter = threading.Thread(target=lambda: found.update(client.wait_for([prefix + "awaited"])))
+    found: list[bytes] = []
+    waiter = threading.Thread(target=lambda: found.append(store.get("awaited")))
     waiter.start()
     cluster.stop()
     lost_at = time.monotonic()
     # The restart also forgets all tokens.
     back = threading.Timer(1.0, cluster.start)
     back.start()
-    write_and_read(client, prefix + "awaited", b"after")
+    store.set("awaited", "after")
     back.join()
     waiter.join(GUARD)
-    assert found == {f"{prefix}awaited".encode(): b"after"}
-    eventually(lambda: lease.renewed_at > lost_at)
+    assert found == [b"after"]
+    eventually(lambda: renewals[-1:] > [lost_at])
     assert client.get(prefix + "leased") is not None
     assert len(warnings) <= 3, "one for each member at most"
 
 
 def test_member_that_hangs_is_left(cluster: Cluster, prefix: str) -> None:
-    with EtcdClient(replace(cluster.config, times=PATIENT)) as client:
+    with EtcdClient(cluster.config) as client:
         client.connect()
         hung = member_of(cluster, client)
         assert hung.pid is not None
@@ -134,40 +134,47 @@ def test_member_that_hangs_is_left(cluster: Cluster, prefix: str) -> None:
             assert member_of(cluster, client) is not hung
 
 
-def test_a_mistake_at_all_members_is_one_line(cluster: Cluster, tmp_path: Path, warnings: list[str]) -> None:
+def test_a_mistake_at_all_members_is_one_line(
+    cluster: Cluster, tmp_path: Path, warnings: list[str], capfd: pytest.CaptureFixture[str]
+) -> None:
     stranger = Authority(tmp_path, "stranger")
     config = replace(cluster.config, ca_cert=stranger.own.certificate)
-    with EtcdClient(config) as client, pytest.raises(EtcdEndpointError, match="certificate is not accepted"):
+    with EtcdClient(config) as client, pytest.raises(EtcdEndpointError, match=r"certificate is not accepted.*ca_cert"):
         client.connect()
     assert warnings == []
+    assert capfd.readouterr().err == "", "gRPC's core writes by itself unless told not to"
 
 
-def test_what_a_member_has_lost_is_soon_asked_of_another(first_etcd: EtcdServer, prefix: str) -> None:
+def test_what_a_member_has_lost_is_soon_asked_of_another(
+    first_etcd: EtcdServer, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(failover_channel, "ATTEMPT_SECONDS", 600.0)
     here = first_etcd.config.endpoints[0]
     with Proxy(here) as proxy, ExitStack() as stack:
-        config = replace(first_etcd.config, endpoints=(proxy.endpoint, here), times=EtcdTimes(attempt=600.0))
+        config = replace(first_etcd.config, endpoints=(proxy.endpoint, here))
         client = stack.enter_context(EtcdClient(config))
         # A client begins at any member of the list.
-        while client.connection.member().endpoint != proxy.endpoint:
+        while client.connection.endpoint != proxy.endpoint:
             client = stack.enter_context(EtcdClient(config))
         client.connect()
         proxy.mute()
         write_and_read(client.limited(GUARD), prefix + "key", b"1")
-        assert client.connection.member().endpoint == here
+        assert client.connection.endpoint == here
 
 
 def test_tokens_of_a_member_that_restarted_are_renewed(cluster: Cluster, prefix: str, warnings: list[str]) -> None:
     one = cluster.members[0]
-    with EtcdClient(replace(cluster.config, endpoints=one.config.endpoints, times=PATIENT)) as client:
+    with EtcdClient(replace(cluster.config, endpoints=one.config.endpoints)) as client:
         client.put(prefix + "key", b"1")
         client.connection.token = "forgotten.1"
         write_and_read(client, prefix + "key", b"2")
         client.connection.token = "forgotten.1"
-        waiter = threading.Timer(0.2, lambda: client.put(prefix + "other", b"3"))
-        waiter.start()
+        store = EtcdStore(client, prefix + "store/", timedelta(seconds=GUARD))
+        writer = threading.Timer(0.2, lambda: store.set("other", "3"))
+        writer.start()
         client.connection.token = "forgotten.2"
-        assert client.limited(GUARD).wait_for([prefix + "other"]) == {f"{prefix}other".encode(): b"3"}
-        waiter.join()
+        assert store.get("other") == b"3"
+        writer.join()
     assert warnings == []
 
 
@@ -195,16 +202,15 @@ def test_operation_whose_answer_was_lost_is_done_once(
         worker = threading.Thread(target=lambda: results.append(operation(store)))
         original = far.connection.call
 
-        def mute_before_the_write(service: str, method: str, request: Any, limits: Limits) -> tuple[Any, bool]:
+        def mute_before_the_write(path: str, request: Any, limits: Limits) -> tuple[Any, bool]:
             if any(one.HasField("request_put") for one in getattr(request, "success", ())):
                 far.connection.call = original  # type: ignore[method-assign]
                 proxy.mute()
-            return original(service, method, request, limits)
+            return original(path, request, limits)
 
         far.connection.call = mute_before_the_write  # type: ignore[method-assign]
         worker.start()
-        found = near.limited(GUARD).wait_for([f"{prefix}keys/key"])
-        assert set(found.values()) == {once}
+        assert eventually(lambda: near.get(f"{prefix}keys/key")).value == once
         proxy.cut()
         proxy.mend()
         worker.join()

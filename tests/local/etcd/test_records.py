@@ -8,7 +8,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,15 +25,14 @@ from slurm_elastic.rendezvous.records.api import (
     Situation,
 )
 from slurm_elastic.rendezvous.records.etcd import EtcdClient, EtcdServer, failover_channel
+from slurm_elastic.rendezvous.records.etcd import records as etcd_records
 from slurm_elastic.rendezvous.records.etcd.client import KeyValue
-from slurm_elastic.rendezvous.records.etcd.config import EtcdTimes
 from slurm_elastic.rendezvous.records.etcd.records import EtcdRecords
 from slurm_elastic.rundir import RunDir
 from tests.local.agents import eventually
 from tests.local.etcd.test_client import compact, revoke
 from tests.unit.rendezvous.helpers.records_contract import RecordsContract
 
-DEFAULT_TIMES = EtcdTimes()
 OpenRecords = Callable[..., EtcdRecords]
 
 
@@ -48,10 +46,8 @@ def open_records(run_dir: RunDir) -> Iterator[OpenRecords]:
     """Open the records of one more agent, of the first incarnation unless another is named."""
     with ExitStack() as stack:
 
-        def open_one(
-            etcd: EtcdServer, incarnation: str = "7.0", limit: float = 10.0, times: EtcdTimes = DEFAULT_TIMES
-        ) -> EtcdRecords:
-            records = EtcdRecords(replace(etcd.config, times=times), run_dir, incarnation, limit=limit)
+        def open_one(etcd: EtcdServer, incarnation: str = "7.0", limit: float = 10.0) -> EtcdRecords:
+            records = EtcdRecords(etcd.config, run_dir, incarnation, limit=limit)
             stack.callback(records.close)
             return records
 
@@ -107,17 +103,18 @@ def test_an_agent_that_starts_asks_once(
     calls: list[tuple[failover_channel.Connection, str]] = []
     call = failover_channel.Connection.call
 
-    def counted(self: failover_channel.Connection, service: str, method: str, *arguments: Any) -> Any:
-        calls.append((self, method))
-        return call(self, service, method, *arguments)
+    def counted(self: failover_channel.Connection, path: str, *arguments: Any) -> Any:
+        calls.append((self, path))
+        return call(self, path, *arguments)
 
     monkeypatch.setattr(failover_channel.Connection, "call", counted)
-    newcomer = open_records(first_etcd, times=EtcdTimes(fresh=600.0))
+    monkeypatch.setattr(etcd_records, "_FRESH_SECONDS", 600.0)
+    newcomer = open_records(first_etcd)
     assert not newcomer.is_done()
     assert newcomer.newest_epoch() == 3
     assert newcomer.situation() == Situation({"port": 1}, 4, {"places": []})
     # Others renew a lease now and then.
-    assert [method for by, method in calls if by is newcomer.client.connection] == ["Txn"]
+    assert [method for by, method in calls if by is newcomer.client.connection] == ["KV/Txn"]
     # What it asks again is asked of etcd.
     leader.publish_endpoint({"port": 2})
     leader.claim_epoch(5, {})
@@ -334,9 +331,10 @@ def last_round_of(records: Records) -> None:
 
 
 def test_only_the_leader_tells_about_lost_members(
-    lone_etcd: EtcdServer, open_records: OpenRecords, warnings: list[str]
+    lone_etcd: EtcdServer, open_records: OpenRecords, warnings: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    leader, other = (open_records(lone_etcd, times=EtcdTimes(outage=0.4)) for _ in range(2))
+    monkeypatch.setattr(failover_channel, "OUTAGE_SECONDS", 0.4)
+    leader, other = (open_records(lone_etcd) for _ in range(2))
     leader.claim_epoch(1, {})
     lone_etcd.kill()
     # Both wait long enough for a line.

@@ -16,7 +16,8 @@ from torch.distributed import DistNetworkError, DistStoreError, HashStore, Prefi
 
 from slurm_elastic.rendezvous.records.etcd import EtcdClient, EtcdServer, load_config
 from slurm_elastic.rendezvous.records.etcd.store import EtcdStore
-from tests.local.etcd.test_client import revoke, watches_of
+from tests.local.etcd.helpers.proxy import Proxy
+from tests.local.etcd.test_client import compact, revoke
 
 GUARD = timedelta(seconds=30)
 SHORT = timedelta(milliseconds=250)
@@ -246,16 +247,54 @@ def test_the_parameters_have_the_names_of_torchs_store(client: EtcdClient, prefi
     assert (store.client, store.prefix, store.timeout) == (client, f"{prefix.rstrip('/')}/", timedelta(seconds=300))
 
 
+def watches_of(client: EtcdClient) -> threading.Event:
+    """An event that is set when a client begins to watch."""
+    begun = threading.Event()
+    watch = client.connection.watch
+
+    def begin(*arguments: Any) -> Any:
+        begun.set()
+        return watch(*arguments)
+
+    client.connection.watch = begin  # type: ignore[method-assign]
+    return begun
+
+
+def test_a_wait_goes_on_through_a_cut(client: EtcdClient, proxy: Proxy, prefix: str) -> None:
+    near = EtcdStore(client, prefix, GUARD)
+    with EtcdClient(proxy.config) as far:
+        waiter = threading.Timer(0.0, lambda: found.append(EtcdStore(far, prefix, GUARD).get("key")))
+        found: list[bytes] = []
+        watching = watches_of(far)
+        waiter.start()
+        assert watching.wait(GUARD.total_seconds())
+        proxy.cut()
+        near.set("key", "there")
+        compact(client, client.put(prefix + "other", b""))
+        proxy.mend()
+        waiter.join()
+    assert found == [b"there"]
+
+
+def test_a_wait_for_many_keys_ends_with_the_last_of_them(etcd_store: EtcdStore) -> None:
+    keys = [f"{number}" for number in range(200)]
+    etcd_store.multi_set(keys[:150], ["early"] * 150)
+    writer = threading.Thread(target=lambda: [etcd_store.clone().set(key, "late") for key in reversed(keys[150:])])
+    writer.start()
+    assert etcd_store.multi_get(keys) == [b"early"] * 150 + [b"late"] * 50
+    writer.join()
+
+
 def test_waits_send_nothing_while_they_wait(client: EtcdClient, etcd_store: EtcdStore) -> None:
     sent = []
     original = client.connection.call
-    client.connection.call = lambda *arguments: sent.append(arguments[1]) or original(*arguments)
+    client.connection.call = lambda *arguments: sent.append(arguments[0]) or original(*arguments)
     waiter = threading.Thread(target=etcd_store.wait, args=(["a", "b"],))
     watching = watches_of(client)
     waiter.start()
     assert watching.wait(GUARD.total_seconds())
     time.sleep(0.5)
-    assert sent == ["Txn", "Range", "Range"], "one read of the keys, one of each queue, then the watch"
+    assert sent == ["KV/Txn", "KV/Range"], "one read of the keys, one of the first queue, then the watch"
     etcd_store.multi_set(["a", "b"], ["", ""])
     waiter.join()
 

@@ -8,10 +8,9 @@ import hashlib
 import logging
 import random
 import threading
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 from slurm_elastic.rendezvous.records.etcd.config import EtcdConfig
 from slurm_elastic.rendezvous.records.etcd.errors import (
@@ -27,8 +26,6 @@ logger = logging.getLogger(__name__)
 MAX_OPERATIONS = 128
 """Operations that etcd takes in one transaction (its --max-txn-ops, by default)."""
 _DEFAULT_LIMITS = Limits(timeout=10.0)
-
-_T = TypeVar("_T")
 
 
 class KeyValue(Protocol):
@@ -94,20 +91,10 @@ def to_bytes(key: bytes | str) -> bytes:
     return key.encode() if isinstance(key, str) else key
 
 
-def prefix_end(prefix: bytes) -> bytes:
-    """Return the end of the range that holds all keys with a prefix: the next key after the last of them.
-
-    The rule is etcd's (etcd 3.4, clientv3/op.go, getPrefix): the last byte that can be raised is raised and what
-    follows is cut off; when there is none, a zero byte stands for the end of all keys.
-    """
-    kept = prefix.rstrip(b"\xff")
-    return kept[:-1] + bytes([kept[-1] + 1]) if kept else b"\0"
-
-
 def key_range(key: bytes | str, prefix: bool) -> dict[str, bytes]:
-    """Return the fields of a message that name a key, or all keys with a prefix."""
+    """Return the fields of a message that name a key, or all keys with a prefix, whose last byte must not be 0xff."""
     start = to_bytes(key)
-    return {"key": start, "range_end": prefix_end(start)} if prefix else {"key": start}
+    return {"key": start, "range_end": start[:-1] + bytes([start[-1] + 1])} if prefix else {"key": start}
 
 
 def shared_lease_id(name: str | bytes) -> int:
@@ -121,10 +108,8 @@ class Lease:
 
     Attributes:
         id: etcd's number for it.
-        ttl: Seconds that it lives on after the last renewal.
-        renewed_at: When the last renewal that etcd confirmed was sent, on this process's monotonic clock. Before
-            ``renewed_at + ttl`` the lease cannot have expired; after that it may have, unless etcd itself was
-            down: etcd gives all leases their whole time again after it elected a leader.
+        ttl: Seconds that it lives on after the last renewal; etcd gives all leases their whole time again after it
+            elected a leader.
     """
 
     def __init__(self, connection: Connection, ttl: int, name: str) -> None:
@@ -132,7 +117,6 @@ class Lease:
         self._closed = threading.Event()
         self.ttl = ttl
         self.id = shared_lease_id(name)
-        self.renewed_at = time.monotonic()
         self._thread = threading.Thread(target=self._keep_alive, name="etcd-keep-alive", daemon=True)
 
     def grant(self, limits: Limits) -> None:
@@ -141,19 +125,9 @@ class Lease:
         Raises:
             EtcdError: See :meth:`Connection.call`.
         """
-        sent_at = time.monotonic()
         request = load_rpc().etcd.LeaseGrantRequest(TTL=self.ttl, ID=self.id)
         with contextlib.suppress(EtcdLeaseExistsError):
-            self.ttl = self._connection.call("Lease", "LeaseGrant", request, limits)[0].TTL
-        self.renewed_at = sent_at
-
-    def under(self, write: Callable[[], _T], limits: Limits) -> _T:
-        """Write under this lease; once more if it ran out before, say because this process was stopped for a while."""
-        try:
-            return write()
-        except EtcdLeaseLostError:
-            self.grant(limits)
-            return write()
+            self.ttl = self._connection.call("Lease/LeaseGrant", request, limits)[0].TTL
 
     def keep(self, heard: Callable[[float], None] | None = None) -> None:
         """Start to renew it.
@@ -172,30 +146,23 @@ class Lease:
 
     def _keep_alive(self) -> None:
         limits = Limits(timeout=max(1.0, self.ttl / 3))
-        wait, silence = self.ttl / 3 * random.uniform(0.8, 1.0), 0.0
-        while not self._closed.wait(wait):
-            sent_at = time.monotonic()
+        request = load_rpc().etcd.LeaseKeepAliveRequest(ID=self.id)
+        silence = 0.0
+        # Without an answer there is no wait: the connection pauses between its attempts.
+        while not self._closed.wait(wait := 0.0 if silence else self.ttl / 3 * random.uniform(0.8, 1.0)):
             try:
-                request = load_rpc().etcd.LeaseKeepAliveRequest(ID=self.id)
-                if self._connection.call("Lease", "LeaseKeepAlive", request, limits)[0].TTL > 0:
-                    self.renewed_at = sent_at
-                else:
+                if self._connection.call("Lease/LeaseKeepAlive", request, limits)[0].TTL <= 0:
                     # It has expired, and its keys with it.
                     self.grant(limits)
+                silence = 0.0
             except EtcdUnavailableError:
-                # The connection has logged it, and pauses between its attempts. The sum counts no time in which this
-                # process was stopped: then it has received nothing.
+                # The sum counts no time in which this process was stopped: then it has received nothing.
                 silence += wait + limits.timeout
-                wait = 0.0
-                self._heard(silence)
-                continue
             except EtcdError as error:
                 if not self._connection.is_closed():
                     logger.warning("cannot renew the etcd lease %x: %s", self.id, error)
-            else:
-                silence = 0.0
-                self._heard(silence)
-            wait = self.ttl / 3 * random.uniform(0.8, 1.0)
+                continue
+            self._heard(silence)
 
 
 class EtcdClient:
@@ -213,6 +180,7 @@ class EtcdClient:
 
     Attributes:
         limits: How long each call may take, 10 s in all unless :meth:`limited` says otherwise.
+        held: Objects to be kept in memory until the client is closed.
 
     Raises:
         UsageError: etcd3 cannot be used in this process.
@@ -224,7 +192,7 @@ class EtcdClient:
         self.limits = _DEFAULT_LIMITS
         self.connection = Connection(config)
         self._leases: dict[str, Lease] = {}
-        self._held: list[object] = []
+        self.held: list[object] = []
 
     def __enter__(self) -> EtcdClient:
         return self
@@ -258,17 +226,17 @@ class EtcdClient:
 
     def get(self, key: bytes | str) -> KeyValue | None:
         """Return a key, or None if there is none."""
-        pairs: Sequence[KeyValue] = self._range(key).kvs
+        pairs: Sequence[KeyValue] = self._call("Range", self._etcd.RangeRequest(**key_range(key, False))).kvs
         return pairs[0] if pairs else None
 
     def get_prefix(self, prefix: bytes | str) -> tuple[Sequence[KeyValue], int]:
         """Return all keys with a prefix, in order, and the revision of the store that this is."""
-        response = self._range(prefix, prefix=True)
+        response = self._call("Range", self._etcd.RangeRequest(**key_range(prefix, True)))
         return response.kvs, int(response.header.revision)
 
     def count_prefix(self, prefix: bytes | str) -> int:
         """Return how many keys have a prefix."""
-        return int(self._range(prefix, prefix=True, count_only=True).count)
+        return int(self._call("Range", self._etcd.RangeRequest(**key_range(prefix, True), count_only=True)).count)
 
     def get_present(self, keys: Iterable[bytes | str]) -> tuple[dict[bytes, bytes], int]:
         """Return what those of the keys hold that are there, and a revision of the store at which they were read."""
@@ -292,9 +260,17 @@ class EtcdClient:
     def transaction(
         self, compare: Iterable[object], success: Iterable[object] = (), failure: Iterable[object] = ()
     ) -> TransactionResult:
-        """Do all of ``success`` at once if all comparisons hold, else all of ``failure``."""
+        """Do all of ``success`` at once if all comparisons hold, else all of ``failure``.
+
+        If a lease of this client ran out, say because the process was stopped for a while, it is granted anew first.
+        """
         request = self._etcd.TxnRequest(compare=compare, success=success, failure=failure)
-        response, retried = self.connection.call("KV", "Txn", request, self.limits)
+        try:
+            response, retried = self.connection.call("KV/Txn", request, self.limits)
+        except EtcdLeaseLostError:
+            for lease in self._leases.values():
+                lease.grant(self.limits)
+            response, retried = self.connection.call("KV/Txn", request, self.limits)
         reads = [part.response_range.kvs for part in response.responses]
         return TransactionResult(response.succeeded, reads, response.header.revision, retried)
 
@@ -305,7 +281,7 @@ class EtcdClient:
         it is made again, empty.
 
         Args:
-            heard: See :meth:`Lease.keep`. With it, the lease is granted by the first renewal or by :meth:`Lease.under`,
+            heard: See :meth:`Lease.keep`. With it, the lease is granted by the first renewal or write,
                 so that a client that never writes has nothing to ask first.
         """
         if name not in self._leases:
@@ -316,61 +292,27 @@ class EtcdClient:
             self._leases[name] = lease
         return self._leases[name]
 
-    def hold(self, thing: object) -> None:
-        """Keep an object in memory until the client is closed."""
-        self._held.append(thing)
-
-    def wait_for(self, keys: Iterable[bytes | str]) -> Mapping[bytes, bytes]:
-        """Wait until all keys are there, and return what they hold.
-
-        Raises:
-            TimeoutError: They were not, within the time limit.
-        """
-        deadline = time.monotonic() + self.limits.timeout
-        names = [to_bytes(key) for key in keys]
-        while True:
-            present, revision = self.get_present(names)
-            missing = set(names) - present.keys()
-            if not missing:
-                return present
-            if time.monotonic() >= deadline:
-                raise TimeoutError
-            self.await_puts(missing, revision, deadline)
-
-    def await_puts(self, keys: Iterable[bytes], revision: int, deadline: float, *, prefix: bool = False) -> None:
-        """Wait by a watch until each key was written after a revision; a broken watch ends the wait early.
+    def await_put(self, places: Iterable[Mapping[str, bytes]], revision: int, deadline: float) -> None:
+        """Wait by a watch until a key was written after a revision; a broken watch ends the wait early.
 
         The caller reads again in both cases.
 
         Args:
+            places: Any of these counts; see :func:`key_range`.
             revision: The revision at which the caller has read them.
             deadline: On the monotonic clock.
-            prefix: The keys are prefixes; one key with any of them is enough.
         """
-        etcd, missing = self._etcd, set(keys)
-        places = [
-            etcd.WatchCreateRequest(
-                start_revision=revision + 1, filters=[etcd.WatchCreateRequest.NODELETE], **key_range(key, prefix)
-            )
-            for key in missing
-        ]
-        requests = [etcd.WatchRequest(create_request=place) for place in places]
-        with contextlib.closing(self.connection.watch(requests, deadline)) as answers:
-            for answer in answers:
-                written = {event.kv.key for event in answer.events}
-                missing -= written
-                if answer.canceled or not missing or (prefix and written):
-                    return
+        create = self._etcd.WatchCreateRequest
+        fields = {"start_revision": revision + 1, "filters": [create.NODELETE]}
+        requests = [self._etcd.WatchRequest(create_request=create(**place, **fields)) for place in places]
+        self.connection.watch(requests, deadline)
 
     def close(self) -> None:
         """End all threads and the connection. Leases are left to run out."""
         self.connection.close()
         for lease in self._leases.values():
             lease.close()
-        self._held.clear()
-
-    def _range(self, key: bytes | str, *, prefix: bool = False, **fields: Any) -> Any:
-        return self._call("Range", self._etcd.RangeRequest(**key_range(key, prefix), **fields))
+        self.held.clear()
 
     def _call(self, method: str, request: Any) -> Any:
-        return self.connection.call("KV", method, request, self.limits)[0]
+        return self.connection.call(f"KV/{method}", request, self.limits)[0]

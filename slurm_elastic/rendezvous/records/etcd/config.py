@@ -11,10 +11,11 @@ from __future__ import annotations
 import ipaddress
 import os
 import stat
+from collections import ChainMap
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 from slurm_elastic import typed_json
 from slurm_elastic.errors import UsageError
@@ -51,22 +52,6 @@ class Endpoint:
 
 
 @dataclass(frozen=True, slots=True)
-class EtcdTimes:
-    """Seconds for which a client waits for members of etcd. No option changes these values.
-
-    Attributes:
-        attempt: For the answer to one attempt of a call, after two shorter ones at each member.
-        outage: Without an answer of any member, before the client logs it; longer than the election of a new leader
-            of etcd takes.
-        fresh: After the start of an agent, in which it takes what it read at first for the newest records.
-    """
-
-    attempt: float = 3.0
-    outage: float = 3.0
-    fresh: float = 2.0
-
-
-@dataclass(frozen=True, slots=True)
 class EtcdConfig:
     """All that a client needs to reach etcd. The password is in no repr.
 
@@ -91,7 +76,6 @@ class EtcdConfig:
     user: str | None = None
     password: str | None = field(default=None, repr=False)
     prefix: str = DEFAULT_PREFIX
-    times: EtcdTimes = EtcdTimes()
 
     def __post_init__(self) -> None:
         if not self.endpoints:
@@ -143,33 +127,26 @@ def load_config(
             f"give it by {ENVIRONMENT_PREFIX}PASSWORD or a credentials file"
         )
 
-    def from_environment(name: str) -> str | None:
-        return variables.get(ENVIRONMENT_PREFIX + name.upper()) or None
-
-    credentials = values.get("credentials") or from_environment("credentials")
-    file = _read_credentials(Path(str(credentials))) if credentials else {}
-
-    def value(name: str) -> str | None:
-        option = values.get(name)
-        return str(option) if option else from_environment(name) or file.get(name)
-
-    def path(name: str) -> Path | None:
-        text = value(name)
-        return Path(text) if text else None
-
-    scheme, endpoints = _parse_endpoints(endpoint or value("endpoint") or "")
+    own = {name: str(values[name]) for name in OPTIONS if values.get(name)}
+    names = (*OPTIONS, "password", "plain_password")
+    from_environment = {name: variables.get(ENVIRONMENT_PREFIX + name.upper(), "") for name in names}
+    value = ChainMap(own, {name: text for name, text in from_environment.items() if text})
+    if credentials := value.get("credentials"):
+        value.maps.append(_read_credentials(Path(credentials)))
+    ca_cert, ssl_cert, ssl_cert_key = (Path(value[name]) if name in value else None for name in _PATHS)
+    scheme, endpoints = _parse_endpoints(endpoint or value.get("endpoint", ""))
     config = EtcdConfig(
         endpoints=endpoints,
-        tls=scheme == "etcds" or (scheme == "" and any(value(name) for name in _PATHS)),
-        ca_cert=path("ca_cert"),
-        ssl_cert=path("ssl_cert"),
-        ssl_cert_key=path("ssl_cert_key"),
-        user=value("user"),
-        password=from_environment("password") or file.get("password"),
-        prefix=value("key_prefix") or DEFAULT_PREFIX,
+        tls=scheme == "etcds" or (scheme == "" and any(name in value for name in _PATHS)),
+        ca_cert=ca_cert,
+        ssl_cert=ssl_cert,
+        ssl_cert_key=ssl_cert_key,
+        user=value.get("user"),
+        password=value.get("password"),
+        prefix=value.get("key_prefix", DEFAULT_PREFIX),
     )
     exposed = [end.host for end in config.endpoints if not _is_loopback(end.host)]
-    if config.password is not None and not config.tls and exposed and not from_environment("plain_password"):
+    if config.password is not None and not config.tls and exposed and "plain_password" not in value:
         raise UsageError(
             f"etcd's password would go to {exposed[0]} unencrypted, and every host on the way could read it; "
             f"write etcds://, or set {ENVIRONMENT_PREFIX}PLAIN_PASSWORD=1 to send it all the same"
@@ -210,16 +187,16 @@ def _parse_endpoints(text: str) -> tuple[str, tuple[Endpoint, ...]]:
 
 
 def _parse_endpoint(member: str) -> Endpoint:
-    host, separator, port = member.rpartition(":")
-    if not separator or member.endswith("]"):
-        host, port = member, str(DEFAULT_PORT)
-    if host.startswith("[") and host.endswith("]"):
-        host = host[1:-1]
-    elif ":" in host:
-        raise UsageError(f"the etcd endpoint {member!r} is unclear; write an IPv6 address as [::1]:2379")
-    if not host or "/" in member or not port.isdecimal() or not 0 < int(port) < 65536:
-        raise UsageError(f"the etcd endpoint {member!r} is no host:port; write for example node1:2379")
-    return Endpoint(host, int(port))
+    try:
+        parts = urlsplit(f"//{member}")
+        port = DEFAULT_PORT if parts.port is None else parts.port
+        if parts.hostname and port and parts.netloc == member:
+            return Endpoint(parts.hostname, port)
+    except ValueError:
+        pass
+    raise UsageError(
+        f"the etcd endpoint {member!r} is no host:port; write for example node1:2379, an IPv6 address as [::1]:2379"
+    )
 
 
 def _read_credentials(path: Path) -> dict[str, str]:
@@ -230,17 +207,14 @@ def _read_credentials(path: Path) -> dict[str, str]:
                 raise UsageError(f"the etcd credentials file {path} is no plain file")
             if stat.S_IMODE(status.st_mode) & 0o077:
                 raise UsageError(f"the etcd credentials file {path} can be read by others; chmod 600 {path}")
-            content = typed_json.loads(file.read())
+            content = typed_json.decode(file.read(), dict[str, str])
     except OSError as error:
         raise UsageError(f"cannot read the etcd credentials file {path}: {error.strerror}") from None
     except typed_json.JSONError:
-        raise UsageError(f"the etcd credentials file {path} is no JSON; write an object such as {{}}") from None
+        raise UsageError(f"the etcd credentials file {path} must be a JSON object of strings") from None
     names = {*OPTIONS, "password"} - {"credentials"}
-    if not isinstance(content, dict) or not all(isinstance(value, str) for value in content.values()):
-        raise UsageError(f"the etcd credentials file {path} must be a JSON object of strings")
-    unknown = sorted(content.keys() - names)
-    if unknown:
+    if unknown := sorted(content.keys() - names):
         raise UsageError(
             f"the etcd credentials file {path} has the unknown name {unknown[0]!r}; known: {sorted(names)}"
         )
-    return {name: str(path.parent / value) if name in _PATHS else value for name, value in content.items()}
+    return {name: str(path.parent / text) if name in _PATHS else text for name, text in content.items() if text}

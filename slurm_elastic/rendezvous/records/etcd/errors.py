@@ -4,13 +4,10 @@ answers at an endpoint."""
 from __future__ import annotations
 
 import contextlib
-import enum
 import http.client
 import socket
 import ssl
-import threading
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Collection
 
 from slurm_elastic import typed_json
 from slurm_elastic.errors import SlurmElasticError, UsageError
@@ -63,19 +60,7 @@ class EtcdServerError(EtcdError):
 
 
 _PROBE_SECONDS = 1.0
-UNKNOWN_HOST = "there is no host of this name"
-"""In a finding of `probe_endpoints`."""
-
-
-class Retry(enum.Enum):
-    """The next step after a failed call that is no answer for the caller."""
-
-    OTHER_MEMBER = enum.auto()
-    """The member is lost or slow."""
-    NO_LEADER = enum.auto()
-    """The member is there, but the members are just electing a leader, or it is cut off from the others."""
-    NEW_TOKEN = enum.auto()
-    """The member does not know our token: simple tokens live for minutes, and a restart forgets them."""
+_UNKNOWN_HOST = "there is no host of this name"
 
 
 _CREDENTIALS = f"give {ENVIRONMENT_PREFIX}USER and {ENVIRONMENT_PREFIX}PASSWORD or a credentials file"
@@ -96,6 +81,12 @@ _REFUSALS: tuple[tuple[str, type[EtcdError], str], ...] = (
     ),
     ("user name is empty", EtcdAuthenticationError, f"etcd at {{config}} asks for user and password; {_CREDENTIALS}"),
     (
+        "permission denied",
+        EtcdPermissionError,
+        "etcd at {config} denies {user} the keys under {config.prefix}; etcdctl role grant-permission --prefix=true "
+        f"ROLE readwrite {{config.prefix}}, choose another key_prefix, or {_CREDENTIALS}",
+    ),
+    (
         "authentication is not enabled",
         EtcdAuthenticationError,
         "etcd at {config} has no authentication; leave out user and password, or etcdctl auth enable",
@@ -104,33 +95,28 @@ _REFUSALS: tuple[tuple[str, type[EtcdError], str], ...] = (
 """What etcd says when it refuses a request for good (etcd 3.4 and 3.5, etcdserver/api/v3rpc/rpctypes/error.go)."""
 
 
-def diagnose_answer(code: str, details: str, config: EtcdConfig) -> Retry | EtcdError:
-    """Say what a failed call means."""
-    if "invalid auth token" in details or "revision of auth store is old" in details:
-        return Retry.NEW_TOKEN
-    # The last is what a member says that waited for a leader until our deadline; gRPC's own words are others.
-    if any(
-        text in details for text in ("no leader", "leader changed", "request timed out", "context deadline exceeded")
-    ):
-        return Retry.NO_LEADER
+_OLD_TOKEN = ("invalid auth token", "revision of auth store is old")
+"""A member does not know our token: simple tokens live for minutes, and a restart forgets them."""
+
+_TRANSIENT = ("UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED", "ABORTED", "INTERNAL", "UNKNOWN")
+"""gRPC's codes for a member that is lost, slow, cut off from the others, or electing a leader with them."""
+
+
+def is_old_token(details: str) -> bool:
+    """Return whether a member asks for a new token."""
+    return any(text in details for text in _OLD_TOKEN)
+
+
+def diagnose_answer(code: str, details: str, config: EtcdConfig) -> EtcdError | None:
+    """Return what a failed call means for the caller; None if another member, or the same one later, may answer it."""
     for text, error, line in _REFUSALS:
         if text in details:
-            return error(line.format(config=config))
-    if "permission denied" in details:
-        if config.user is None:
-            return EtcdPermissionError(
-                f"etcd at {config} denies the keys under {config.prefix} without a user; {_CREDENTIALS}"
-            )
-        return EtcdPermissionError(
-            f"etcd at {config} denies user {config.user!r} the keys under {config.prefix}; "
-            f"etcdctl role grant-permission --prefix=true ROLE readwrite {config.prefix}, or choose another key_prefix"
-        )
+            user = "clients without a user" if config.user is None else f"user {config.user!r}"
+            return error(line.format(config=config, user=user))
     if code == "UNIMPLEMENTED":
         return EtcdEndpointError(f"what answers at {config} has no etcd v3 API; slurm_elastic needs etcd 3.4 or later")
-    if code in ("UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED", "ABORTED", "INTERNAL", "UNKNOWN"):
-        return Retry.OTHER_MEMBER
-    if code == "RESOURCE_EXHAUSTED" and "too many requests" in details:
-        return Retry.OTHER_MEMBER
+    if code in _TRANSIENT or is_old_token(details) or "too many requests" in details:
+        return None
     return EtcdError(f"etcd at {config} refused a request: {details or code}")
 
 
@@ -141,36 +127,21 @@ def short_reason(code: str, details: str) -> str:
     return details.rpartition(": ")[2].strip().rstrip(".").lower() or code.lower()
 
 
-def probe_endpoints(config: EtcdConfig, check: Callable[[], None]) -> dict[Endpoint, str]:
-    """Look at what answers at endpoints that gRPC could not talk to.
+def endpoint_error(findings: Collection[str]) -> EtcdEndpointError:
+    """Return the error for endpoints of which none is what it should be."""
+    unknown = all(_UNKNOWN_HOST in finding for finding in findings)
+    kind = EtcdUnknownHostError if unknown else EtcdEndpointError
+    return kind(f"cannot use etcd: {'; '.join(findings)}")
 
-    Args:
-        check: Called every 0.1 s while the probes take their time; may raise.
+
+def probe_endpoint(endpoint: Endpoint, config: EtcdConfig) -> str | None:
+    """Look, for a second or two, at what answers at an endpoint that gRPC could not talk to.
+
+    It asks for etcd's version, which etcd tells over HTTP/1 at the port where it speaks gRPC. gRPC's own words say too
+    little (grpcio 1.85: "Socket closed" with TLS on one side only, whichever it is).
 
     Returns:
-        For each endpoint where something is wrong: what, and how to fix it. One that is down or slow is not
-        in it.
-    """
-    findings: dict[Endpoint, str] = {}
-
-    def probe(endpoint: Endpoint) -> None:
-        if finding := _probe_endpoint(endpoint, config):
-            findings[endpoint] = finding
-
-    threads = [threading.Thread(target=probe, args=(endpoint,), daemon=True) for endpoint in config.endpoints]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        while thread.is_alive():
-            thread.join(0.1)
-            check()
-    return findings
-
-
-def _probe_endpoint(endpoint: Endpoint, config: EtcdConfig) -> str | None:
-    """Ask for etcd's version, which it tells over HTTP/1 at the port where it speaks gRPC.
-
-    gRPC's own words say too little (grpcio 1.85: "Socket closed" with TLS on one side only, whichever it is).
+        What is wrong there and how to fix it; None if nothing is, or the endpoint is down or slow.
     """
     connected = False
     try:
@@ -193,7 +164,7 @@ def _probe_endpoint(endpoint: Endpoint, config: EtcdConfig) -> str | None:
     except socket.gaierror as error:
         # EAI_AGAIN is a name server that does not answer, which may do so later.
         unknown = error.errno in (socket.EAI_NONAME, socket.EAI_NODATA)
-        return f"{endpoint}: {UNKNOWN_HOST}; check the endpoint" if unknown else None
+        return f"{endpoint}: {_UNKNOWN_HOST}; check the endpoint" if unknown else None
     except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError) as error:
         if not connected or isinstance(error, TimeoutError):
             return None
@@ -218,9 +189,3 @@ def _speaks_tls(endpoint: Endpoint) -> bool:
     with contextlib.suppress(OSError):
         return bool(ssl.get_server_certificate((endpoint.host, endpoint.port), timeout=_PROBE_SECONDS))
     return False
-
-
-def system_authorities() -> bytes | None:
-    """Return the certificate authorities that this system trusts; None to leave the choice to gRPC."""
-    path = ssl.get_default_verify_paths().cafile
-    return None if path is None else Path(path).read_bytes()

@@ -14,12 +14,15 @@ import importlib
 import logging
 import os
 import random
+import ssl
 import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from slurm_elastic.environment import changed_environment
@@ -39,17 +42,9 @@ _SETTINGS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Rpc:
-    """The modules behind etcd's API."""
-
-    grpc: Any
-    etcd: Any
-
-
 @functools.cache
-def load_rpc() -> Rpc:
-    """Import etcd3, and with it grpc and protobuf, which no other function does, and return what it brings.
+def load_rpc() -> SimpleNamespace:
+    """Import etcd3, and with it grpc and protobuf, which no other function does; return the modules `grpc` and `etcd`.
 
     The generated code in etcd3 0.12.0 predates protobuf 4 and is refused by its C implementation ("Descriptors cannot
     be created directly"); protobuf's pure Python implementation takes it. Which of the two a process gets is decided by
@@ -72,7 +67,7 @@ def load_rpc() -> Rpc:
         with changed_environment({_IMPLEMENTATION: "python", **defaults}), warnings.catch_warnings():
             # The age of the generated code again; one warning for each field of each message.
             warnings.simplefilter("ignore", DeprecationWarning)
-            return Rpc(grpc=importlib.import_module("grpc"), etcd=importlib.import_module("etcd3.etcdrpc"))
+            return SimpleNamespace(grpc=importlib.import_module("grpc"), etcd=importlib.import_module("etcd3.etcdrpc"))
     except ImportError as error:
         raise UsageError(f"cannot import etcd3, the client of etcd ({error}); pip install etcd3") from error
 
@@ -83,6 +78,12 @@ _FIRST_SECONDS = 1.0
 Members lose each request between the end of their leader and the moment at which they notice it, 1 to 2 s later
 (etcd 3.4 and 3.5: a proposal, or the index of a read, goes to the leader once). They answer only a new request.
 """
+
+ATTEMPT_SECONDS = 3.0
+"""How long each further attempt may take."""
+
+OUTAGE_SECONDS = 3.0
+"""Without an answer of any member, before the log says so; longer than the election of a new leader of etcd takes."""
 
 _INTERRUPT_SECONDS = 0.1
 """How often a wait looks at its interrupt hook; well inside the 0.2 s that a signal may take."""
@@ -125,21 +126,6 @@ class Limits:
             raise errors.EtcdInterruptedError("the wait for etcd was interrupted")
 
 
-class _Member:
-    """A channel to one member."""
-
-    def __init__(self, endpoint: Endpoint, config: EtcdConfig) -> None:
-        grpc = load_rpc().grpc
-        self.endpoint = endpoint
-        if config.tls:
-            key, certificate = (path and path.read_bytes() for path in (config.ssl_cert_key, config.ssl_cert))
-            authorities = config.ca_cert.read_bytes() if config.ca_cert else errors.system_authorities()
-            credentials = grpc.ssl_channel_credentials(authorities, key, certificate)
-            self.channel = grpc.secure_channel(str(endpoint), credentials, _CHANNEL_OPTIONS)
-        else:
-            self.channel = grpc.insecure_channel(str(endpoint), _CHANNEL_OPTIONS)
-
-
 class Connection:
     """All calls of a client; safe to use from several threads, not after a fork.
 
@@ -157,25 +143,24 @@ class Connection:
         self.quiet = False
         self.token: str | None = None
         self._rpc = load_rpc()
-        self._lock = threading.Lock()
-        self._members = [_Member(endpoint, config) for endpoint in config.endpoints]
+        self._log_lock = threading.Lock()
+        self._channels = [_open_channel(endpoint, config) for endpoint in config.endpoints]
         # Clients start at different members, so that 1,000 agents do not all use the first of the list.
-        self._position = random.randrange(len(self._members))
-        self._failing: dict[Endpoint, str] = {}
-        """Why members have not answered since the last answer of any."""
-        self._lost: dict[Endpoint, str] = {}
-        """Why connections to members broke that are not in the log yet: they are as soon as another member answers."""
-        self._logged: set[Endpoint] = set()
+        self._turn = random.randrange(len(self._channels))
+        """The number of the member that calls go to, plus a multiple of the number of members; it only grows."""
+        self._lost: set[Endpoint] = set()
         """The members that the log calls lost."""
-        self._findings: dict[Endpoint, str] = {}
-        self._answered = False
-        self._failing_since = 0.0
-        self._outage_logged = False
+        self._answered = self._is_outage = False
         self._closed = threading.Event()
         self._process = os.getpid()
 
-    def call(self, service: str, method: str, request: Any, limits: Limits) -> tuple[Any, bool]:
-        """Call a method of etcd's API, at one member after the other until one answers.
+    @property
+    def endpoint(self) -> Endpoint:
+        """The member that calls go to now."""
+        return self.config.endpoints[self._turn % len(self._channels)]
+
+    def call(self, path: str, request: Any, limits: Limits) -> tuple[Any, bool]:
+        """Call a method of etcd's API, such as KV/Txn, at one member after the other until one answers.
 
         Returns:
             The answer, and whether an earlier attempt failed in a way that may have been carried out.
@@ -185,54 +170,72 @@ class Connection:
             EtcdInterruptedError: The caller's hook returned True.
             EtcdError: etcd's answer is an error; the subclass says which.
         """
-        deadline = time.monotonic() + limits.timeout
-        longest = self.config.times.attempt
+        began = time.monotonic()
+        deadline = began + limits.timeout
+        members = len(self._channels)
+        failing: dict[Endpoint, str] = {}
+        wrong: dict[Endpoint, str] = {}
+        lost: dict[Endpoint, str] = {}
         failures = 0
         while True:
             limits.check()
-            member = self.member()
+            turn = self._turn
+            endpoint = self.config.endpoints[turn % members]
             try:
                 if self.config.user is not None and self.token is None:
                     user = self._rpc.etcd.AuthenticateRequest(name=self.config.user, password=self.config.password)
                     # etcd hashes the password, which takes longer than any other call.
-                    self.token = self._attempt(member, "Auth/Authenticate", user, longest, deadline, limits).token
-                seconds = min(_FIRST_SECONDS, longest) if failures < 2 * len(self._members) else longest
-                response = self._attempt(member, f"{service}/{method}", request, seconds, deadline, limits)
+                    answer = self._attempt(turn, "Auth/Authenticate", user, ATTEMPT_SECONDS, deadline, limits)
+                    self.token = answer.token
+                seconds = _FIRST_SECONDS if failures < 2 * members else ATTEMPT_SECONDS
+                response = self._attempt(turn, path, request, seconds, deadline, limits)
             except self._rpc.grpc.RpcError as error:
-                self._judge(member, error)
+                code, details = error.code().name, error.details() or ""
+                if refusal := errors.diagnose_answer(code, details, self.config):
+                    raise refusal from None
+                if errors.is_old_token(details):
+                    self.token = None
+                reason = errors.short_reason(code, details)
+                failing[endpoint] = f"{endpoint}: {reason}"
+                # A member that is silent, or answers by itself, may wait for a new leader, as this client does.
+                if code == "UNAVAILABLE" and not details.startswith("etcdserver:"):
+                    lost[endpoint] = reason
                 failures += 1
-                self._give_up_when_hopeless(failures, deadline, limits)
+                # Another thread may have moved on already.
+                self._turn = max(self._turn, turn + 1)
+                if not self._answered and (finding := errors.probe_endpoint(endpoint, self.config)):
+                    failing[endpoint] = wrong[endpoint] = finding
+                    if len(wrong) == members:
+                        raise errors.endpoint_error(wrong.values()) from None
+                self._log_outage(failing, lost, time.monotonic() - began)
+                if time.monotonic() >= deadline:
+                    raise errors.EtcdUnavailableError(
+                        f"no etcd member of {self.config} answered in time ({'; '.join(failing.values())}); "
+                        "check that etcd runs and that the endpoints are its client ports"
+                    ) from None
                 self.pause(failures, deadline, limits)
             else:
-                self._note_answer(member)
+                self._note_answer(endpoint, lost)
                 return response, failures > 0
 
-    def watch(self, requests: Sequence[Any], deadline: float) -> Generator[Any, None, None]:
-        """Yield the answers to watches until their stream ends, which is no error: the caller has to read again anyway.
+    def watch(self, requests: Iterable[Any], deadline: float) -> None:
+        """Wait for the first event of watches, or the end of their stream: the caller has to read again anyway.
 
         The read finds another member, gets a new token, or says what is wrong.
         """
-        seconds = max(0.01, deadline - time.monotonic())
-        method = self._method(self.member().channel.stream_stream, "Watch/Watch", self._rpc.etcd.WatchRequest)
-        call = method(iter(requests), timeout=seconds, metadata=self._metadata())
-        try:
-            with contextlib.suppress(self._rpc.grpc.RpcError):
-                yield from call
-            self.pause(len(self._members), deadline, Limits(0.0))
-        finally:
-            call.cancel()
-
-    def member(self) -> _Member:
-        """Return the member that calls go to now."""
-        if os.getpid() != self._process:
-            raise errors.EtcdError("an etcd client does not survive a fork; make a new one in the child process")
-        if self._closed.is_set():
-            raise errors.EtcdError("the etcd client is closed")
-        return self._members[self._position]
+        method = self._method(self._turn, "stream_stream", "Watch/Watch", self._rpc.etcd.WatchRequest)
+        with contextlib.suppress(self._rpc.grpc.RpcError, ValueError):
+            call = method(iter(requests), timeout=max(0.01, deadline - time.monotonic()), metadata=self._metadata())
+            try:
+                if any(answer.events or answer.canceled for answer in call):
+                    return
+            finally:
+                call.cancel()
+        self.pause(len(self._channels), deadline, Limits(0.0))
 
     def pause(self, failures: int, deadline: float, limits: Limits) -> None:
         """Wait a little when all members have failed in turn; go on at once as long as they have not."""
-        rounds, position = divmod(failures, len(self._members))
+        rounds, position = divmod(failures, len(self._channels))
         first, longest = _BACKOFF_SECONDS
         seconds = 0.0 if position else min(longest, first * 2 ** min(rounds - 1, 10)) * random.uniform(0.5, 1.0)
         until = min(time.monotonic() + seconds, deadline)
@@ -246,27 +249,29 @@ class Connection:
     def close(self) -> None:
         """End all calls and close the channels."""
         self._closed.set()
-        for member in self._members:
-            member.channel.close()
+        for channel in self._channels:
+            channel.close()
 
-    def _method(self, kind: Callable[..., Any], path: str, request: Any) -> Any:
+    def _method(self, turn: int, kind: str, path: str, request: Any) -> Any:
+        """Return a method of etcd's API at a member; `request` is the type of its message."""
+        if os.getpid() != self._process:
+            raise errors.EtcdError("an etcd client does not survive a fork; make a new one in the child process")
         answer = getattr(self._rpc.etcd, request.__name__.removesuffix("Request") + "Response")
-        return kind(f"/etcdserverpb.{path}", request.SerializeToString, answer.FromString)
+        method = getattr(self._channels[turn % len(self._channels)], kind)
+        return method(f"/etcdserverpb.{path}", request.SerializeToString, answer.FromString)
 
     def _metadata(self) -> tuple[tuple[str, str], ...]:
         """The token, and the wish for no answers from a member without a leader."""
         return (*((("token", self.token),) if self.token else ()), ("hasleader", "true"))
 
-    def _attempt(
-        self, member: _Member, path: str, request: Any, seconds: float, deadline: float, limits: Limits
-    ) -> Any:
+    def _attempt(self, turn: int, path: str, request: Any, seconds: float, deadline: float, limits: Limits) -> Any:
         timeout = max(0.01, min(seconds, deadline - time.monotonic()))
         # LeaseKeepAlive, too: a stream of one request and one answer is the same on the wire.
-        method = self._method(member.channel.unary_unary, path, type(request))
+        method = self._method(turn, "unary_unary", path, type(request))
         try:
             call = method.future(request, timeout=timeout, metadata=self._metadata())
         except ValueError:
-            # gRPC's answer on a channel that another thread has just closed.
+            # gRPC's answer on a channel that is closed.
             raise errors.EtcdError("the etcd client is closed") from None
         try:
             while True:
@@ -276,76 +281,36 @@ class Connection:
         finally:
             call.cancel()
 
-    def _judge(self, member: _Member, error: Any) -> None:
-        """Get ready for the next attempt after a call that failed, or raise what it means for the caller."""
-        if self._closed.is_set():
-            raise errors.EtcdError("the etcd client is closed") from None
-        code, details = error.code().name, error.details() or ""
-        outcome = errors.diagnose_answer(code, details, self.config)
-        if isinstance(outcome, errors.EtcdError):
-            raise outcome from None
-        if outcome is errors.Retry.NEW_TOKEN:
-            self.token = None
-        else:
-            # A member that is silent may wait for a new leader, as this client does.
-            lost = outcome is errors.Retry.OTHER_MEMBER and code != "DEADLINE_EXCEEDED"
-            self._leave(member, errors.short_reason(code, details), lost=lost)
+    def _log_outage(self, failing: Mapping[Endpoint, str], lost: Mapping[Endpoint, str], seconds: float) -> None:
+        """Log an outage once."""
+        with self._log_lock:
+            if not self._is_outage and len(failing) == len(self._channels) and seconds > OUTAGE_SECONDS:
+                self._is_outage = True
+                self._lost.update(lost)
+                reasons = "; ".join(failing.values())
+                self._log(logging.WARNING, f"no etcd member answers ({reasons}); trying again until one does")
 
-    def _leave(self, member: _Member, reason: str, *, lost: bool) -> None:
-        """Move on to the next member, unless another thread did so already, and log an outage once."""
-        with self._lock:
-            if self._members[self._position] is not member:
-                return
-            self._position = (self._position + 1) % len(self._members)
-            if not self._failing:
-                self._failing_since = time.monotonic()
-            self._failing[member.endpoint] = self._findings.get(member.endpoint) or f"{member.endpoint}: {reason}"
-            if lost and member.endpoint not in self._logged:
-                self._lost[member.endpoint] = reason
-            outage = len(self._failing) == len(self._members)
-            if outage and not self._outage_logged and time.monotonic() - self._failing_since > self.config.times.outage:
-                self._outage_logged = True
-                self._logged.update(self._lost)
-                self._lost.clear()
-                self._log(logging.WARNING, f"no etcd member answers ({self._reasons()}); trying again until one does")
-
-    def _note_answer(self, member: _Member) -> None:
-        """Note that a member is there, so that its next loss is logged again."""
+    def _note_answer(self, endpoint: Endpoint, lost: Mapping[Endpoint, str]) -> None:
+        """Log the members that were lost before this one answered, each once until it answers again."""
         self._answered = True
-        if not self._failing and member.endpoint not in self._logged:
-            return
-        with self._lock:
-            if self._members[self._position] is not member:
-                # It answered before another thread found it lost.
-                return
-            self._lost.pop(member.endpoint, None)
-            self._logged.discard(member.endpoint)
-            for endpoint, reason in self._lost.items():
-                self._log(logging.WARNING, f"etcd member {endpoint} is lost ({reason}); going on with the others")
-            self._logged.update(self._lost)
-            self._lost.clear()
-            self._failing.clear()
-            if self._outage_logged:
-                self._outage_logged = False
-                self._log(logging.INFO, f"etcd answers again, at {member.endpoint}")
+        with self._log_lock:
+            if self._is_outage:
+                self._is_outage = False
+                self._log(logging.INFO, f"etcd answers again, at {endpoint}")
+            for member in lost.keys() - self._lost - {endpoint}:
+                self._log(logging.WARNING, f"etcd member {member} is lost ({lost[member]}); going on with the others")
+            self._lost = (self._lost | lost.keys()) - {endpoint}
 
     def _log(self, level: int, message: str) -> None:
         logger.log(logging.DEBUG if self.quiet else level, "%s", message)
 
-    def _reasons(self) -> str:
-        return "; ".join(self._failing.values())
 
-    def _give_up_when_hopeless(self, failures: int, deadline: float, limits: Limits) -> None:
-        """Raise when the time is up, or when, before any answer, no member is what it should be."""
-        if not self._answered and failures % len(self._members) == 0:
-            self._findings = errors.probe_endpoints(self.config, limits.check)
-            self._failing.update(self._findings)
-            if len(self._findings) == len(self._members):
-                unknown = all(errors.UNKNOWN_HOST in finding for finding in self._findings.values())
-                error = errors.EtcdUnknownHostError if unknown else errors.EtcdEndpointError
-                raise error(f"cannot use etcd: {self._reasons()}") from None
-        if time.monotonic() >= deadline:
-            raise errors.EtcdUnavailableError(
-                f"no etcd member of {self.config} answered in time ({self._reasons()}); "
-                "check that etcd runs and that the endpoints are its client ports"
-            ) from None
+def _open_channel(endpoint: Endpoint, config: EtcdConfig) -> Any:
+    """Return a channel to one member; gRPC connects at its first call."""
+    grpc = load_rpc().grpc
+    if not config.tls:
+        return grpc.insecure_channel(str(endpoint), _CHANNEL_OPTIONS)
+    authorities = config.ca_cert or ssl.get_default_verify_paths().cafile
+    files = (authorities, config.ssl_cert_key, config.ssl_cert)
+    credentials = grpc.ssl_channel_credentials(*(path and Path(path).read_bytes() for path in files))
+    return grpc.secure_channel(str(endpoint), credentials, _CHANNEL_OPTIONS)

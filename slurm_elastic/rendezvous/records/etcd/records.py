@@ -49,6 +49,9 @@ LEASE_SECONDS = 45
 _START_SECONDS = 30.0
 """How long an agent that starts waits for an etcd that does not answer."""
 
+_FRESH_SECONDS = 2.0
+"""How long an agent that starts takes what it read at first for the newest records."""
+
 _HURRIED_SECONDS = 2.0
 """How long the end of a run waits for one."""
 
@@ -94,7 +97,7 @@ class EtcdRecords:
         self._epochs = f"{self._own}epochs/"
         self._endpoint = f"{self._own}endpoint"
         self._copy_failed = self._silent = self._logs = False
-        self._opening: dict[tuple[str, ...], Mapping[str, api.Record]] = {}
+        self._opening: dict[tuple[str, ...], dict[str, dict[str, Any]]] = {}
         self._opening_ends = 0.0
         self._foreign: set[str] = set()
         self.written: dict[str, bytes] = {}
@@ -114,12 +117,14 @@ class EtcdRecords:
         """Check that etcd can be used, and read by the same request all records that an agent needs when it starts."""
         etcd = self.client.limited(timeout, self._interrupted)
         records = self._opened(etcd.connect(get(self.prefix, prefix=True)))
-        # The answer to each question that an agent asks soon after, once.
+        # The answer to each question that an agent asks soon after, once. A leader may have come since then.
         self._opening = {
-            keys: {name: record for name, record in records.items() if name.startswith(keys)}
+            keys: answer
             for keys in ((self._epochs,), (self._endpoint, _ROUND), (_DONE,))
+            if (answer := {name: record for name, record in records.items() if name.startswith(keys)})
+            or keys == (_DONE,)
         }
-        self._opening_ends = time.monotonic() + self.client.config.times.fresh
+        self._opening_ends = time.monotonic() + _FRESH_SECONDS
         # From here on only the leader logs members of etcd that are lost or back.
         self.client.connection.quiet = True
 
@@ -129,7 +134,7 @@ class EtcdRecords:
         try:
             # Without the copy only etcd has the answer, so this call waits for it all the same.
             hurried = not can_wait and copied is not None
-            epochs = self._fresh(self._epochs) or self._read(self._epochs, can_wait=not hurried)
+            epochs = self._read(self._epochs, can_wait=not hurried)
         except api.RecordsUnreachableError:
             if not hurried:
                 raise
@@ -165,9 +170,19 @@ class EtcdRecords:
 
     def claim_round(self, number: int, record: api.Record) -> bool:
         """See RunDirRecords."""
-        entry = {"number": number, "record": record}
-        won = self._replace(_ROUND, entry, lambda there: int(there["number"]) < number)
-        return won and self._copied(lambda: self._copy.claim_round(number, record), True)
+        name = self.prefix + _ROUND
+        signed = signed_value(self._secret, name, {"number": number, "record": record})
+        while True:
+            pair = self._ask(lambda etcd: etcd.get(name))
+            there = None if pair is None else self._open(pair)
+            if pair is not None and there is None:
+                raise api.RecordsError(
+                    f"the etcd key {name} was not written by this run; if nothing else uses it: etcdctl del {name}"
+                )
+            if there is not None and int(there["number"]) >= number:
+                return False
+            if self._swap(_ROUND, pair.mod_revision if pair else 0, signed):
+                return self._copied(lambda: self._copy.claim_round(number, record), True)
 
     def last_round(self) -> int | None:
         """See RunDirRecords."""
@@ -179,14 +194,9 @@ class EtcdRecords:
 
     def situation(self, known_round: int | None = None) -> api.Situation:
         """See RunDirRecords."""
-        records = self._fresh(self._endpoint, _ROUND)
-        if not records or self._endpoint not in records:
-            # A leader may have come since then.
-            records = self._read(self._endpoint, _ROUND)
-        endpoint = records.get(self._endpoint)
-        if endpoint is None:
-            # Other users of etcd can write over it, again and again; only agents of this run write the copy.
-            endpoint = self._copied(self._copy.endpoint, None)
+        records = self._read(self._endpoint, _ROUND)
+        # Other users of etcd can write over it, again and again; only agents of this run write the copy.
+        endpoint = records.get(self._endpoint) or self._copied(self._copy.endpoint, None)
         newest = records.get(_ROUND)
         number = self._last(newest)
         return api.Situation(
@@ -212,10 +222,7 @@ class EtcdRecords:
 
     def is_done(self) -> bool:
         """See RunDirRecords."""
-        if self._copied(self._copy.is_done, False):
-            return True
-        records = self._fresh(_DONE)
-        return bool(self._read(_DONE) if records is None else records)
+        return self._copied(self._copy.is_done, False) or bool(self._read(_DONE))
 
     def publish_failure(self, record: api.Record) -> None:
         """See RunDirRecords. The copy alone is enough, so the end of a run does not wait for etcd."""
@@ -238,10 +245,6 @@ class EtcdRecords:
     def close(self) -> None:
         """See RunDirRecords. The lease expires unless other agents renew it."""
         self.client.close()
-
-    def _fresh(self, *keys: str) -> Mapping[str, api.Record] | None:
-        """Return what an agent that has just started has read of some keys; None if it has to ask etcd."""
-        return self._opening.pop(keys, None) if time.monotonic() < self._opening_ends else None
 
     def _last(self, newest: api.Record | None) -> int | None:
         return _newest([newest["number"] if newest else None, self._copied(self._copy.last_round, None)])
@@ -268,12 +271,15 @@ class EtcdRecords:
         return self._read(key).get(key)
 
     def _read(self, *keys: str, can_wait: bool = True) -> dict[str, dict[str, Any]]:
-        """Return the records that exist, by key, all as of one moment.
+        """Return the records that exist, by key, all as of one moment; once what an agent that starts has read of them.
 
         Args:
             keys: The keys without prefix; one with a slash at its end stands for all keys that begin with it.
             can_wait: False to wait for etcd 2 s at most.
         """
+        opening = self._opening.pop(keys, None)
+        if opening is not None and time.monotonic() < self._opening_ends:
+            return opening
         reads = [get(self.prefix + key, prefix=key.endswith("/")) for key in keys]
         responses = self._ask(lambda etcd: etcd.transaction((), reads), can_wait=can_wait).responses
         return self._opened(kv for response in responses for kv in response)
@@ -281,25 +287,6 @@ class EtcdRecords:
     def _create(self, key: str, record: api.Record, *, can_wait: bool = True) -> bool:
         """Write a record; return False if there is one."""
         return self._swap(key, 0, signed_value(self._secret, self.prefix + key, record), can_wait=can_wait)
-
-    def _replace(self, key: str, record: api.Record, may_replace: Callable[[dict[str, Any]], bool]) -> bool:
-        """Write a record in place of one that `may_replace` accepts, or of none; return False if it refuses."""
-        signed = signed_value(self._secret, self.prefix + key, record)
-        while True:
-            pair = self._ask(lambda etcd: etcd.get(self.prefix + key))
-            if pair is not None:
-                if pair.value == signed:
-                    return True
-                there = self._open(pair)
-                if there is None:
-                    raise api.RecordsError(
-                        f"the etcd key {self.prefix}{key} was not written by this run; if nothing else uses it: "
-                        f"etcdctl del {self.prefix}{key}"
-                    )
-                if not may_replace(there):
-                    return False
-            if self._swap(key, 0 if pair is None else pair.mod_revision, signed):
-                return True
 
     def _put(self, key: str, record: api.Record, *, can_wait: bool = True) -> None:
         """Write a record in place of any other."""
@@ -339,20 +326,17 @@ class EtcdRecords:
         return record
 
     def _ask(self, call: Callable[[EtcdClient], _T], *, can_wait: bool = True) -> _T:
-        etcd = self._limited(can_wait=can_wait)
+        is_main = threading.current_thread() is threading.main_thread()
+        if can_wait and not self._ending.is_set():
+            etcd = self.client.limited(self._limit, lambda: self._ending.is_set() or (is_main and self._interrupted()))
+        else:
+            etcd = self.client.limited(min(self._limit, _HURRIED_SECONDS))
         try:
-            return self._lease.under(lambda: call(etcd), etcd.limits)
+            return call(etcd)
         except api.RecordsError:
             raise
         except EtcdError as error:
             raise api.RecordsError(str(error)) from error
-
-    def _limited(self, *, can_wait: bool) -> EtcdClient:
-        if not can_wait or self._ending.is_set():
-            return self.client.limited(min(self._limit, _HURRIED_SECONDS))
-        if threading.current_thread() is threading.main_thread():
-            return self.client.limited(self._limit, lambda: self._ending.is_set() or self._interrupted())
-        return self.client.limited(self._limit, self._ending.is_set)
 
     def _heard(self, silence: float) -> None:
         """Report an etcd that is lost, and restore records that it has lost."""

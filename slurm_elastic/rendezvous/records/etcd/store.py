@@ -86,7 +86,7 @@ class EtcdStore(Store):
         self.lease: etcd.Lease = etcd_client.shared_lease(self.prefix, LEASE_SECONDS)
         # torch's C++ side keeps the C++ half of a store only (torch 2.13: neither PrefixStore nor a process group
         # keeps the Python object), and without its Python half a store can do nothing.
-        etcd_client.hold(self)
+        etcd_client.held.append(self)
 
     def set(self, key: str | bytes, value: str | bytes) -> None:
         """Write a key."""
@@ -94,7 +94,7 @@ class EtcdStore(Store):
 
     def get(self, key: str | bytes) -> bytes:
         """Return what a key holds, after waiting for it if need be."""
-        return self._wait([key], self._timeout)[0]
+        return self.multi_get([key])[0]
 
     def add(self, key: str | bytes, amount: int) -> int:
         """Add to the decimal number that a key holds, 0 if there is none, and return the sum.
@@ -104,15 +104,11 @@ class EtcdStore(Store):
             ValueError: The key holds something else.
         """
         amount = operator.index(amount)
-
-        def raised(pair: etcd.KeyValue | None) -> bytes:
-            return str((0 if pair is None else int(pair.value)) + amount).encode()
-
-        return int(self._update(key, raised))
+        return int(self._update(key, lambda value: b"%d" % (int(value or 0) + amount)) or 0)
 
     def append(self, key: str | bytes, value: str | bytes) -> None:
         """Write a value behind what a key holds."""
-        self._update(key, lambda pair: (b"" if pair is None else pair.value) + _bytes(value))
+        self._update(key, lambda start: (start or b"") + _bytes(value))
 
     def compare_set(self, key: str | bytes, expected: str | bytes, desired: str | bytes) -> bytes:
         """Write a key if it holds what is expected, or if there is none and nothing is expected.
@@ -120,16 +116,9 @@ class EtcdStore(Store):
         Returns:
             What the key holds now; what was expected when there is no such key (as TCPStore does).
         """
-        whole, before, after = self._key(key), _bytes(expected), _bytes(desired)
-        while True:
-            pair = self._call(lambda client: client.get(whole))
-            if pair is None and before:
-                return before
-            if pair is not None and pair.value != before:
-                return pair.value
-            compare = etcd.unchanged(whole, pair.mod_revision if pair else 0)
-            if self._transact([compare], [etcd.put(whole, after, self.lease.id)]).succeeded:
-                return after
+        before, after = _bytes(expected), _bytes(desired)
+        value = self._update(key, lambda value: after if (value or b"") == before else value)
+        return before if value is None else value
 
     def check(self, keys: Sequence[str | bytes]) -> bool:
         """Return whether all keys are there; a queue that holds something is."""
@@ -138,21 +127,12 @@ class EtcdStore(Store):
 
     def wait(self, keys: Sequence[str | bytes], timeout: timedelta | None = None) -> None:
         """Wait until all keys are there; a queue that holds something is."""
-        timeout = self._timeout if timeout is None else timeout
-        deadline, missing = time.monotonic() + timeout.total_seconds(), list(dict.fromkeys(keys))
-        while True:
-            there, revision = self._read(missing)
-            missing = [key for key in missing if self._key(key) not in there and not self.queue_len(key)]
-            if not missing:
-                return
-            if time.monotonic() >= deadline:
-                raise self._wait_timeout(keys, timeout)
-            places = [place for key in missing for place in (self._key(key), self._queue(key))]
-            self._await_put(places, revision, deadline)
+        self._wait(keys, self._timeout if timeout is None else timeout, self.queue_len)
 
     def multi_get(self, keys: Sequence[str | bytes]) -> list[bytes]:
         """Return what several keys hold, after waiting for them if need be."""
-        return self._wait(keys, self._timeout)
+        there = self._wait(keys, self._timeout, lambda key: 0)
+        return [there[self._key(key)] for key in keys]
 
     def multi_set(self, keys: Sequence[str | bytes], values: Sequence[str | bytes]) -> None:
         """Write several keys, up to 128 of them at once."""
@@ -196,9 +176,7 @@ class EtcdStore(Store):
                 continue  # Others took all of them.
             if not block:
                 raise QueueEmptyError("queue is empty")
-            if time.monotonic() >= deadline:
-                raise self._wait_timeout([key], self._timeout)
-            self._await_put([queue], revision, deadline)
+            self._await_put([key], key, revision, deadline, self._timeout)
 
     def queue_len(self, key: str | bytes) -> int:
         """Return how many values a queue holds."""
@@ -225,36 +203,47 @@ class EtcdStore(Store):
         return self._keys + _bytes(key)
 
     def _read(self, keys: Sequence[str | bytes]) -> tuple[dict[bytes, bytes], int]:
-        return self._call(lambda client: client.get_present(self._key(key) for key in keys))
+        return self._call(lambda client: client.get_present(self._key(key) for key in dict.fromkeys(keys)))
 
-    def _wait(self, keys: Sequence[str | bytes], timeout: timedelta) -> list[bytes]:
-        names = [self._key(key) for key in keys]
-        try:
-            values = self._call(lambda client: client.wait_for(names), timeout)
-        except TimeoutError:
-            raise self._wait_timeout(keys, timeout) from None
-        return [values[key] for key in names]
-
-    def _wait_timeout(self, keys: Sequence[str | bytes], timeout: timedelta) -> DistStoreError:
-        # The words are TCPStore's.
-        milliseconds = round(timeout.total_seconds() * 1000)
-        names = ", ".join("/" + _bytes(key).decode(errors="replace") for key in keys)
-        return DistStoreError(f"wait timeout after {milliseconds}ms, keys: {names}")
+    def _wait(
+        self, keys: Sequence[str | bytes], timeout: timedelta, queue_len: Callable[[str | bytes], int]
+    ) -> dict[bytes, bytes]:
+        """Return what keys hold as soon as all are there, or have a queue."""
+        deadline = time.monotonic() + timeout.total_seconds()
+        while True:
+            there, revision = self._read(keys)
+            missing = (key for key in keys if self._key(key) not in there and not queue_len(key))
+            # The others are read again when the first has come, and most of them are there then.
+            first = next(missing, None)
+            if first is None:
+                return there
+            self._await_put(keys, first, revision, deadline, timeout)
 
     def _queue(self, key: str | bytes) -> bytes:
         # In hexadecimal, so that the name of no queue is the beginning of another's.
         return f"{self.prefix}queues/{_bytes(key).hex()}/".encode()
 
-    def _await_put(self, prefixes: Sequence[bytes], revision: int, deadline: float) -> None:
-        self._call(lambda client: client.await_puts(prefixes, revision, deadline, prefix=True))
+    def _await_put(
+        self, keys: Sequence[str | bytes], key: str | bytes, revision: int, deadline: float, timeout: timedelta
+    ) -> None:
+        """Wait until one of the keys, or its queue, was written after a revision, or raise if the time is up."""
+        if time.monotonic() >= deadline:
+            # The words are TCPStore's.
+            names = ", ".join("/" + _bytes(name).decode(errors="replace") for name in keys)
+            raise DistStoreError(f"wait timeout after {round(timeout.total_seconds() * 1000)}ms, keys: {names}")
+        places = [etcd.key_range(self._key(key), False), etcd.key_range(self._queue(key), True)]
+        self._call(lambda client: client.await_put(places, revision, deadline))
 
-    def _update(self, key: str | bytes, change: Callable[[etcd.KeyValue | None], bytes]) -> bytes:
-        """Replace what a key holds by what ``change`` makes of it, exactly once."""
+    def _update(self, key: str | bytes, change: Callable[[bytes | None], bytes | None]) -> bytes | None:
+        """Replace what a key holds by what ``change`` makes of it, exactly once; None stands for no key."""
         whole = self._key(key)
         pair = self._call(lambda client: client.get(whole))
         contentions = 0
         while True:
-            value = change(pair)
+            before = None if pair is None else pair.value
+            value = change(before)
+            if value is None or value == before:
+                return value
             compare = etcd.unchanged(whole, pair.mod_revision if pair else 0)
             done, (pairs, *_) = self._once([compare], [etcd.put(whole, value, self.lease.id)], etcd.get(whole))
             if done:
@@ -284,15 +273,11 @@ class EtcdStore(Store):
     def _transact(
         self, compare: Sequence[object], success: Sequence[object], failure: Sequence[object] = ()
     ) -> etcd.TransactionResult:
-        def write(client: etcd.EtcdClient) -> etcd.TransactionResult:
-            return self.lease.under(lambda: client.transaction(compare, success, failure), client.limits)
+        return self._call(lambda client: client.transaction(compare, success, failure))
 
-        return self._call(write)
-
-    def _call(self, call: Callable[[etcd.EtcdClient], _T], timeout: timedelta | None = None) -> _T:
-        seconds = (self._timeout if timeout is None else timeout).total_seconds()
+    def _call(self, call: Callable[[etcd.EtcdClient], _T]) -> _T:
         try:
-            return call(self.client.limited(seconds))
+            return call(self.client.limited(self._timeout.total_seconds()))
         except EtcdUnavailableError as error:
             raise DistNetworkError(str(error)) from error
         except EtcdError as error:
@@ -349,15 +334,13 @@ class EtcdV3RendezvousBackend(RendezvousBackend):
             current = self.get_state()
             return None if current is None else (*current, False)
         content = hashlib.sha256(state).digest() + state
-
-        def write() -> etcd.TransactionResult:
-            return self.client.transaction(
+        result = _translated(
+            lambda: self.client.transaction(
                 [etcd.unchanged(self._key, token or 0)],
                 [etcd.put(self._key, content, self.lease.id)],
                 [etcd.get(self._key)],
             )
-
-        result = _translated(lambda: self.lease.under(write, self.client.limits))
+        )
         if result.succeeded:
             return state, result.revision, True
         for pair in result.responses[0]:
@@ -424,12 +407,10 @@ def _with_scheme(endpoint: str, protocol: object) -> str:
 def _translated(call: Callable[[], _T]) -> _T:
     try:
         return call()
-    except EtcdUnknownHostError as error:
-        # As with torch's backend: the name service may know the host when torchrun's caller tries again.
-        raise RendezvousConnectionError(str(error)) from error
-    except UsageError:
-        raise
     except EtcdError as error:
+        # As with torch's backend: the name service may know a host when torchrun's caller tries again.
+        if isinstance(error, UsageError) and not isinstance(error, EtcdUnknownHostError):
+            raise
         raise RendezvousConnectionError(str(error)) from error
 
 

@@ -13,11 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from slurm_elastic.rendezvous.records.etcd import EtcdConfig, EtcdServer
-from slurm_elastic.rendezvous.records.etcd.config import EtcdTimes
 from slurm_elastic.rendezvous.records.etcd.errors import EtcdServerError
-
-PATIENT = EtcdTimes(outage=30.0)
-"""A busy machine is no outage."""
 
 _ATTEMPTS = 3
 _SECONDS = 120.0

@@ -169,7 +169,7 @@ def test_credentials_that_others_can_read(credentials: Path, mode: int) -> None:
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ("{", "no JSON"),
+        ("{", "object of strings"),
         ("[]", "object of strings"),
         ('{"user": 7}', "object of strings"),
         ('{"pasword": "x"}', "unknown name 'pasword'"),

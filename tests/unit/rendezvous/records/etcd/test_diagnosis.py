@@ -10,22 +10,22 @@ CONFIG = EtcdConfig((Endpoint("a", 1),), user="me", password="secret")
 
 
 @pytest.mark.parametrize(
-    ("code", "details", "outcome"),
+    ("code", "details"),
     [
-        ("UNAUTHENTICATED", "etcdserver: invalid auth token", errors.Retry.NEW_TOKEN),
-        ("INVALID_ARGUMENT", "etcdserver: revision of auth store is old", errors.Retry.NEW_TOKEN),
-        ("UNAVAILABLE", "failed to connect: Connection refused", errors.Retry.OTHER_MEMBER),
-        ("DEADLINE_EXCEEDED", "Deadline Exceeded", errors.Retry.OTHER_MEMBER),
-        ("CANCELLED", "Channel closed!", errors.Retry.OTHER_MEMBER),
-        ("RESOURCE_EXHAUSTED", "etcdserver: too many requests", errors.Retry.OTHER_MEMBER),
-        ("UNAVAILABLE", "etcdserver: leader changed", errors.Retry.NO_LEADER),
-        ("UNAVAILABLE", "etcdserver: no leader", errors.Retry.NO_LEADER),
-        ("DEADLINE_EXCEEDED", "context deadline exceeded", errors.Retry.NO_LEADER),
-        ("UNAVAILABLE", "etcdserver: request timed out, possibly due to connection lost", errors.Retry.NO_LEADER),
+        ("UNAUTHENTICATED", "etcdserver: invalid auth token"),
+        ("INVALID_ARGUMENT", "etcdserver: revision of auth store is old"),
+        ("UNAVAILABLE", "failed to connect: Connection refused"),
+        ("DEADLINE_EXCEEDED", "Deadline Exceeded"),
+        ("CANCELLED", "Channel closed!"),
+        ("RESOURCE_EXHAUSTED", "etcdserver: too many requests"),
+        ("UNAVAILABLE", "etcdserver: leader changed"),
+        ("UNAVAILABLE", "etcdserver: no leader"),
+        ("DEADLINE_EXCEEDED", "context deadline exceeded"),
+        ("UNAVAILABLE", "etcdserver: request timed out, possibly due to connection lost"),
     ],
 )
-def test_failures_to_try_again(code: str, details: str, outcome: errors.Retry) -> None:
-    assert errors.diagnose_answer(code, details, CONFIG) is outcome
+def test_failures_to_try_again(code: str, details: str) -> None:
+    assert errors.diagnose_answer(code, details, CONFIG) is None
 
 
 @pytest.mark.parametrize(

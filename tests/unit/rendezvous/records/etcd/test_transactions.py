@@ -1,16 +1,6 @@
 from __future__ import annotations
 
-import pytest
-
-from slurm_elastic.rendezvous.records.etcd.client import prefix_end, shared_lease_id
-
-
-@pytest.mark.parametrize(
-    ("prefix", "end"),
-    [(b"a", b"b"), (b"a/", b"a0"), (b"a\xff", b"b"), (b"\xff\xff", b"\0"), (b"", b"\0")],
-)
-def test_prefix_ends_before_the_next_key_without_it(prefix: bytes, end: bytes) -> None:
-    assert prefix_end(prefix) == end
+from slurm_elastic.rendezvous.records.etcd.client import shared_lease_id
 
 
 def test_shared_lease_ids_are_the_same_everywhere_and_fit_int64() -> None:
