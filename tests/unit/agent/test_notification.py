@@ -124,6 +124,13 @@ def test_a_url_gets_it_by_post(tmp_path: Path) -> None:
     assert json.loads(content)["event"] == "finished"
 
 
+def test_a_command_has_its_time_and_no_more(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    begin = time.monotonic()
+    deliver("sleep 300", RunDir.for_run(tmp_path, "7").open(), "n1", FINISHED, 0.2)
+    assert time.monotonic() - begin < 9
+    assert "the notification 'finished' was not delivered: the command took too long and was killed" in caplog.text
+
+
 @pytest.mark.parametrize("target", ["exit 3", "/nonexistent", "http://127.0.0.1:9/", "http://[", "https://"])
 def test_what_fails_is_a_line(tmp_path: Path, caplog: pytest.LogCaptureFixture, target: str) -> None:
     delivered(tmp_path, target)
