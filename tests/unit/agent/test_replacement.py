@@ -355,18 +355,11 @@ def test_refused_and_silent(make_world: Callable[..., World], caplog: pytest.Log
     world.pass_time(900)
     assert len(read_claims(world.run_dir)) == 5
     assert sum("too many jobs; it is tried again every 5 minutes" in line for line in caplog.messages) == 1
-    # The limit counts no refusal. slurmctld goes away when it has taken the job.
+    # The limit counts no refusal.
     world.refusal, world.answers = "", False
     world.pass_time(600)
     assert len(world.submitted) == 0
     world.answers = True
-
-    def vanish(step: int) -> None:
-        world.answers = not world.submitted
-
-    world.interruption = vanish
-    world.pass_time(600)
-    world.interruption, world.answers = lambda step: None, True
     world.pass_time(600)
     assert len(world.submitted) == 1
     assert [result.job for _, result in read_claims(world.run_dir).values() if result] == ["", "", "", "", "31"]
@@ -379,11 +372,10 @@ def play(world: World) -> None:
     world.pass_time(180)
     # A claim whose sbatch has not run counts, too.
     assert len(world.waiting) == 1
-    if world.waiting:
-        world.start()
-        world.pass_time(60)
-        assert world.waiting == []
-        world.join()
+    world.start()
+    world.pass_time(60)
+    assert world.waiting == []
+    world.join()
     world.pass_time(180)
     assert world.waiting == []
     world.queue.clear()

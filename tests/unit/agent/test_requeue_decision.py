@@ -31,10 +31,9 @@ def decide(
     *,
     warned: bool = False,
     counted: int = 0,
-    idle: int = 0,
     most: int = 10,
 ) -> RequeueDecision:
-    return requeue_decision(cause, view, 0, warned=warned, counted=counted, idle=idle, most=most)
+    return requeue_decision(cause, view, 0, warned=warned, counted=counted, idle=0, most=most)
 
 
 def test_a_preempted_job_is_requeued_and_not_counted() -> None:
@@ -47,10 +46,6 @@ def test_a_preempted_job_is_requeued_and_not_counted() -> None:
 @pytest.mark.parametrize("cause", [Cause.TIME_LIMIT_NEAR, Cause.TIME_LIMIT_REACHED])
 def test_a_time_limit_is_counted(cause: Cause) -> None:
     assert decide(cause) == RequeueDecision(Requeue.REQUEST, f"requeued: {cause.value}", counted=True)
-    assert decide(cause, counted=2, most=3).requeue is Requeue.REQUEST
-    decision = decide(cause, counted=3, most=3)
-    assert decision.requeue is Requeue.NONE
-    assert decision.why.endswith("3 requeues after time limits, and --max-requeues is 3")
 
 
 def test_what_slurm_requeued_is_left_to_it() -> None:
@@ -90,10 +85,3 @@ def test_it_is_said_that_a_held_job_does_not_start_by_itself() -> None:
 )
 def test_what_else_decides(cause: Cause, view: JobView | None, warned: bool, decision: RequeueDecision) -> None:
     assert decide(cause, view, warned=warned) == decision
-
-
-def test_an_end_to_starts_that_come_to_nothing() -> None:
-    assert decide(Cause.PREEMPTED, idle=4).requeue is Requeue.REQUEST
-    decision = decide(Cause.PREEMPTED, idle=5)
-    assert decision.requeue is Requeue.NONE
-    assert "5 starts in a row made no progress" in decision.why

@@ -151,26 +151,12 @@ def test_the_prefix_of_lines_can_be_given(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_an_array_element_expects_nobody_and_has_the_ports_of_all() -> None:
-    run_dir = RunDir(Path("/shared/elastic-runs/10"), "10")
-    assert settle("train.py", ELEMENT) == settings_of_n2(
-        job=SlurmJob.from_environment(ELEMENT),
-        run_id="10",
-        run_dir=run_dir,
-        agent=f"n5/12.4/{os.getpid()}",
-        node="n5",
-        position=0,
-        expected_nodes=(),
-        restart_count=4,
-        shared=True,
-        leader_node="n5",
-        ports=ports("10"),
-        launch_config=launch_config(
-            run_id="10",
-            rdzv_endpoint=f"n5:{ports('10')[0]}",
-            logs_specs=RoundLogsSpecs(run_dir, tee=Std.ALL),
-            log_line_prefix_template="[n5/${rank}] ",
-        ),
-    )
+    settings = settle("train.py", ELEMENT)
+    assert (settings.run_id, str(settings.run_dir.path)) == ("10", "/shared/elastic-runs/10")
+    assert (settings.node, settings.agent, settings.restart_count) == ("n5", f"n5/12.4/{os.getpid()}", 4)
+    assert (settings.position, settings.expected_nodes, settings.shared) == (0, (), True)
+    assert (settings.leader_node, settings.ports) == ("n5", ports("10"))
+    assert settings.launch_config.rdzv_endpoint == f"n5:{ports('10')[0]}"
 
 
 def test_steps_and_elements_of_an_array_are_runs_of_their_own() -> None:
@@ -211,25 +197,11 @@ def test_the_leader_may_be_on_another_node_than_the_first(
 def test_outside_slurm_there_is_one_node_and_a_run_of_its_own() -> None:
     settings = settle("train.py", {})
     assert settings.run_id != settle("train.py", {}).run_id
-    run_dir = RunDir(Path.cwd() / "elastic-runs" / settings.run_id, settings.run_id)
-    assert settings == settings_of_n2(
-        job=None,
-        run_id=settings.run_id,
-        run_dir=run_dir,
-        agent=f"localhost/0.0/{os.getpid()}",
-        node="localhost",
-        position=0,
-        expected_nodes=("localhost",),
-        leader_node="localhost",
-        ports=ports(settings.run_id),
-        launch_config=launch_config(
-            max_nodes=1,
-            run_id=settings.run_id,
-            rdzv_endpoint=f"localhost:{ports(settings.run_id)[0]}",
-            logs_specs=RoundLogsSpecs(run_dir, tee=Std.ALL),
-            log_line_prefix_template="[localhost/${rank}] ",
-        ),
-    )
+    assert settings.run_dir.path == Path.cwd() / "elastic-runs" / settings.run_id
+    assert (settings.job, settings.node, settings.agent) == (None, "localhost", f"localhost/0.0/{os.getpid()}")
+    assert (settings.position, settings.expected_nodes, settings.leader_node) == (0, ("localhost",), "localhost")
+    assert (settings.ports, settings.launch_config.max_nodes) == (ports(settings.run_id), 1)
+    assert settings.launch_config.rdzv_endpoint == f"localhost:{settings.ports[0]}"
 
 
 @pytest.mark.parametrize(

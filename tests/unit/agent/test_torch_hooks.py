@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -91,27 +92,11 @@ def test_every_field_of_a_launch_configuration_is_known() -> None:
     }
 
 
-class _Handler(RendezvousHandler):
-    def get_backend(self) -> str:
-        return "none"
-
-    def next_rendezvous(self) -> Any:
-        raise NotImplementedError
-
-    def is_closed(self) -> bool:
-        return False
-
-    def set_closed(self) -> None:
-        pass
-
-    def num_nodes_waiting(self) -> int:
-        return 0
-
-    def get_run_id(self) -> str:
-        return "run"
-
-    def shutdown(self) -> bool:
-        return True
+def _handler() -> Mock:
+    handler = Mock(spec=RendezvousHandler)
+    handler.get_backend.return_value = "none"
+    handler.get_run_id.return_value = "run"
+    return handler
 
 
 class _Specs(LogsSpecs):
@@ -125,7 +110,7 @@ class _Specs(LogsSpecs):
 
 
 def _agent() -> LocalElasticAgent:
-    spec = WorkerSpec(role="trainer", local_world_size=2, rdzv_handler=_Handler(), entrypoint="true", max_restarts=3)
+    spec = WorkerSpec(role="trainer", local_world_size=2, rdzv_handler=_handler(), entrypoint="true", max_restarts=3)
     return LocalElasticAgent(spec, _Specs())
 
 
@@ -238,47 +223,31 @@ def test_what_a_context_of_processes_knows() -> None:
     context.close()
 
 
-def test_what_monitors_workers_asks_of_the_context_and_nothing_else() -> None:
-    agent = _agent()
-    for worker, pid in zip(agent._worker_group.workers, (10, 11), strict=True):
-        worker.id = pid
-    asked: list[tuple[object, ...]] = []
-
-    class Asked:
-        def pids(self) -> dict[int, int]:
-            return {0: 10, 1: 11}
-
-        def wait(self, *arguments: object) -> None:
-            asked.append(arguments)
-
-    agent._pcontext = Asked()  # type: ignore[assignment]
-    assert agent._monitor_workers(agent._worker_group).state is WorkerState.HEALTHY
-    # With 0 it never blocks.
-    assert asked == [(0,)]
-
-
-def _results(**results: Any) -> RunResult:
+def _monitored(ended: RunProcsResult | None) -> tuple[RunResult, Mock]:
+    """What torch makes of the end of two workers, or None while they run, and the context that it has asked."""
     agent = _agent()
     agent._worker_group.workers = [Worker(local_rank, 4 + local_rank) for local_rank in (0, 1)]
     for worker, pid in zip(agent._worker_group.workers, (10, 11), strict=True):
         worker.id = pid
+    context = Mock(spec=["pids", "wait"])
+    context.pids.return_value = {0: 10, 1: 11}
+    context.wait.return_value = ended
+    agent._pcontext = context
+    return agent._monitor_workers(agent._worker_group), context
 
-    class Ended:
-        def pids(self) -> dict[int, int]:
-            return {0: 10, 1: 11}
 
-        def wait(self, _timeout: float) -> RunProcsResult:
-            return RunProcsResult(**results)
-
-    agent._pcontext = Ended()  # type: ignore[assignment]
-    return agent._monitor_workers(agent._worker_group)
+def test_what_monitors_workers_asks_of_the_context_and_nothing_else() -> None:
+    result, context = _monitored(None)
+    assert result.state is WorkerState.HEALTHY
+    # With 0 it never blocks.
+    context.wait.assert_called_once_with(0)
 
 
 def test_what_monitors_workers_tells_of_those_that_ended() -> None:
     failure = ProcessFailure(1, 11, 7, "")
-    failed = _results(failures={1: failure})
+    failed, _ = _monitored(RunProcsResult(failures={1: failure}))
     assert (failed.state, failed.failures) == (WorkerState.FAILED, {5: failure})
-    ended = _results(return_values={0: "a", 1: "b"})
+    ended, _ = _monitored(RunProcsResult(return_values={0: "a", 1: "b"}))
     assert (ended.state, ended.return_values) == (WorkerState.SUCCEEDED, {4: "a", 5: "b"})
 
 
@@ -314,7 +283,7 @@ def test_a_virtual_local_rank_sees_one_device(monkeypatch: pytest.MonkeyPatch, v
     for name in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv(variable, "6,7")
-    spec = WorkerSpec("trainer", 2, _Handler(), entrypoint="true", virtual_local_rank=True)
+    spec = WorkerSpec("trainer", 2, _handler(), entrypoint="true", virtual_local_rank=True)
     env: dict[str, str] = {}
     TorchAgent(spec, _Specs(), lambda: RunResult(state=WorkerState.HEALTHY), print).set_local_rank(env, 1)
     assert (env["LOCAL_RANK"], env[variable]) == ("0", "7")
@@ -331,7 +300,7 @@ def test_a_virtual_local_rank_sees_one_device(monkeypatch: pytest.MonkeyPatch, v
 def test_the_script_is_found_in_the_command_of_workers(command: list[str], name: str) -> None:
     options = torchrun.get_args_parser().parse_args(command)
     _, entrypoint, args = torchrun.config_from_args(options)
-    spec = WorkerSpec("trainer", 1, _Handler(), entrypoint=entrypoint, args=tuple(args))
+    spec = WorkerSpec("trainer", 1, _handler(), entrypoint=entrypoint, args=tuple(args))
     assert TorchAgent(spec, _Specs(), lambda: RunResult(state=WorkerState.HEALTHY), print).script == name
 
 
@@ -370,31 +339,18 @@ def test_whoever_waits_in_a_store_comes_back_when_it_is_not_served_any_more() ->
     assert ended.wait(60)
 
 
-class _Failing(_Handler):
-    """torch's launcher makes an agent for it, which fails at once."""
-
-    during: BaseException | None = None
-
-    def get_backend(self) -> str:
-        return "failing"
-
-    def next_rendezvous(self) -> Any:
-        raise RuntimeError("no round")
-
-    def shutdown(self) -> bool:
-        self.during = sys.exc_info()[1]
-        return True
-
-
 def test_the_launcher_shuts_the_rendezvous_down_while_a_failure_is_on_its_way(tmp_path: Path) -> None:
     """SlurmRendezvousHandler.shutdown looks at sys.exc_info()."""
-    handler = _Failing()
-    rendezvous_handler_registry.register("failing", lambda _parameters: handler)
+    on_their_way: list[BaseException | None] = []
+    handler = _handler()
+    handler.next_rendezvous.side_effect = RuntimeError("no round")
+    handler.shutdown.side_effect = lambda: on_their_way.append(sys.exc_info()[1])
+    rendezvous_handler_registry.register("none", lambda _parameters: handler)
     try:
         specs = DefaultLogsSpecs(str(tmp_path))
-        config = LaunchConfig(1, 1, 1, rdzv_backend="failing", rdzv_endpoint="here", run_id="run", logs_specs=specs)
+        config = LaunchConfig(1, 1, 1, rdzv_backend="none", rdzv_endpoint="here", run_id="run", logs_specs=specs)
         with signal_handlers_kept(), pytest.raises(RuntimeError, match="no round"):
             launch_agent(config, "true", [])
     finally:
-        del rendezvous_handler_registry._registry["failing"]
-    assert str(handler.during) == "no round"
+        del rendezvous_handler_registry._registry["none"]
+    assert [str(error) for error in on_their_way] == ["no round"]

@@ -164,19 +164,6 @@ def test_templates_and_examples_are_listed_and_printed(
         assert capsys.readouterr().out == (folder / f"{name}.{kind}").read_text()
 
 
-@pytest.mark.parametrize(
-    ("environ", "message"),
-    [
-        ({}, "no script {here}/missing.py on localhost; give its path, on a disk that all nodes share"),
-        ({"LOGLEVEL": "loud"}, "LOGLEVEL='loud' is no level; set it to DEBUG, INFO, WARNING or ERROR, or unset it"),
-    ],
-)
-def test_an_agent_that_cannot_start_says_so_in_one_line(tmp_path: Path, environ: dict[str, str], message: str) -> None:
-    said = refused(tmp_path, "agent", "--start", "cold", "missing.py", **environ)
-    assert said == f"slurm-elastic: error: {message.format(here=tmp_path)}\n"
-    assert list(tmp_path.iterdir()) == []
-
-
 @pytest.mark.parametrize("start", ["warm", "cold"])
 def test_too_few_descriptors_are_one_line(tmp_path: Path, start: str) -> None:
     (tmp_path / "train.py").touch()

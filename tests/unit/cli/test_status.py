@@ -144,14 +144,6 @@ def test_nodes_of_a_failure_domain_are_beside_each_other(base: Path, capsys: pyt
     assert "DOMAIN" not in capsys.readouterr().out
 
 
-def test_json(run: WrittenRun, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["status", "7", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["state"] == "finished"
-    assert main(["list", "--json"]) == 0
-    (listed,) = json.loads(capsys.readouterr().out)
-    assert (listed["run"], listed["state"]) == ("7", "finished")
-
-
 def test_list(base: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["list"]) == 0
     assert capsys.readouterr().out == f"no runs in {base}\n"
@@ -343,7 +335,7 @@ def test_what_is_no_text_on_the_leaders_port_is_one_line(
     run.round(1, 0, [A])
     content = b'{"hello":"\xff"}'
     with leads(run, len(content).to_bytes(4, "big") + content):
-        code = main([command[0], "7", *command[1:]] if command[0] != "drain" else ["drain", "7", "n1"])
+        code = main([command[0], "7", *command[1:]])
     told = capsys.readouterr().err
     assert "content that is no JSON" in told
     assert code not in (0, 1)

@@ -14,7 +14,6 @@ import pytest
 
 from slurm_elastic.slurm import Reader
 from slurm_elastic.slurm.variables import WORKER_VARIABLES, foreign_variables
-from slurm_elastic.submission.batch_script import TEMPLATES
 
 DIRECTORY = Path(__file__).parents[3] / "sbatch_templates"
 STORE = DIRECTORY / "store.sbatch"
@@ -47,12 +46,6 @@ def test_every_sbatch_line_is_explained_and_read_and_asks_for_no_number_of_tasks
     # sbatch stops reading at the first line that is neither comment nor blank (sbatch(1)).
     body = re.split(r"^(?!#|\s*$)", text, maxsplit=1, flags=re.MULTILINE)[1]
     assert "#SBATCH" not in body
-
-
-def test_names_and_texts() -> None:
-    assert {name: TEMPLATES.read(name) for name in TEMPLATES.names()} == {
-        path.stem: path.read_text() for path in DIRECTORY.glob("*.sbatch")
-    }
 
 
 class Job:

@@ -12,12 +12,9 @@ from slurm_elastic.agent.forkserver.worker_command import FUNCTION, Program
     [
         ("train.py", "-u train.py", ""),
         ("train.py --nnodes 3 -m", "-u train.py", "--nnodes 3 -m"),
-        ("--nnodes 1:4 --standalone train.py", "-u train.py", ""),
         ("--nnodes=1:4 --nproc-per-node=2 -m package.train --lr 1", "-u -m package.train", "--lr 1"),
         ("--module train", "-u -m train", ""),
         ("--modul train", "-u -m train", ""),
-        ("-r 3 -t3 --tee=1 train.py x", "-u train.py", "x"),
-        ("--start warm --preload numpy,scipy train.py", "-u train.py", ""),
         ("--virtual-local-rank -- -odd.py y", "-u -odd.py", "y"),
         ("--no-health --no-watchdog train.py y", "-u train.py", "y"),
     ],
