@@ -74,7 +74,6 @@ bench: setup ## the benchmarks behind docs/benchmarks.md
 	-@$(PYTHON) -m benchmarks.launch --json build/launch.json
 	-@$(PYTHON) -m benchmarks.launch --without all --json build/launch_without.json
 	-@$(PYTHON) -m benchmarks.frameworks --json build/frameworks.json
-	-@$(PYTHON) -m benchmarks.store_names --json build/store_names.json
 	-@$(PYTHON) -m benchmarks.trainer --json build/trainer.json
 	-@$(PYTHON) -m benchmarks.snapshot --json build/snapshot.json
 	-@$(PYTHON) -m benchmarks.shards --json build/shards.json

@@ -10,7 +10,7 @@ import sys
 _INSIDE = "SLURM_ELASTIC_BENCHMARK_ALONE"
 
 
-def enter(module: str, *, files: bool = False) -> None:
+def enter(module: str) -> None:
     """Run this module again in a network namespace of its own, if root runs it; else say so and go on.
 
     torch's TCPStore asks for the name of every peer. Without a route the question fails at once; with the machine's own
@@ -18,7 +18,6 @@ def enter(module: str, *, files: bool = False) -> None:
 
     Args:
         module: to run again, with the same arguments.
-        files: also a mount namespace of its own.
     """
     if _INSIDE in os.environ:
         subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
@@ -26,9 +25,8 @@ def enter(module: str, *, files: bool = False) -> None:
     if os.geteuid() != 0:
         print("not root: measured in the machine's own network, whose name server TCPStore depends on", flush=True)
         return
-    namespaces = ["--net", *(["--mount"] if files else [])]
     os.environ[_INSIDE] = "1"
-    os.execvp("unshare", ["unshare", *namespaces, sys.executable, "-m", module, *sys.argv[1:]])
+    os.execvp("unshare", ["unshare", "--net", sys.executable, "-m", module, *sys.argv[1:]])
 
 
 def raise_descriptor_limit() -> None:
