@@ -308,11 +308,13 @@ def environment(content: bytes) -> None:
 def page(content: bytes) -> None:
     whole = content.ljust(4096, b"\0")[:4096]
     fields = list(memoryview(whole).cast("q"))
-    Agreement([fields], lambda exact: None).progress()
+    agreement = Agreement([fields], lambda exact: None)
+    agreement.ask()
+    agreement.progress()
     for first in (PLACE, COLLECTIVES):
         room = 8 * (COLLECTIVES_FIELDS if first == COLLECTIVES else 8)
         fields[first : first + room // 8] = list(memoryview(content.ljust(room, b"\0")[:room]).cast("q"))
-        Agreement([fields], lambda exact: None).progress()
+        agreement.progress()
 
 
 # Etcd, snapshots and checkpoints.
