@@ -165,9 +165,10 @@ class Runner:
             case events.Send(number, message):
                 if number in self._links:
                     self._links[number].send(message)
-            case events.AnswerProbe(number, probe, dumps):
-                if number in self._links:
-                    self._links[number].send(Ponged(self._config.election.agent, probe, self._positions(dumps)))
+            case events.AnswerProbe(number, probe, dumps=False):
+                self._answer_probe(number, probe, self._positions(False))
+            case events.AnswerProbe(number, probe):
+                self._start(number, self._ask_workers(number, probe))
             case events.Connect(number, endpoint, timeout):
                 self._start(number, self._connect(number, endpoint, timeout))
             case events.CancelConnect(number):
@@ -190,6 +191,14 @@ class Runner:
                 self._deliver(event)
             case events.Warn(line):
                 logger.warning("%s", line)
+
+    def _answer_probe(self, number: int, probe: int, positions: tuple[WorkerPosition, ...]) -> None:
+        if number in self._links:
+            self._links[number].send(Ponged(self._config.election.agent, probe, positions))
+
+    async def _ask_workers(self, number: int, probe: int) -> None:
+        # Workers have some time to say where they are, and no heartbeat waits for that.
+        self._answer_probe(number, probe, await self._loop.run_in_executor(None, self._positions, True))
 
     def _start(self, number: int, work: Coroutine[None, None, None]) -> None:
         def ended(task: asyncio.Task[None]) -> None:
