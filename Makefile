@@ -72,7 +72,6 @@ bench: setup ## the benchmarks behind docs/benchmarks.md
 	-@$(PYTHON) -m benchmarks.recovery --json build/recovery.json
 	-@$(PYTHON) -m benchmarks.failover --json build/failover.json
 	-@$(PYTHON) -m benchmarks.launch --json build/launch.json
-	-@$(PYTHON) -m benchmarks.launch --without all --json build/launch_without.json
 	-@$(PYTHON) -m benchmarks.frameworks --json build/frameworks.json
 	-@$(PYTHON) -m benchmarks.trainer --json build/trainer.json
 	-@$(PYTHON) -m benchmarks.snapshot --json build/snapshot.json

@@ -1,15 +1,11 @@
 """How long workers of one node need to start and to restart, and what they take up, under torchrun and under ours.
 
     python -m benchmarks.launch [--json FILE] [--repetitions 5] [--workers 8] [--only barrier,line,restart]
-    python -m benchmarks.launch --without all [--json FILE] [--repetitions 20] [--workers 8]
     python -m benchmarks.launch --python PYTHON --python PYTHON [--json FILE] [--repetitions 5] [--workers 8]
 
 `torchrun --standalone` and `slurm-elastic agent` run the same script, in turns. Times are those of the script itself,
 from the clock that all processes of a machine share (CLOCK_MONOTONIC), since the launcher started, or since a worker
 ended by itself. The package is compiled before, as pip does it with packages that it installs, torch among them.
-
-`--without TRICK` shows instead what a single thing that is done for the sake of time pays: the start with and without
-it, in turns. Who begins a pair changes from pair to pair.
 
 `--python PYTHON` shows the start with each of several interpreters, whose environments have torch and what the package
 needs: one launch of each launcher with each interpreter, in turns.
@@ -34,8 +30,7 @@ from pathlib import Path
 
 from benchmarks import sandbox
 from benchmarks.options import add_parts, make_parser
-from benchmarks.tables import Bar, Cell, Results, Table, longest, median, seconds
-from benchmarks.tricks import TRICKS, copy_without
+from benchmarks.tables import Bar, Results, Table, longest, median, seconds
 from benchmarks.usage import usage
 
 _ROOT = Path(__file__).parents[1]
@@ -86,31 +81,23 @@ def main() -> int:
     compileall.compile_dir(_ROOT / "slurm_elastic", quiet=1)
     results = Results.of("launch")
     if options.python:
-        _interpreters(results, options.python, options.repetitions or 5, options.workers)
-        return results.finish(options.json)
-    if options.without:
-        _tricks(results, options.without, options.repetitions or 20, options.workers)
+        _interpreters(results, options.python, options.repetitions, options.workers)
         return results.finish(options.json)
     parts: dict[str, Callable[[Results, int, int], None]] = {"barrier": _barrier, "line": _line, "restart": _restart}
     for name in options.only:
-        parts[name](results, options.repetitions or 5, options.workers)
+        parts[name](results, options.repetitions, options.workers)
     return results.finish(options.json)
 
 
 def _options() -> argparse.Namespace:
     parser = make_parser("launch")
-    parser.add_argument(
-        "--repetitions", type=int, metavar="N", help="of which medians are taken (default: 5, pairs: 20)"
-    )
+    parser.add_argument("--repetitions", type=int, default=5, metavar="N", help="of which medians are taken")
     parser.add_argument("--workers", type=int, default=8, metavar="N", help="on the node")
     add_parts(parser, "barrier", "line", "restart")
-    parser.add_argument(
-        "--without", action="append", choices=["all", *TRICKS], metavar="TRICK", help=f"all, {', '.join(TRICKS)}"
-    )
     parser.add_argument("--python", action="append", metavar="PYTHON", help="interpreters to compare")
     options = parser.parse_args()
-    if (options.without or options.python) and options.repetitions == 1:
-        parser.error("--without and --python need at least two --repetitions")
+    if options.python and options.repetitions == 1:
+        parser.error("--python needs at least two --repetitions")
     return options
 
 
@@ -134,36 +121,6 @@ def _interpreters(results: Results, pythons: list[str], repetitions: int, worker
         medians = [seconds(median(times[python][name])) for name in _LAUNCHERS]
         table.rows.append([python, *medians, f"{middle:.2f}", f"{low:.2f} to {high:.2f}"])
     results.add(table)
-
-
-def _tricks(results: Results, names: list[str], pairs: int, workers: int) -> None:
-    """What each trick takes off the time to the first barrier."""
-    table = Table(
-        f"{workers} workers of one node: start to first gloo barrier, without one thing that shortens it",
-        ["without", "with it (s)", "without it (s)", "it pays (s)", "of the time (%)", "middle half of pairs (s)"],
-        note=f"Medians of {pairs} pairs, and of the differences within pairs; the last column has their quartiles.",
-    )
-    for name in TRICKS if "all" in names else names:
-        with tempfile.TemporaryDirectory(prefix="without-") as directory:
-            copy_without(name, Path(directory))
-            compileall.compile_dir(directory, quiet=1)
-            table.rows.append([name, *_paid(Path(directory), pairs, workers)])
-            print(" ".join(str(cell) for cell in table.rows[-1]), flush=True)
-    results.add(table)
-
-
-def _paid(without: Path, pairs: int, workers: int) -> list[Cell]:
-    """The cells of a trick's row."""
-    taken: dict[Path, list[float]] = {_ROOT: [], without: []}
-    for pair in range(pairs):
-        for root in (_ROOT, without) if pair % 2 else (without, _ROOT):
-            with _launch("slurm-elastic", workers, "hold", root) as launch:
-                taken[root].append(launch.last("barrier", workers, since=launch.started) or _LIMIT)
-    differences = [slow - fast for slow, fast in zip(taken[without], taken[_ROOT], strict=True)]
-    middle, usual = statistics.median(differences), statistics.median(taken[_ROOT])
-    low, _, high = statistics.quantiles(differences, n=4)
-    times = (seconds(usual), seconds(statistics.median(taken[without])))
-    return [*times, f"{middle:.3f}", f"{100 * middle / usual:.1f}", f"{low:.3f} to {high:.3f}"]
 
 
 def _barrier(results: Results, repetitions: int, workers: int) -> None:
@@ -282,7 +239,7 @@ class _Launch:
 
 
 @contextlib.contextmanager
-def _launch(name: str, workers: int, plan: str, root: Path = _ROOT, python: str = sys.executable) -> Iterator[_Launch]:
+def _launch(name: str, workers: int, plan: str, python: str = sys.executable) -> Iterator[_Launch]:
     with tempfile.TemporaryDirectory(prefix="launch-") as directory:
         script = Path(directory, "train.py")
         script.write_text(_SCRIPT)
@@ -291,7 +248,7 @@ def _launch(name: str, workers: int, plan: str, root: Path = _ROOT, python: str 
         process = subprocess.Popen(
             [*command, str(script), directory, plan],
             cwd=directory,
-            env={**os.environ, "PYTHONPATH": str(root)},
+            env={**os.environ, "PYTHONPATH": str(_ROOT)},
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
