@@ -49,9 +49,7 @@ class Meter:
 
     def __init__(self, groups: Path = Path("/sys/fs/cgroup")) -> None:
         name = f"tests-{os.urandom(4).hex()}"
-        # A process that takes the time which others leave gets no share of its own.
-        controllers = ("cpuacct",) if os.sched_getscheduler(0) == os.SCHED_IDLE else ("cpuacct", "cpu")
-        self._groups = [group for controller in controllers if _join(group := groups / controller / name)]
+        self._groups = [group for controller in ("cpuacct", "cpu") if _join(group := groups / controller / name)]
         usage = groups / "cpuacct" / name / "cpuacct.usage"
         self._usage = usage if usage.exists() else None
         self._last = 0.0
