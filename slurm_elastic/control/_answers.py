@@ -89,12 +89,16 @@ def place_of_stack(stack: Stack) -> str:
 def _stacks() -> str:
     """Return the stacks of all threads as Python writes them, at most 100 frames of 100 threads (Python/traceback.c).
 
-    The frames of a thread that runs are not read here: in Python 3.11.2 `f_back` may then be no frame.
+    Empty if the process has no descriptor left. The frames of a thread that runs are not read here: in Python 3.11.2
+    `f_back` may then be no frame.
     """
-    with open(os.memfd_create("stacks"), "w+", errors="replace") as file:  # noqa: PTH123 (a descriptor)
-        faulthandler.dump_traceback(file.fileno(), all_threads=True)
-        file.seek(0)
-        return file.read()
+    try:
+        with open(os.memfd_create("stacks"), "w+", errors="replace") as file:  # noqa: PTH123 (a descriptor)
+            faulthandler.dump_traceback(file.fileno(), all_threads=True)
+            file.seek(0)
+            return file.read()
+    except OSError:
+        return ""
 
 
 class Answerer:
@@ -136,8 +140,8 @@ class Answerer:
         """Answer for a process that ends because a collective has failed, as by its time limit."""
         self.end(_EXIT_TIMEOUT)
         # Set by Python for an exception that ends the program (docs.python.org, sys.last_traceback).
-        frames = traceback.extract_tb(getattr(sys, "last_traceback", None))
-        stack = [(frame.filename, str(frame.lineno), frame.name) for frame in reversed(frames)]
+        frames = [*traceback.walk_tb(getattr(sys, "last_traceback", None))]
+        stack = [(frame.f_code.co_filename, str(line), frame.f_code.co_name) for frame, line in reversed(frames)]
         if self._fields[page.ANSWERER] == os.getpid() and is_in_collective(stack):
             # The agent waits for no answer of this process any more.
             self.answer(stack, page.LAST_ANSWER)
@@ -156,8 +160,9 @@ class Answerer:
         """Write to the page where a stack is, and then the dumps.
 
         Args:
+            stack: Empty if it is unknown.
             number: The number of the question.
-            stacks: The stacks of all threads, for a dump.
+            stacks: The stacks of all threads, for a dump; empty for none.
         """
         fields = self._fields
         try:
@@ -170,7 +175,7 @@ class Answerer:
         page.write_text(fields, text, page.COLLECTIVES, page.COLLECTIVES_FIELDS)
         page.write_text(fields, place_of_stack(stack), page.PLACE)
         # On a GPU the main thread may stand anywhere while its kernels wait in a collective.
-        elsewhere = page.NONE if is_on_gpu() else 0
+        elsewhere = page.NONE if is_on_gpu() or not stack else 0
         fields[page.IN_COLLECTIVE] = 1 if is_in_collective(stack) else elsewhere
         fields[page.ANSWERED] = number
         write_dump(contents, stacks)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import errno
 import importlib.util
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -152,6 +154,21 @@ def test_a_worker_in_a_collective_says_where_it_is_when_it_is_asked(
     assert stacks.count("== Python, process ") == 1
     assert "in collective" not in stacks
     assert (tmp_path / "f.json").exists() is (functions == "as they are")
+
+
+def test_a_worker_without_a_descriptor_does_not_know_where_it_is(
+    control: RoundControl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(name: str) -> int:
+        raise OSError(errno.EMFILE, name)
+
+    monkeypatch.setattr(os, "memfd_create", fail)
+    control._pages[0][page.ANSWERER] = 1
+    control.ask()
+    stacks = _answers._stacks()
+    _answers.Answerer(control._pages[0], 1).answer(_answers.stack_of(stacks, 1), 1, stacks)
+    (progress,) = control.progress()
+    assert (stacks, progress.in_collective, progress.place) == ("", None, "")
 
 
 def test_an_answer_counts_for_a_while_and_a_worker_without_one_is_in_no_collective(control: RoundControl) -> None:
