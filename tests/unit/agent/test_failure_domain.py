@@ -106,3 +106,13 @@ def test_a_signal_ends_the_wait_for_a_command(caplog: pytest.LogCaptureFixture) 
 def test_nodes_whose_gpus_share_a_clique_are_an_nvlink_domain(fabrics: list[tuple[str, str]], label: str) -> None:
     output = "".join(FABRIC.format(clique=clique, cluster=cluster) for clique, cluster in fabrics)
     assert nvlink_domain(output) == label
+
+
+def test_a_command_that_hangs_has_its_time_and_no_more(
+    quiet: int, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("slurm_elastic.agent.node.failure_domain._TIMEOUT", 0.1)
+    begin = time.monotonic()
+    assert failure_domain("echo r1; sleep 60", None, quiet) == ""
+    assert time.monotonic() - begin < 9
+    assert "its command took too long and was killed" in caplog.text

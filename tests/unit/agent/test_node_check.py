@@ -83,11 +83,17 @@ def test_what_a_node_lacks(available: int | None, unwritable: list[str], problem
         ("", ""),
         ("true", ""),
         ("exit 4", "--node-check ended with exit code 4"),
-        ("echo looks; sleep 600", "--node-check took too long and was killed: looks"),
+        ("/no/such/check 2>&1", "--node-check ended with exit code 127: /bin/sh: 1: /no/such/check: not found"),
     ],
 )
 def test_the_check_of_the_site(command: str, problem: str) -> None:
-    assert NodeCheck(command, 3).problem(Notices()) == problem
+    assert NodeCheck(command, 60).problem(Notices()) == problem
+
+
+def test_a_check_that_hangs() -> None:
+    assert NodeCheck("echo looks; sleep 600", 0.3).problem(Notices()) == (
+        "--node-check took too long and was killed: looks"
+    )
 
 
 def test_a_directory_that_takes_no_file(monkeypatch: pytest.MonkeyPatch) -> None:
