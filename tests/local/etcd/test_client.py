@@ -63,6 +63,24 @@ def test_interrupt_hook_ends_every_wait(
         timer.join()
 
 
+def test_interrupt_hook_ends_the_look_at_an_endpoint(lone_etcd: EtcdServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    lone_etcd.kill()
+    interrupted, over = threading.Event(), threading.Event()
+
+    def hang(*_: object) -> None:
+        # As a name server that does not answer.
+        interrupted.set()
+        assert over.wait(GUARD)
+
+    monkeypatch.setattr(failover_channel.errors, "probe_endpoint", hang)
+    try:
+        with EtcdClient(lone_etcd.config) as client, pytest.raises(EtcdInterruptedError):
+            client.limited(600.0, interrupted.is_set).connect()
+        assert not over.is_set()
+    finally:
+        over.set()
+
+
 def test_a_shared_lease_lives_past_its_ttl_and_its_keys_die_with_the_last_client(
     etcd: EtcdServer, client: EtcdClient, prefix: str
 ) -> None:

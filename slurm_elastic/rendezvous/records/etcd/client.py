@@ -268,7 +268,7 @@ class EtcdClient:
         try:
             response, retried = self.connection.call("KV/Txn", request, self.limits)
         except EtcdLeaseLostError:
-            for lease in self._leases.values():
+            for lease in tuple(self._leases.values()):
                 lease.grant(self.limits)
             response, retried = self.connection.call("KV/Txn", request, self.limits)
         reads = [part.response_range.kvs for part in response.responses]

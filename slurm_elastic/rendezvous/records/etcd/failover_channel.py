@@ -203,7 +203,7 @@ class Connection:
                 failures += 1
                 # Another thread may have moved on already.
                 self._turn = max(self._turn, turn + 1)
-                if not self._answered and (finding := errors.probe_endpoint(endpoint, self.config)):
+                if not self._answered and (finding := self._probe(endpoint, limits)):
                     failing[endpoint] = wrong[endpoint] = finding
                     if len(wrong) == members:
                         raise errors.endpoint_error(wrong.values()) from None
@@ -280,6 +280,18 @@ class Connection:
                 limits.check()
         finally:
             call.cancel()
+
+    def _probe(self, endpoint: Endpoint, limits: Limits) -> str | None:
+        """Return what is wrong at an endpoint; a name server that hangs holds up only the thread that asks it."""
+        findings: list[str | None] = []
+        thread = threading.Thread(
+            target=lambda: findings.append(errors.probe_endpoint(endpoint, self.config)), daemon=True
+        )
+        thread.start()
+        while thread.is_alive():
+            thread.join(_INTERRUPT_SECONDS)
+            limits.check()
+        return findings[0] if findings else None
 
     def _log_outage(self, failing: Mapping[Endpoint, str], lost: Mapping[Endpoint, str], seconds: float) -> None:
         """Log an outage once."""
