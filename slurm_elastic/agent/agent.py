@@ -274,7 +274,7 @@ class Agent:
                 self._agreement.fence()
             case actions.ExpectExits(unplanned):
                 self._note_ran()
-                self._agreement.await_answers(_DUMP_TIMEOUT, dumps=True)
+                self._agreement.await_answers(_DUMP_TIMEOUT)
                 for feature in self._features:
                     feature.exits_expected(unplanned=unplanned)
             case actions.TerminateWorkers(interrupt):
@@ -443,7 +443,7 @@ class Agent:
     def _worker_positions(self, dumps: bool) -> tuple[WorkerPosition, ...]:
         """Return how far the workers of this node are; from any thread."""
         if dumps:
-            self._agreement.ask()
+            self._agreement.ask_workers()
             self._agreement.await_answers(_ANSWER_TIMEOUT)
         assignment = self._assignment
         return () if assignment is None else _positions(self.progress(), assignment.place.base_rank)

@@ -70,7 +70,7 @@ class WorkerProgress:
             measured.
         since_first: Use of the time since then; None before, and if it is not measured.
         save_time: Seconds that it saved before it reported that checkpoint; None if unknown.
-        answers: True if a thread of it answers `Agreement.ask`.
+        answers: True if a thread of it answers `Agreement.ask_workers`.
         in_collective: True if its main thread was in a collective when it was asked; None if that is unknown.
         place: The line of the script at which it was then; empty if that is unknown.
         collectives: The last collective that it had begun in each process group then; empty if that is unknown.
@@ -201,7 +201,7 @@ class Agreement:
         asked = self._asked_at is not None and now / 1e9 - self._asked_at < _ANSWER_LIMIT
         return tuple(_progress(rank, fields, now, asked=asked) for rank, fields in enumerate(self._pages))
 
-    def ask(self) -> None:
+    def ask_workers(self) -> None:
         """Ask the workers where they are, and for dumps of that beside their logs; any thread may call this.
 
         A call within 10 s of another one does nothing: a worker that hangs is found by its node, then by the leader.
@@ -217,13 +217,13 @@ class Agreement:
         """True if a worker of this node answers when it is asked."""
         return any(fields[page.ANSWERER] for fields in self._pages)
 
-    def await_answers(self, timeout: float, *, dumps: bool = False) -> None:
-        """Wait until all workers that answer have said where they are, with `dumps` until they have written these.
+    def await_answers(self, timeout: float) -> None:
+        """Wait until all workers that answer have said where they are, and have written their dumps.
 
         Waits at most `timeout` seconds: a worker may keep Python's lock, or have ended.
         """
-        end, field = time.monotonic() + timeout, page.DUMPED if dumps else page.ANSWERED
-        while any(fields[field] < fields[page.ASKED] for fields in self._pages if fields[page.ANSWERER]):
+        end = time.monotonic() + timeout
+        while any(fields[page.DUMPED] < fields[page.ASKED] for fields in self._pages if fields[page.ANSWERER]):
             if time.monotonic() >= end:
                 return
             time.sleep(_ANSWER_POLL)

@@ -55,6 +55,7 @@ def _is_collective(path: str, name: str) -> bool | None:
     return False
 
 
+_THREAD = re.compile(r"^(?:Current thread|Thread) 0x([0-9a-f]+)", re.MULTILINE)
 _FRAME = re.compile(r' +File "(.*)", line (\d+) in (.*)')
 Stack = Sequence[tuple[str, str, str]]
 """File, number of the line, and name of each function, the innermost first."""
@@ -62,10 +63,10 @@ Stack = Sequence[tuple[str, str, str]]
 
 def stack_of(stacks: str, thread: int) -> Stack:
     """Return the stack of a thread, by Python's number of it, in a text of faulthandler; empty if it is not there."""
-    for section in stacks.split("hread 0x")[1:]:
-        number, *lines = section.splitlines()
-        if int(number.split()[0], 16) == thread:
-            return [(match[1], match[2], match[3]) for line in lines if (match := _FRAME.match(line))]
+    _, *sections = _THREAD.split(stacks)
+    for number, text in zip(sections[::2], sections[1::2], strict=True):
+        if int(number, 16) == thread:
+            return [(match[1], match[2], match[3]) for match in _FRAME.finditer(text)]
     return []
 
 
@@ -165,19 +166,22 @@ class Answerer:
             stacks: The stacks of all threads, for a dump; empty for none.
         """
         fields = self._fields
+        page.write_text(fields, place_of_stack(stack), page.PLACE)
+        # On a GPU the main thread may stand anywhere while its kernels wait in a collective.
+        elsewhere = page.NONE if is_on_gpu() or not stack else 0
+        fields[page.IN_COLLECTIVE] = 1 if is_in_collective(stack) else elsewhere
+        page.write_text(fields, "", page.COLLECTIVES, page.COLLECTIVES_FIELDS)
+        fields[page.ANSWERED] = number
+        # This takes 0.1 s when the recorder is full.
         try:
             contents = dumps()
             last = [collective for content in contents.values() for collective in collectives(content)]
         except Exception:
             # torch's functions are private: an untested release may raise anything. The training goes on.
             contents, last = {}, []
-        text = json.dumps(last[:MOST_GROUPS], separators=(",", ":")) if last else ""
-        page.write_text(fields, text, page.COLLECTIVES, page.COLLECTIVES_FIELDS)
-        page.write_text(fields, place_of_stack(stack), page.PLACE)
-        # On a GPU the main thread may stand anywhere while its kernels wait in a collective.
-        elsewhere = page.NONE if is_on_gpu() or not stack else 0
-        fields[page.IN_COLLECTIVE] = 1 if is_in_collective(stack) else elsewhere
-        fields[page.ANSWERED] = number
+        if last:
+            text = json.dumps(last[:MOST_GROUPS], separators=(",", ":"))
+            page.write_text(fields, text, page.COLLECTIVES, page.COLLECTIVES_FIELDS)
         write_dump(contents, stacks)
         fields[page.DUMPED] = number
 

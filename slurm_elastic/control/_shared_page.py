@@ -81,9 +81,9 @@ FIRST_USES = (37, 38, 39, 40)
 IN_COLLECTIVE = 41
 """1 if the main thread was in a collective when the agent asked, 0 if not; NONE if that is unknown."""
 ANSWERED = 42
-"""The value of ASKED to which the other fields here are the answer, or `LAST_ANSWER`."""
+"""The value of ASKED to which IN_COLLECTIVE and PLACE are the answer, or `LAST_ANSWER`."""
 DUMPED = 43
-"""The same when the dumps are written, too."""
+"""The same when COLLECTIVES and the dumps are written, too."""
 LAST_ANSWER = 2**62
 """The worker ends, and has written its last dump."""
 ANSWERER = 44

@@ -1,4 +1,4 @@
-"""The worker's side: its control page, its fence in the run directory, its handling of Slurm's signals."""
+"""The worker's side: its control page, its use of time, its fence in the run directory, its handling of signals."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ class Bucket(enum.Enum):
     PRODUCTIVE = "productive"
     """Steps that counted, but for the following four."""
     COLLECTIVES = "collectives"
-    """In steps that counted: waiting in collectives for other ranks or the network."""
+    """In steps that counted: asleep, which is waiting for other ranks, the network, or input that is not marked."""
     DATA_LOADING = "data_loading"
     """Waiting for input."""
     CHECKPOINT_SAVE = "checkpoint_save"

@@ -26,7 +26,7 @@ _MOST_ROUNDS = 500
 
 _NAMES = {
     Bucket.PRODUCTIVE: "steps that counted",
-    Bucket.COLLECTIVES: "of these: waiting in collectives",
+    Bucket.COLLECTIVES: "of these: waiting, as for other ranks",
     Bucket.DATA_LOADING: "data loading",
     Bucket.CHECKPOINT_SAVE: "checkpoint save",
     Bucket.CHECKPOINT_RESTORE: "checkpoint restore",

@@ -309,7 +309,7 @@ def page(content: bytes) -> None:
     whole = content.ljust(4096, b"\0")[:4096]
     fields = list(memoryview(whole).cast("q"))
     agreement = Agreement([fields], lambda exact: None)
-    agreement.ask()
+    agreement.ask_workers()
     agreement.progress()
     for first in (PLACE, COLLECTIVES):
         room = 8 * (COLLECTIVES_FIELDS if first == COLLECTIVES else 8)

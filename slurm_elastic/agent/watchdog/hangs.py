@@ -142,7 +142,7 @@ class HangHandler:
                 why = "it takes no step" if timer.steps is not None else f"timer {timer.request.scope!r} expired"
                 logger.info("rank %s does not go on: %s", workers[timer.worker].rank, why)
         pids = {timer.request.pid for timers in expired.values() for timer in timers} | set(expired)
-        agreement.ask()
+        agreement.ask_workers()
         by = time.monotonic() + _DUMPS_TIMEOUT
         stacks = collect_stacks(sorted(pids), _STACKS_TIMEOUT, lambda: self._round != round_)
         while agreement.has_answers and self._round == round_ and time.monotonic() < by:

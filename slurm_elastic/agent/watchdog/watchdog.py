@@ -264,7 +264,7 @@ class Watchdog:
                         "--hang-timeout watches nothing so far: no worker here has imported slurm_elastic.trainer"
                     )
                 case Said.STACKS:
-                    self._agreement.ask()
+                    self._agreement.ask_workers()
                     threading.Thread(
                         target=self._write_stacks, args=(living,), name="slurm-elastic-hang", daemon=True
                     ).start()

@@ -21,6 +21,7 @@ import pytest
 from slurm_elastic.control import RoundControl, TimeUse, WorkerControl, _answers, attach
 from slurm_elastic.control import _shared_page as page
 from slurm_elastic.control._worker_side import SWITCH, VARIABLE
+from tests.local.waiting import eventually
 
 SITE = "/site-packages/"
 BACKWARD = ("torch/autograd/graph.py", "_engine_run_backward")
@@ -145,8 +146,8 @@ def test_a_worker_in_a_collective_says_where_it_is_when_it_is_asked(
     (before,) = control.progress()
     assert (before.answers, before.in_collective, before.place, before.collectives) == (True, None, "", ())
     assert not list(tmp_path.glob("*.*"))
-    control.ask()
-    control.await_answers(60, dumps=True)
+    control.ask_workers()
+    control.await_answers(60)
     (progress,) = control.progress()
     assert (progress.in_collective, progress.place) == (True, "train.py:2 in train")
     assert progress.collectives == ((("0", 7, "barrier"),) if functions == "as they are" else ())
@@ -154,6 +155,20 @@ def test_a_worker_in_a_collective_says_where_it_is_when_it_is_asked(
     assert stacks.count("== Python, process ") == 1
     assert "in collective" not in stacks
     assert (tmp_path / "f.json").exists() is (functions == "as they are")
+
+
+def test_a_place_is_told_before_a_full_recorder_is_read(
+    control: RoundControl, thread: Callable[[Callable[[], object]], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = threading.Event()
+    monkeypatch.setattr(_answers, "dumps", lambda: read.wait(60) and {})
+    thread(function(C10D, work=partial(time.sleep, 0.1)))
+    eventually(lambda: control.progress()[0].answers)
+    control.ask_workers()
+    try:
+        eventually(lambda: control.progress()[0].in_collective)
+    finally:
+        read.set()
 
 
 def test_a_worker_without_a_descriptor_does_not_know_where_it_is(
@@ -164,7 +179,7 @@ def test_a_worker_without_a_descriptor_does_not_know_where_it_is(
 
     monkeypatch.setattr(os, "memfd_create", fail)
     control._pages[0][page.ANSWERER] = 1
-    control.ask()
+    control.ask_workers()
     stacks = _answers._stacks()
     _answers.Answerer(control._pages[0], 1).answer(_answers.stack_of(stacks, 1), 1, stacks)
     (progress,) = control.progress()
@@ -173,7 +188,7 @@ def test_a_worker_without_a_descriptor_does_not_know_where_it_is(
 
 def test_an_answer_counts_for_a_while_and_a_worker_without_one_is_in_no_collective(control: RoundControl) -> None:
     fields = control._pages[0]
-    control.ask()
+    control.ask_workers()
     assert control.progress()[0].in_collective is None, "nothing there answers"
     fields[page.ANSWERER] = 1
     assert control.progress()[0].in_collective is False, "it keeps Python's lock"
@@ -273,7 +288,7 @@ def test_the_measurement_can_be_turned_off(
     thread.join()
     (progress,) = control.progress()
     assert (progress.before_first is not None, progress.answers) == (measured, measured)
-    control.ask()
+    control.ask_workers()
     control.await_answers(60)
 
 

@@ -14,7 +14,6 @@ import pytest
 from slurm_elastic.control import Agreement, RoundControl
 from slurm_elastic.control._answers import collectives, dumps, shortened
 from slurm_elastic.control._shared_page import (
-    ANSWERED,
     ANSWERER,
     ASKED,
     COLLECTIVES,
@@ -69,7 +68,7 @@ def test_a_dump_keeps_its_newest_entries() -> None:
 def test_an_agent_reads_the_collectives(tmp_path: Path) -> None:
     control = RoundControl(tmp_path, 0, 1)
     page = control._pages[0]
-    control.ask()
+    control.ask_workers()
     assert control.progress()[0].collectives == ()
     for text, expected in (
         ('[["0",7,"all_reduce"]]', (("0", 7, "all_reduce"),)),
@@ -86,24 +85,21 @@ def test_answers_are_asked_for_and_awaited() -> None:
     pages = [[0] * 128, [0] * 128]
     agreement = Agreement(pages)
 
-    def waits(*, dumps: bool) -> bool:
+    def waits() -> bool:
         begin = time.monotonic()
-        agreement.await_answers(0.05, dumps=dumps)
+        agreement.await_answers(0.05)
         return time.monotonic() - begin >= 0.05
 
-    assert not waits(dumps=True)
-    agreement.ask()
-    agreement.ask()
+    assert not waits()
+    agreement.ask_workers()
+    agreement.ask_workers()
     # A worker that does not answer is not waited for.
     assert [page[ASKED] for page in pages] == [1, 1]
-    assert not waits(dumps=True)
+    assert not waits()
     pages[1][ANSWERER] = 9
-    assert waits(dumps=False)
-    pages[1][ANSWERED] = 1
-    assert not waits(dumps=False)
-    assert waits(dumps=True)
+    assert waits()
     pages[1][DUMPED] = 1
-    assert not waits(dumps=True)
+    assert not waits()
 
 
 def test_torch_records_collectives_by_default_and_returns_them_to_any_thread() -> None:
