@@ -9,7 +9,7 @@ import pytest
 
 from tests.cluster.jobs import CHECKOUT, Job, Jobs, on
 
-OLD, NEW = ["n1"], ["n2"]
+OLD = ["n1"]
 
 
 def ask(jobs: Jobs, *words: str) -> str:
@@ -35,6 +35,13 @@ def wait_for_round(jobs: Jobs, job: Job, number: int, nodes: list[str]) -> None:
     jobs.cluster.wait_until(f"no round {number} of {nodes}", lambda: job.trained_on(number) == nodes)
 
 
+def wait_for_growth(jobs: Jobs, job: Job, number: int, more: Job) -> list[str]:
+    """Wait for a round of both jobs, and return the node of the second one: of idle nodes, Slurm may choose any."""
+    more.wait_for("RUNNING")
+    wait_for_round(jobs, job, number, [*OLD, *more.nodes()])
+    return more.nodes()
+
+
 def require_each_step_once(job: Job, rounds: int) -> None:
     steps = [{entry["step"] for entry in job.steps(number)} for number in range(rounds)]
     assert [min(after) - max(before) for before, after in itertools.pairwise(steps)] == [1] * (rounds - 1)
@@ -45,28 +52,26 @@ def test_a_run_grows_and_shrinks_without_losing_a_step(jobs):
     """And outlives its first job, which may come back."""
     job = start(jobs)
     more = grow(jobs, job)
-    wait_for_round(jobs, job, 1, [*OLD, *NEW])
+    new = wait_for_growth(jobs, job, 1, more)
     queue = jobs.cluster.command(["squeue", "--noheader", "--format=%j %T %D %k", f"--jobs={more.id}"]).stdout
     assert queue == f"elastic-grow RUNNING 1 slurm-elastic grows {job.run_dir}\n"
 
     # What has not started yet is cancelled before a node leaves.
     waiting = grow(jobs, job, "--hold")
     assert ask(jobs, "resize", str(job.id), "1") == (
-        f"cancelled before their start: {waiting.id}\nasked to leave: n2 (job {more.id})\n"
+        f"cancelled before their start: {waiting.id}\nasked to leave: {new[0]} (job {more.id})\n"
     )
     waiting.wait_for("CANCELLED")
     wait_for_round(jobs, job, 2, OLD)
     more.wait_for("FAILED", "COMPLETED")
-    # A node that completes a job takes none, and the next job would get another node.
-    jobs.cluster.wait_until(f"{NEW} is not idle", lambda: jobs.cluster.node_state(*NEW) == "IDLE")
 
     again, late = grow(jobs, job), grow(jobs, job, "--hold")
-    wait_for_round(jobs, job, 3, [*OLD, *NEW])
+    new = wait_for_growth(jobs, job, 3, again)
     jobs.cluster.command(["scontrol", "requeue", str(job.id)])
-    wait_for_round(jobs, job, 4, NEW)
-    wait_for_round(jobs, job, 5, [*OLD, *NEW])
+    wait_for_round(jobs, job, 4, new)
+    wait_for_round(jobs, job, 5, [*OLD, *new])
     job.cancel()
-    wait_for_round(jobs, job, 6, NEW)
+    wait_for_round(jobs, job, 6, new)
     # All scripts are told why one node goes.
     assert [entry["stop"] for entry in job.diary() if "stop" in entry and entry["round"] == 5] == ["cancelled"] * 2
 
@@ -83,11 +88,11 @@ def test_a_run_grows_and_shrinks_without_losing_a_step(jobs):
 def test_the_time_limit_of_the_first_job_is_its_own(jobs):
     job = start(jobs)
     more = grow(jobs, job)
-    wait_for_round(jobs, job, 1, [*OLD, *NEW])
+    new = wait_for_growth(jobs, job, 1, more)
 
     jobs.cluster.command(["scontrol", "update", f"JobId={job.id}", "TimeLimit=1"])
-    jobs.cluster.wait_until("it does not end", lambda: job.trained_on(2) == NEW, timeout=120)
-    wait_for_round(jobs, job, 3, [*OLD, *NEW])
+    jobs.cluster.wait_until("it does not end", lambda: job.trained_on(2) == new, timeout=120)
+    wait_for_round(jobs, job, 3, [*OLD, *new])
     assert f"job {job.id}: requeued: time limit near" in job.output
 
     job.say_enough()
