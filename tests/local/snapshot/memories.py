@@ -82,11 +82,15 @@ class Agents:
 def start_worker(variables: dict[str, str], work: Any) -> Callable[[], Any]:
     """Start a worker with this environment; the answer waits for it, and returns what it returns.
 
-    It is forked, and its memory is gone with it. For the main thread, so that no lock of another one is forked, too.
+    It is forked, and its memory is gone with it. For the main thread, so that no lock of another one is forked, too. It
+    has no descriptors but its own: a thread of an agent here, which starts a process, waits until all have closed the
+    pipe on which that process says that it runs.
     """
     receiving, sending = _fork.Pipe(duplex=False)
 
     def main() -> None:
+        os.closerange(3, sending.fileno())
+        os.closerange(sending.fileno() + 1, os.sysconf("SC_OPEN_MAX"))
         os.environ.update(variables)
         torch.set_num_threads(1)
         sending.send(work())
