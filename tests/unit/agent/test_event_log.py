@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-from pathlib import Path
 
 import pytest
 
@@ -15,11 +14,10 @@ from tests.local.waiting import eventually
 
 
 def test_a_loss_that_no_round_follows_is_told_when_events_settle(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    run_dir: RunDir, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("slurm_elastic.agent.event_log._SETTLE", 0.01)
     caplog.set_level(logging.INFO, "slurm_elastic")
-    run_dir = RunDir.for_run(tmp_path, "7").open()
     events = EventLog(run_dir, "n1", facts=FactLines("7", 0))
     events.add(Entry("node_lost", "lost n2: silent", {"nodes": ["n2"], "why": "silent"}))
     eventually(lambda: "n2 lost (silent): waits for other nodes" in caplog.messages)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -22,18 +22,16 @@ JobId=3 ArrayJobId=1 ArrayTaskId=1 JobName=elastic
 """
 
 
-def programs(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An scontrol that shows the array, and an scancel that notes what it is told to do."""
-    (directory / "shown").write_text(SHOWN)
-    for name, body in (("scontrol", f"cat {directory}/shown"), ("scancel", f'echo "$@" >>{directory}/cancelled')):
-        (directory / name).write_text(f"#!/bin/bash\n{body}\n")
-        (directory / name).chmod(0o755)
-    monkeypatch.setenv("PATH", f"{directory}:{os.environ['PATH']}")
-    return directory / "cancelled"
+@pytest.fixture
+def cancelled(tmp_path: Path, program: Callable[[str, str], None]) -> Path:
+    """What scancel is told to do; scontrol shows the array."""
+    program("scontrol", f"echo '{SHOWN}'")
+    program("scancel", f'echo "$@" >>{tmp_path}/cancelled')
+    return tmp_path / "cancelled"
 
 
-def test_those_that_slurm_holds_are_cancelled_and_no_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    cancelled, said = programs(tmp_path, monkeypatch), list[str]()
+def test_those_that_slurm_holds_are_cancelled_and_no_others(cancelled: Path) -> None:
+    said = list[str]()
     element = slurm_job(SLURM_JOB_ID="4", SLURM_ARRAY_JOB_ID="1", SLURM_ARRAY_TASK_ID="2")
     at_end(element, Controller(), say=said.append).cancel_held_elements()
     assert cancelled.read_text() == "1_3\n"
@@ -41,7 +39,6 @@ def test_those_that_slurm_holds_are_cancelled_and_no_others(tmp_path: Path, monk
     assert "job 1_3 is held by Slurm (JobHoldMaxRequeue)" in said[0]
 
 
-def test_a_job_that_is_no_array_asks_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    cancelled = programs(tmp_path, monkeypatch)
+def test_a_job_that_is_no_array_asks_nothing(cancelled: Path) -> None:
     at_end(slurm_job(), Controller(), say=pytest.fail).cancel_held_elements()
     assert not cancelled.exists()

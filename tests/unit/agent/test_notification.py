@@ -138,7 +138,7 @@ def test_what_fails_is_a_line(tmp_path: Path, caplog: pytest.LogCaptureFixture, 
     assert "the notification 'finished' was not delivered: " in record.getMessage()
 
 
-def test_the_leader_tells_of_loops_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_leader_tells_of_loops_once(tmp_path: Path, run_dir: RunDir, caplog: pytest.LogCaptureFixture) -> None:
     calls: list[None] = []
     loop = Loop("node_flapping", "n2 was lost and has joined again 4 times in 6 h", "leave it out", 86400.0, ("n2",))
 
@@ -149,7 +149,6 @@ def test_the_leader_tells_of_loops_once(tmp_path: Path, caplog: pytest.LogCaptur
         return [loop]
 
     settings = NotifySettings(f"cat >> {tmp_path}/told", after=0.04)
-    run_dir = RunDir.for_run(tmp_path, "7").open()
     leads: list[bool] = []
     feature = NotifyFeature(settings, run_dir, "n1", "7.0", lambda: bool(leads), loops, loop_interval=0.0)
     feature.workers_started(RunningRound(PLACED, {}, {}, tuple))

@@ -385,11 +385,6 @@ def member(node: str) -> SlurmJob:
     return slurm_job("n[1-4]", SLURMD_NODENAME=node)
 
 
-@pytest.fixture
-def run_dir(tmp_path: Path) -> RunDir:
-    return RunDir.for_run(tmp_path, "7").open()
-
-
 def formed(run_dir: RunDir, number: int, *agents: str) -> None:
     run_dir.claim_round(number, json.dumps({"places": [{"agent": agent} for agent in agents]}).encode())
 

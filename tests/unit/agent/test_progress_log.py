@@ -5,7 +5,6 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -30,11 +29,6 @@ def assignment(base_rank: int) -> Assignment:
 def records(run_dir: RunDir) -> list[dict[str, Any]]:
     path = run_dir.path / "progress" / "n1.7.jsonl"
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-
-
-@pytest.fixture
-def run_dir(tmp_path: Path) -> RunDir:
-    return RunDir.for_run(tmp_path, "7").open()
 
 
 def workers(boundary: int) -> Sequence[WorkerProgress]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,30 +12,19 @@ from slurm_elastic.cli import main
 from slurm_elastic.environment import changed_environment
 
 SCONTROL = """\
-#!/bin/bash
 case "$*" in
   *" 7") echo "JobId=7 JobName=x" && echo "   JobState=RUNNING Restarts=0 NodeList=n1" ;;
   *) exit 1 ;;
 esac
 """
-SQUEUE = """\
-#!/bin/bash
-echo "slurm_load_jobs error: Invalid job id specified" >&2
-exit 1
-"""
 
 
 @pytest.fixture(autouse=True)
-def _place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for name in list(os.environ):
-        if name.startswith(("PET_", "SLURM")):
-            monkeypatch.delenv(name)
-    tools = tmp_path / "bin"
-    tools.mkdir()
-    for name, text in (("scontrol", SCONTROL), ("squeue", SQUEUE)):
-        (tools / name).write_text(text)
-        (tools / name).chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tools}:{os.environ['PATH']}")
+def _place(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, clean_environment: None, program: Callable[[str, str], None]
+) -> None:
+    program("scontrol", SCONTROL)
+    program("squeue", "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1")
     monkeypatch.chdir(tmp_path)
     # This process keeps its own signals, output and log.
     monkeypatch.setattr("slurm_elastic.agent.workers.output.make_output_nonblocking", lambda: None)
@@ -77,11 +65,9 @@ def test_wrong_usage_is_2_with_one_line(arguments: str, message: str, capfd: pyt
 
 
 def test_a_run_that_a_worker_submits_has_the_options_of_its_coordinator(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: Callable[[str, str], None]
 ) -> None:
-    (tmp_path / "sbatch").write_text(f"#!/bin/sh\nenv >{tmp_path}/seen\necho 12\n")
-    (tmp_path / "sbatch").chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    program("sbatch", f"env >{tmp_path}/seen\necho 12")
     for name, value in {"TORCHELASTIC_RUN_ID": "3", "PET_MAX_RESTARTS": "9", "PET_ROLE": "outer", "RANK": "0"}.items():
         monkeypatch.setenv(name, value)
 

@@ -2,11 +2,11 @@ from __future__ import annotations
 
 import datetime
 import json
-import os
 import re
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -22,17 +22,9 @@ TIME = "2026-11-25T12:00"
 
 
 @pytest.fixture(autouse=True)
-def _batch_script(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for name in list(os.environ):
-        if name.startswith(("SLURM", "PET_")):
-            monkeypatch.delenv(name)
+def _batch_script(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, clean_environment: None) -> None:
     for name, value in {**BATCH, "SLURM_SUBMIT_DIR": str(tmp_path)}.items():
         monkeypatch.setenv(name, value)
-
-
-@pytest.fixture
-def run_dir(tmp_path: Path) -> RunDir:
-    return RunDir.for_run(tmp_path, "7").open()
 
 
 def fail(run_dir: RunDir, scope: str = "7.0", **fields: object) -> None:
@@ -70,15 +62,11 @@ def test_a_finished_run_is_a_success_whatever_srun_says(
 
 
 @pytest.fixture
-def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def calls(tmp_path: Path, program: Callable[[str, str], None]) -> Path:
     """What scontrol is asked; it shows a job that runs."""
     running = (Path(__file__).parents[1] / "slurm/outputs/job_running.txt").read_text()
     (tmp_path / "job.txt").write_text(re.sub(r"Restarts=\d+", "Restarts=0", re.sub(r"^JobId=\d+", "JobId=7", running)))
-    program = tmp_path / "bin/scontrol"
-    program.parent.mkdir()
-    program.write_text(f'#!/bin/sh\ncd {tmp_path}\necho "$*" >>calls\ncat job.txt\n')
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    program("scontrol", f'cd {tmp_path}\necho "$*" >>calls\ncat job.txt')
     (tmp_path / "calls").touch()
     return tmp_path / "calls"
 

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -68,16 +68,15 @@ def leads(run: WrittenRun, says: bytes = b"") -> Iterator[None]:
         thread.join()
 
 
-def squeue(base: Path, monkeypatch: pytest.MonkeyPatch, *lines: str, script: str = "slurm-elastic agent") -> None:
+@pytest.fixture
+def squeue(base: Path, program: Callable[[str, str], None]) -> Callable[..., None]:
     """Put a squeue into PATH that prints these lines, and a scontrol that knows a batch script."""
-    tools = base / "tools"
-    tools.mkdir()
-    (tools / "scontrol").write_text(f"#!/bin/sh\n[ $1 = write ] && echo '{script}'\n")
-    (tools / "scontrol").chmod(0o755)
-    text = "\n".join(["#!/bin/sh", *(f"echo '{line}'" for line in lines)]) + "\n"
-    (tools / "squeue").write_text(text)
-    (tools / "squeue").chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tools}")
+
+    def install(*lines: str, script: str = "slurm-elastic agent") -> None:
+        program("scontrol", f"[ $1 = write ] && echo '{script}'")
+        program("squeue", "\n".join(f"echo '{line}'" for line in lines))
+
+    return install
 
 
 def test_a_finished_run_is_0(run: WrittenRun, capsys: pytest.CaptureFixture[str]) -> None:
@@ -92,7 +91,7 @@ def test_a_finished_run_is_0(run: WrittenRun, capsys: pytest.CaptureFixture[str]
 
 
 def test_a_run_that_trains_is_3_and_one_that_waits_4(
-    base: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    base: Path, squeue: Callable[..., None], capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = WrittenRun(base)
     run.started(0, A)
@@ -106,7 +105,7 @@ def test_a_run_that_trains_is_3_and_one_that_waits_4(
     assert err.count("warning: not live, but from the run directory: the leader at 127.0.0.1:") == 2
     # Nothing listens where the leader was.
     assert main(["status", "7"]) == 5
-    squeue(base, monkeypatch, f"7|7|7|PENDING|1764000120|BeginTime|{base}")
+    squeue(f"7|7|7|PENDING|1764000120|BeginTime|{base}")
     assert main(["status", "7"]) == 4
     out, err = capsys.readouterr()
     assert "7 pending (BeginTime), expected to start at 2025-11-24" in out
@@ -157,7 +156,7 @@ def test_list(base: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_list_of_queued_jobs_finds_their_directories(
-    base: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    base: Path, squeue: Callable[..., None], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["list", "--queued"]) == 2
     assert "squeue gives no answer" in capsys.readouterr().err
@@ -165,7 +164,7 @@ def test_list_of_queued_jobs_finds_their_directories(
     elsewhere.mkdir()
     run = WrittenRun(elsewhere)
     run.started(0, A)
-    squeue(base, monkeypatch, f"7|7|7|PENDING|N/A|Resources|{elsewhere}")
+    squeue(f"7|7|7|PENDING|N/A|Resources|{elsewhere}")
     assert main(["list", "--queued"]) == 0
     assert "waiting   7" in capsys.readouterr().out
     # status finds it, too, from wherever it is called.
@@ -173,12 +172,10 @@ def test_list_of_queued_jobs_finds_their_directories(
 
 
 def test_a_first_job_that_waits_is_known(
-    base: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    base: Path, squeue: Callable[..., None], capsys: pytest.CaptureFixture[str]
 ) -> None:
     soon, year = int(time.time()) + 3600, int(time.time()) + 365 * 86400
     squeue(
-        base,
-        monkeypatch,
         f"3|3|3|PENDING|{soon}|Resources|{base}",
         f"4|4|4|PENDING|{year}|Priority|{base / 'other'}",
         f"8_[2-5]|8|8|PENDING|N/A|Resources|{base}",
@@ -209,9 +206,9 @@ def test_a_first_job_that_waits_is_known(
 
 
 def test_jobs_of_other_programs_are_no_runs(
-    base: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    base: Path, squeue: Callable[..., None], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    squeue(base, monkeypatch, f"3|3|3|PENDING|N/A|Resources|{base}", script="sleep 5")
+    squeue(f"3|3|3|PENDING|N/A|Resources|{base}", script="sleep 5")
     assert main(["list", "--queued"]) == 0
     assert capsys.readouterr().out == "no runs of queued jobs\n"
 

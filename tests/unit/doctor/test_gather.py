@@ -134,8 +134,7 @@ def test_the_release_of_the_driver(tmp_path: Path, line: str, release: str) -> N
     assert _nvidia_driver(tmp_path / "none") == ""
 
 
-def test_the_newest_run_tells_how_long_its_workers_took_to_save(tmp_path: Path) -> None:
-    run_dir = RunDir.for_run(tmp_path, "7").open()
+def test_the_newest_run_tells_how_long_its_workers_took_to_save(tmp_path: Path, run_dir: RunDir) -> None:
     run_dir.secret()
     assert last_stop(tmp_path) is None
     events: list[dict[str, object]] = [

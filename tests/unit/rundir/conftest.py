@@ -10,13 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from slurm_elastic.rundir import RunDir
-
-
-@pytest.fixture
-def run_dir(tmp_path: Path) -> RunDir:
-    return RunDir.for_run(tmp_path, "4711").open()
-
 
 @pytest.fixture
 def open_base() -> Iterator[Path]:

@@ -73,7 +73,7 @@ def test_another_users_secret_is_refused(run_dir: RunDir, open_base: Path) -> No
 
 def test_the_token_of_health_ports_follows_from_the_secret(run_dir: RunDir, tmp_path: Path) -> None:
     token = run_dir.health_token()
-    assert token == RunDir.for_run(tmp_path, "4711").health_token() != run_dir.secret().hex()
+    assert token == RunDir.for_run(tmp_path, "7").health_token() != run_dir.secret().hex()
     path = run_dir.path / "health-token"
     assert path.read_text() == f"{token}\n"
     assert stat.S_IMODE(path.stat().st_mode) == 0o600

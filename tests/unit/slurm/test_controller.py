@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,19 +20,6 @@ OUTPUTS = Path(__file__).parent / "outputs"
 
 
 Install = Callable[[str, str], None]
-
-
-@pytest.fixture
-def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
-    """Puts a program with this name and these lines before all others."""
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-
-    def install(name: str, body: str) -> None:
-        path = tmp_path / name
-        path.write_text(f"#!/bin/bash\n{body}\n")
-        path.chmod(0o755)
-
-    return install
 
 
 def test_without_scontrol_everything_is_unknown_and_said_once(

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -58,11 +57,6 @@ def test_a_size_beyond_the_bounds_is_refused_but_steps_towards_them_are_not() ->
     assert plan_resize(None, 4, FIRST[:1], [], 8, 16).submit == 3
 
 
-@pytest.fixture
-def run_dir(tmp_path: Path) -> RunDir:
-    return RunDir.for_run(tmp_path, "7").open()
-
-
 def started(template: str = "allocation", **options: str) -> Started:
     arguments = ("--max-restarts=3", "train.py", "--name", "a b")
     return Started(TEMPLATES.read(template), options, arguments, "/home/me", {"PET_RDZV_CONF": "heartbeat_limit=5"})
@@ -95,16 +89,14 @@ def test_a_run_on_an_array_grows_by_elements(run_dir: RunDir) -> None:
 
 
 @pytest.fixture
-def cluster(tmp_path: Path, run_dir: RunDir, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """A run of four nodes with a job that waits; what is asked of Slurm and of its leader."""
+def cluster(
+    tmp_path: Path, run_dir: RunDir, monkeypatch: pytest.MonkeyPatch, program: Callable[[str, str], None]
+) -> list[str]:
+    """A run of four nodes with a job that waits; what is asked of its leader."""
     asked: list[str] = []
-    for name, text in {
-        "sbatch": f"cat >{tmp_path}/script; echo 31",
-        "scancel": f"echo scancel $* >>{tmp_path}/calls",
-        "squeue": f"echo '11|11|PENDING|2|slurm-elastic grows {run_dir.path}'; echo '12|12|PENDING|2|mine'",
-    }.items():
-        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
-        (tmp_path / name).chmod(0o755)
+    program("sbatch", f"cat >{tmp_path}/script; echo 31")
+    program("scancel", f"echo scancel $* >>{tmp_path}/calls")
+    program("squeue", f"echo '11|11|PENDING|2|slurm-elastic grows {run_dir.path}'; echo '12|12|PENDING|2|mine'")
     agents = {agent: LiveAgent("training") for agent in (*FIRST, *SECOND)}
     agents["n5/9.1/15"] = LiveAgent("leaving", leave=LiveLeave("drained"))
     live = LiveRun(LiveAnswer("n1/7.0/11", "running", min_nodes=1, max_nodes=8), agents)
@@ -117,10 +109,8 @@ def cluster(tmp_path: Path, run_dir: RunDir, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(resizing, "_ask", lambda _: (leader, live))
     monkeypatch.setattr(resizing, "ask_to_leave", leave)
     monkeypatch.setattr(resizing, "read_start", lambda _: started())
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.chdir(tmp_path)
-    yield asked
-    asked.clear()
+    return asked
 
 
 def test_grow_shrink_and_resize(tmp_path: Path, cluster: list[str], capsys: pytest.CaptureFixture[str]) -> None:
@@ -146,7 +136,7 @@ def test_a_job_from_python_is_resized_and_outlives_its_first_job(
     assert "\n#SBATCH --partition=low\n" in (tmp_path / "script").read_text()
     assert job.resize(6) is None
     assert not job.done()
-    (tmp_path / "squeue").write_text("#!/bin/sh\n")
+    (tmp_path / "bin/squeue").write_text("#!/bin/sh\n")
     assert job.done()
 
 
@@ -176,9 +166,9 @@ def test_mistake_is_one_line(
 
 
 def test_a_refusal_of_sbatch_is_one_line_and_nothing_is_cancelled_then(
-    tmp_path: Path, cluster: list[str], capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, program: Callable[[str, str], None], cluster: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "sbatch").write_text("#!/bin/sh\necho 'sbatch: error: invalid partition specified: no' >&2; exit 1\n")
+    program("sbatch", "echo 'sbatch: error: invalid partition specified: no' >&2; exit 1")
     assert main(["shrink", "7", "--nodes=1"]) == 2
     assert capsys.readouterr().err == (
         "slurm-elastic: error: sbatch refused the job: invalid partition specified: no\n"

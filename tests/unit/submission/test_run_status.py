@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 
@@ -10,11 +9,6 @@ from slurm_elastic.rundir import RunDir
 from slurm_elastic.submission.job_states import RunStatus, latest_log, read_status
 
 FAILURE = {"agent": "n2/7.0/11", "node": "n2", "rank": 1, "exit_code": 1, "message": "ValueError: x"}
-
-
-@pytest.fixture
-def run_dir(tmp_path: Path) -> RunDir:
-    return RunDir.for_run(tmp_path, "7").open()
 
 
 def _round(run_dir: RunDir, number: int, *agents: str) -> None:

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import json
-import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,19 +17,13 @@ STEP = {**JOB, "SLURM_STEP_ID": "0", "SLURM_STEP_NODELIST": "n[1-2]"}
 
 
 @pytest.fixture
-def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def slurm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clean_environment: None, program: Callable[[str, str], None]
+) -> Path:
     """What scontrol is asked; it writes a batch script and shows a job."""
-    program = tmp_path / "bin/scontrol"
-    program.parent.mkdir()
-    program.write_text(
-        f"#!/bin/sh\necho $* >>{tmp_path}/calls\n"
-        "[ $1 = write ] && exec echo '#!/bin/bash'\necho 'JobId=7 JobName=x'\necho '   Partition=low CPUs/Task=1'\n"
-    )
-    program.chmod(0o755)
-    for name in [name for name in os.environ if name.startswith(("PET_", "SLURM"))]:
-        monkeypatch.delenv(name)
-    place = {"SLURM_SUBMIT_DIR": str(tmp_path), "PATH": f"{program.parent}:/bin"}
-    for name, value in {**SETTINGS, **JOB, **place, "SLURM_ELASTIC_VERDICT": "1"}.items():
+    shown = "echo 'JobId=7 JobName=x'\necho '   Partition=low CPUs/Task=1'"
+    program("scontrol", f"echo $* >>{tmp_path}/calls\n[ $1 = write ] && exec echo '#!/bin/bash'\n{shown}")
+    for name, value in {**SETTINGS, **JOB, "SLURM_SUBMIT_DIR": str(tmp_path), "SLURM_ELASTIC_VERDICT": "1"}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.chdir(tmp_path)
     return tmp_path / "calls"
@@ -62,8 +56,7 @@ def test_the_batch_script_keeps_how_its_run_was_started_once(tmp_path: Path, slu
     assert kept.has_changed()
 
 
-def test_a_record_that_this_run_has_not_written_does_not_count(tmp_path: Path) -> None:
-    run_dir = RunDir.for_run(tmp_path, "7").open()
+def test_a_record_that_this_run_has_not_written_does_not_count(run_dir: RunDir) -> None:
     run_dir.secret()
     record = {"script": "", "options": {}, "arguments": [], "directory": ""}
     (run_dir.path / "command.json").write_text(json.dumps(record))

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -55,13 +55,11 @@ MISTAKES = {
 
 
 @pytest.fixture(autouse=True)
-def _sbatch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _sbatch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: Callable[[str, str], None]) -> None:
     """An sbatch that keeps what is submitted, and a script."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.delenv("SLURM_ELASTIC_TEMPLATE", raising=False)
-    (tmp_path / "sbatch").write_text("#!/bin/sh\ncat >submitted\necho '12;cluster'\n")
-    (tmp_path / "sbatch").chmod(0o755)
+    program("sbatch", "cat >submitted\necho '12;cluster'")
     (tmp_path / "train.py").touch()
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from pathlib import Path
 
 import pytest
 
@@ -11,8 +10,7 @@ from slurm_elastic.agent.health.server import withdraw_lost
 from slurm_elastic.rundir import RunDir
 
 
-def test_the_target_of_a_lost_agent_is_withdrawn(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    run_dir = RunDir.for_run(tmp_path, "7").open()
+def test_the_target_of_a_lost_agent_is_withdrawn(run_dir: RunDir, caplog: pytest.LogCaptureFixture) -> None:
     for node in ("n1", "n2"):
         run_dir.publish_health(node, "7", b"[]")
     withdraw_lost(run_dir, "n2/7.0/4711")

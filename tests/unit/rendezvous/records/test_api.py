@@ -31,23 +31,20 @@ def test_a_run_directory_that_is_gone_is_said(tmp_path: Path) -> None:
         records.claim_round(0, {})
 
 
-def test_a_truncated_record_is_an_error_and_not_a_record(tmp_path: Path) -> None:
-    run_dir = RunDir.for_run(tmp_path, "7").open()
+def test_a_truncated_record_is_an_error_and_not_a_record(run_dir: RunDir) -> None:
     run_dir.secret()
     (run_dir.path / "rounds/000000.json").write_bytes(b'{"places": ')
     with pytest.raises(RecordsError, match="not one complete JSON object"):
         RunDirRecords(run_dir, "7.0").situation()
 
 
-def test_a_truncated_endpoint_is_none_since_whoever_leads_next_replaces_it(tmp_path: Path) -> None:
-    run_dir = RunDir.for_run(tmp_path, "7").open()
+def test_a_truncated_endpoint_is_none_since_whoever_leads_next_replaces_it(run_dir: RunDir) -> None:
     run_dir.secret()
     (run_dir.path / "endpoints/7.0.json").write_bytes(b'{"port": ')
     assert RunDirRecords(run_dir, "7.0").endpoint() is None
 
 
-def test_the_record_of_a_known_round_is_not_read(tmp_path: Path) -> None:
-    run_dir = RunDir.for_run(tmp_path, "7").open()
+def test_the_record_of_a_known_round_is_not_read(run_dir: RunDir) -> None:
     records = RunDirRecords(run_dir, "7.0")
     assert records.claim_round(0, {"places": []})
     (run_dir.path / "rounds/000000.json").write_bytes(b"{}")
