@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from slurm_elastic.rendezvous.membership.agents import LeaveReason, Reason
-from slurm_elastic.rendezvous.membership.events import Claim, Ended, Interrupted, Outcome
+from slurm_elastic.rendezvous.membership.events import Ended, Interrupted, Outcome
 from slurm_elastic.rendezvous.transport.messages import Assignment
 from tests.local.agents import HANG, eventually
 from tests.local.rendezvous.helpers.parties import Party, Run, form, leader_of, options
@@ -35,25 +35,9 @@ def places_after(parties: list[Party]) -> list[Assignment]:
     return [places[party.config.agent] for party in parties]
 
 
-def test_a_leader_that_has_ended_is_followed_without_waiting_for_its_silence(start_run: StartRun) -> None:
+def test_leaders_that_end_are_followed_at_once_until_one_agent_is_left(start_run: StartRun) -> None:
+    # Their silence would tell nobody in the time of this test.
     run = start_run(options=options(leader_limit=2 * HANG))
-    parties = run.all_of(4)
-    before = form(parties)
-    parties[0].die()
-
-    for party in parties[1:]:
-        assert party.hear(Interrupted).reason is Reason.NODE_LOST
-        party.join()
-    places = places_after(parties[1:])
-    assert {(place.nodes, place.reason) for place in places} == {(3, Reason.NODE_LOST)}
-    assert min(place.epoch for place in places) > before[0].epoch
-    assert [place.place.rank for place in places] == [0, 1, 2]
-    # Nearly always the first of them; only one in any case.
-    assert Claim("node1") in leader_of(parties[1:]).decisions
-
-
-def test_leaders_fall_one_after_the_other_until_one_agent_is_left(start_run: StartRun) -> None:
-    run = start_run()
     rest = run.all_of(4)
     epochs = [form(rest)[0].epoch]
     while len(rest) > 1:
@@ -61,7 +45,8 @@ def test_leaders_fall_one_after_the_other_until_one_agent_is_left(start_run: Sta
         leader.die()
         rest = [party for party in rest if party is not leader]
         places = places_after(rest)
-        assert {place.nodes for place in places} == {len(rest)}
+        assert {(place.nodes, place.reason) for place in places} == {(len(rest), Reason.NODE_LOST)}
+        assert [place.place.rank for place in places] == [*range(len(rest))]
         epochs.append(places[0].epoch)
     assert sorted(set(epochs)) == epochs
 

@@ -15,11 +15,11 @@ from slurm_elastic.rendezvous.election.events import LeaderLost
 from slurm_elastic.rendezvous.leader.fenced_records import FencedRecords
 from slurm_elastic.rendezvous.leader.leader import Leader
 from slurm_elastic.rendezvous.membership.agents import LeaveReason, Reason
-from slurm_elastic.rendezvous.membership.events import Drop, Ended, Finish, Outcome
+from slurm_elastic.rendezvous.membership.events import Drop, Finish
 from slurm_elastic.rendezvous.records.api import RecordsError
 from slurm_elastic.rendezvous.transport.messages import Assignment
 from tests.local.agents import HANG, eventually
-from tests.local.rendezvous.helpers.parties import Run, endpoint, form, interrupted, options, placed
+from tests.local.rendezvous.helpers.parties import Run, endpoint, form, interrupted, options
 from tests.local.waiting import descriptors
 
 StartRun = Callable[..., Run]
@@ -41,29 +41,6 @@ def test_a_node_that_is_known_to_come_and_joins_late_causes_no_round_of_its_own(
     late.join()
     interrupted([first], Reason.NODE_JOINED)
     assert {place.nodes for place in form([first])} == {3}
-
-
-def test_a_run_closed_before_there_is_a_leader_is_closed_as_soon_as_there_is_one(start_run: StartRun) -> None:
-    run = start_run(min_nodes=2)
-    early = run.party(1)
-    early.link.close_run()
-    leader = run.party(0)
-    leader.join()
-    assert leader.hear(Ended).outcome is Outcome.CLOSED
-    early.join()
-    assert early.hear(Ended).outcome is Outcome.CLOSED
-
-
-def test_a_leader_that_does_not_know_who_comes_waits_for_all_of_a_job(start_run: StartRun) -> None:
-    run = start_run(cohort=("7.0.0", 3))
-    first, second = run.party(0), run.party(1)
-    for party in (first, second):
-        party.join()
-    # What is waited for is what does not come: a round of two.
-    assert first.link.next_event(timeout=0.3) is None
-    third = run.party(2)
-    third.join()
-    assert {place.nodes for place in placed([first, second, third])} == {3}
 
 
 def test_a_second_one_that_may_lead_follows(start_run: StartRun) -> None:
@@ -113,19 +90,6 @@ def test_a_leader_that_cannot_write_a_round_down_publishes_none(
     assert not caplog.records
 
 
-def test_two_runs_of_the_same_id_in_other_directories_do_not_meet(start_run: StartRun, tmp_path: Path) -> None:
-    runs = []
-    for name in ("one", "other"):
-        (tmp_path / name).mkdir()
-        runs.append(start_run(tmp_path / name))
-    for run in runs:
-        parties = run.all_of(2)
-        assert {place.nodes for place in form(parties)} == {2}
-    # They would, if both had the port that comes first.
-    ports = {run.run_dir.endpoint("run.0") for run in runs}
-    assert len(ports) == 2
-
-
 def test_who_does_not_see_the_run_directory_yet_tries_the_ports_in_order(start_run: StartRun, tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     stranger = start_run(tmp_path / "other").party(0)
@@ -136,19 +100,6 @@ def test_who_does_not_see_the_run_directory_yet_tries_the_ports_in_order(start_r
     member = run.party(1)
     assert {place.nodes for place in form([leader, member])} == {2}
     assert stranger.silent()
-
-
-def test_the_end_is_told_once_more_to_who_missed_it(start_run: StartRun) -> None:
-    run = start_run()
-    parties = run.all_of(2)
-    form(parties)
-    for party in parties:
-        party.link.finished()
-        party.link.left(LeaveReason.FINISHED)
-    eventually(lambda: any(isinstance(decision, Finish) for decision in parties[0].decisions))
-    again = run.party(1)
-    again.join()
-    assert again.hear(Ended).outcome is Outcome.SUCCEEDED
 
 
 def test_a_leader_that_stops_first_tells_the_end_however_slow_the_disk(
