@@ -35,12 +35,10 @@ from torch.distributed.elastic.multiprocessing import (
     DefaultLogsSpecs,
     LogsDest,
     LogsSpecs,
-    PContext,
     ProcessFailure,
     RunProcsResult,
     SignalException,
 )
-from torch.distributed.elastic.multiprocessing.tail_log import TailLog
 from torch.distributed.elastic.rendezvous import RendezvousHandler, rendezvous_handler_registry
 from torch.distributed.elastic.rendezvous.api import RendezvousGracefulExitError
 from torch.distributed.launcher.api import LaunchConfig, launch_agent
@@ -195,32 +193,6 @@ def test_a_place_in_a_checkpoint_is_a_file_an_offset_and_a_length() -> None:
     fields = [field.name for field in dataclasses.fields(_StorageInfo)]
     assert fields[:3] == ["relative_path", "offset", "length"]
     assert _StorageInfo("part", 8, 16).length == 16
-
-
-class _Context(PContext):
-    def _start(self) -> None:
-        raise NotImplementedError
-
-    def _poll(self) -> RunProcsResult | None:
-        return None
-
-    def pids(self) -> dict[int, int]:
-        return {}
-
-    def _close(self, death_sig: Any, timeout: int = 30) -> None:
-        pass
-
-
-def test_what_a_context_of_processes_knows() -> None:
-    context = _Context("trainer", "true", {0: ()}, {0: {}}, _Specs())
-    assert (context.name, context.entrypoint, context.args, context.nprocs) == ("trainer", "true", {0: ()}, 1)
-    assert context.stdouts == context.stderrs == context.error_files == {0: ""}
-    assert context._tail_logs
-    for tail in context._tail_logs:
-        assert isinstance(tail, TailLog)
-        for name in ("_name", "_dst", "_log_files", "_log_line_prefixes", "_log_line_filter"):
-            assert hasattr(tail, name), name
-    context.close()
 
 
 def _monitored(ended: RunProcsResult | None) -> tuple[RunResult, Mock]:
