@@ -124,40 +124,23 @@ def test_a_worker_that_is_cut_off_may_not_publish_though_nobody_has_followed_yet
     assert [leader.wait(), member.wait()] == [75, 75]
 
 
-def test_what_a_worker_leaves_behind_is_gone_in_the_next_round(allocate: Allocate) -> None:
+def test_what_a_worker_leaves_behind_is_gone_in_the_next_round_and_at_the_end(allocate: Allocate) -> None:
     nodes = allocate(2)
     nodes.touch("leave-child")
     agents = nodes.start_all("--nproc-per-node=2", "--max-restarts=1")
     seen = nodes.seen(0)
-    (nodes.directory / "leave-child").unlink()
     # Just executed, it may not show its command line yet.
     eventually(lambda: len(nodes.processes("/bin/sleep")) == 4, nodes.log)
+    left = nodes.processes("/bin/sleep").keys()
     nodes.touch("fail.0.1", "3")
     nodes.seen(1)
-    assert not nodes.processes("/bin/sleep")
+    assert not left & nodes.processes("/bin/sleep").keys()
     assert not any(is_there(record) for record in seen.values())
+    # Workers that end well leave their children behind, too.
+    eventually(lambda: len(nodes.processes("/bin/sleep")) == 4, nodes.log)
     nodes.touch("finish")
     assert [agent.wait() for agent in agents] == [0, 0]
     assert not nodes.processes()
-
-
-def test_what_a_worker_that_ended_well_leaves_behind_is_gone_at_the_end(allocate: Allocate) -> None:
-    nodes = allocate(1)
-    nodes.touch("leave-child")
-    agent = nodes.start(1)
-    nodes.seen(0)
-    eventually(lambda: nodes.processes("/bin/sleep"), nodes.log)
-    nodes.touch("finish")
-    assert agent.wait() == 0
-    assert not nodes.processes()
-
-
-def test_a_killed_agent_does_not_leave_workers_that_ignore_sigterm(allocate: Allocate) -> None:
-    nodes = allocate(1)
-    agent = nodes.start(1, script=(str(WORKER), "ignore-term"))
-    nodes.seen(0)
-    agent.kill()
-    eventually(lambda: not nodes.processes(), lambda: str(nodes.processes()))
 
 
 def test_a_hard_limit_on_open_files_that_is_too_low_to_lead_is_said_before_anybody_trains(allocate: Allocate) -> None:

@@ -42,7 +42,7 @@ if os.fork() == 0:
 os.wait()
 note("ready", 0)
 """
-WAIT = FAMILY + "time.sleep(1000)\n"
+WAIT = FAMILY + "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\ntime.sleep(1000)\n"
 
 
 class Pids:
@@ -321,6 +321,20 @@ def test_workers_die_with_the_fork_server_and_start_cold_then(
         assert place.run_warm().stdout == "False\n"
     assert caplog.messages == ["workers start cold: the fork server died (SIGKILL)"] * 2
     assert place.fork_server.pid != dead
+
+
+def test_what_is_to_replace_a_fork_server_ends_with_it_when_it_is_killed(workplace: Make) -> None:
+    place = workplace(modules={"slow": "import time\ntime.sleep(1000)\n"}, preload=["slow"])
+    place.script.write_text("import sys\nprint('torch' in sys.modules)\n")
+
+    def replacement() -> Any:
+        place.fork_server.read()
+        return place.fork_server.replacement
+
+    pid = eventually(replacement).pid
+    os.kill(place.fork_server.pid, signal.SIGKILL)
+    assert place.run_warm().stdout == "False\n"
+    assert_gone(pid)
 
 
 def test_signals_of_slurm_do_not_end_the_fork_server(workplace: Make) -> None:
