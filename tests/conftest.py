@@ -7,8 +7,9 @@ import os
 import shutil
 import signal
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,6 +24,9 @@ exit 1
 _COMMANDS = ("sacct", "sacctmgr", "sbatch", "scancel", "scontrol", "sinfo", "squeue", "srun")
 
 _directory = pytest.StashKey[Path]()
+
+Cli = Callable[..., Any]
+"""The fixture `cli`."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -72,3 +76,16 @@ def _signal_handlers() -> Iterator[None]:
     before = [signal.getsignal(number) for number in numbers]
     yield
     assert [signal.getsignal(number) for number in numbers] == before
+
+
+@pytest.fixture
+def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
+    """Run a command line, whose first words may be one text, see it end with this code, and return what it prints."""
+
+    def run(code: int, first: str, *words: str) -> Any:
+        from slurm_elastic.cli import main
+
+        assert main([*first.split(), *words]) == code
+        return capsys.readouterr()
+
+    return run

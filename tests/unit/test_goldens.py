@@ -21,6 +21,7 @@ from slurm_elastic import snapshot, trainer
 from slurm_elastic.cli import main
 from slurm_elastic.errors import ExitCode
 from slurm_elastic.rendezvous.options import RendezvousOptions
+from tests.conftest import Cli
 from tests.goldens import check, golden
 
 PACKAGE = Path(slurm_elastic.__file__).parent
@@ -74,15 +75,14 @@ def described(action: argparse.Action) -> dict[str, Any]:
     }
 
 
-def test_options(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_options(capsys: pytest.CaptureFixture[str], cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     found: dict[str, Any] = {}
     for name in commands(capsys):
         if name == "agent":
             # `submit` checks the agents' options with the parser of the agent itself.
             found[name] = agent_options(parser_of("submit", monkeypatch))
         elif name == "submit":
-            assert main(["submit", "--help"]) == 0
-            found[name] = sorted(set(re.findall(r"^  (--[a-z-]+)", capsys.readouterr().out, flags=re.MULTILINE)))
+            found[name] = sorted(set(re.findall(r"^  (--[a-z-]+)", cli(0, "submit --help").out, flags=re.MULTILINE)))
         else:
             found[name] = {each.dest: described(each) for each in parser_of(name, monkeypatch)._actions}
     check("options", found)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from slurm_elastic.cli import main
+from tests.conftest import Cli
 from tests.goldens import check
 from tests.local.agent.test_health import ask, status, target
 from tests.local.agents import Allocation, allocation, eventually
@@ -20,7 +20,7 @@ Allocate = Callable[..., Allocation]
 SCRIPT = str(Path(__file__).parent / "scripts" / "golden_worker.py")
 
 
-def test_a_run_with_every_event(allocate: Allocate, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_with_every_event(allocate: Allocate, tmp_path: Path, cli: Cli) -> None:
     nodes = allocate(4)
     options = ("--nnodes=1:3", "--max-restarts=1")
     first, second, third = nodes.start_led(*options, nodes=3, script=[SCRIPT])
@@ -55,7 +55,7 @@ def test_a_run_with_every_event(allocate: Allocate, tmp_path: Path, capsys: pyte
         files = layout(nodes.run_dir, failing.run_dir)
         records = [*nodes.events(), *failing.events()]
         progress = [*progress_of(nodes), *progress_of(failing)]
-        followed_by_commands(tmp_path, directory, capsys)
+        followed_by_commands(tmp_path, directory, cli)
 
     check("run_exit_codes", {"finished": finished, "left": left, "failed": failed, "usage": usage, "unfit node": unfit})
     check("run_events", events(records))
@@ -65,12 +65,11 @@ def test_a_run_with_every_event(allocate: Allocate, tmp_path: Path, capsys: pyte
     check("run_pages", pages)
 
 
-def followed_by_commands(finished: Path, failed: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def followed_by_commands(finished: Path, failed: Path, cli: Cli) -> None:
     """What the commands that show a run say about both, read from what real agents have written."""
 
     def said(code: int, *words: str) -> str:
-        assert main([*words, "--run-dir", str(finished if words[1] == "7" else failed)]) == code
-        return capsys.readouterr().out
+        return cli(code, *words, "--run-dir", str(finished if words[1] == "7" else failed)).out
 
     assert said(0, "status", "7").startswith("run 7: finished")
     status_ = said(1, "status", "8")

@@ -18,6 +18,7 @@ from slurm_elastic.cli._run_view import Queue, present_status
 from slurm_elastic.cli.commands.top import RunSource
 from slurm_elastic.observe.records import read_records
 from slurm_elastic.rundir import RunContents, RunDir
+from tests.conftest import Cli
 from tests.local.agents import Allocation
 from tests.local.waiting import HANG, eventually
 
@@ -48,7 +49,7 @@ async def watch_and_drain(nodes: Allocation, node: str) -> None:
 
 
 def test_agents_answer_through_the_leader_without_a_health_port(
-    allocate: Allocate, capsys: pytest.CaptureFixture[str]
+    allocate: Allocate, capsys: pytest.CaptureFixture[str], cli: Cli
 ) -> None:
     pytest.importorskip("textual")
     nodes = allocate(2)
@@ -58,8 +59,7 @@ def test_agents_answer_through_the_leader_without_a_health_port(
     agents = nodes.start_led("--nproc-per-node=2", "--nnodes=1:2", notify, script=[STEPPING])
 
     def said(*words: str) -> str:
-        assert main(["status", "7", "--run-dir", str(nodes.directory), *words]) == RUNNING
-        return capsys.readouterr().out
+        return cli(RUNNING, "status 7 --run-dir", str(nodes.directory), *words).out
 
     def told() -> dict[str, Any]:
         code = main(["status", "7", "--run-dir", str(nodes.directory), "--json"])
@@ -99,5 +99,4 @@ def test_agents_answer_through_the_leader_without_a_health_port(
     assert agents[0].wait() == 0
     # Once, by the agent that led, and before it has ended.
     assert json.loads((nodes.directory / "notified").read_text())["event"] == "finished"
-    assert main(["status", "7", "--run-dir", str(nodes.directory), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["live"] is None
+    assert json.loads(cli(0, "status 7 --run-dir", str(nodes.directory), "--json").out)["live"] is None

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from slurm_elastic.cli import main
+from tests.conftest import Cli
 from tests.local.agent.test_health import ask, target
 from tests.local.agents import Allocation
 from tests.local.waiting import eventually
@@ -26,7 +26,7 @@ def events(nodes: Allocation, kind: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.nightly
-def test_a_slow_rank_is_named_until_it_is_slow_no_more(allocate: Allocate, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_slow_rank_is_named_until_it_is_slow_no_more(allocate: Allocate, cli: Cli) -> None:
     nodes = allocate(2)
     (nodes.directory / "slow").write_text("1")
     agents = nodes.start_all("--nnodes=2", script=[PACING], constants=LOOK)
@@ -38,8 +38,7 @@ def test_a_slow_rank_is_named_until_it_is_slow_no_more(allocate: Allocate, capsy
     assert slow[0]["busy_seconds"] - slow[0]["others_busy_seconds"] > 0.01
     assert slow[0]["busy_seconds"] < slow[0]["step_seconds"] * 1.01
     assert slow[0]["loading_seconds"] < slow[0]["busy_seconds"] / 2, "it does not wait for input"
-    assert main(["status", "7", "--run-dir", str(nodes.directory), "--workers"]) == 3
-    out = capsys.readouterr().out
+    out = cli(3, "status 7 --run-dir", str(nodes.directory), "--workers").out
     assert re.search(r"^  slow +rank 1 on 127\.0\.0\.2 since .*: score 0\.\d+, [\d.]+ s per step outside", out, re.M)
     assert re.search(r"^  1 +127\.0\.0\.2 .* 0\.\d+$", out, re.MULTILINE), out
     page = json.loads(ask(target(nodes, 1), "/status")[1])
@@ -52,15 +51,13 @@ def test_a_slow_rank_is_named_until_it_is_slow_no_more(allocate: Allocate, capsy
     (nodes.directory / "slow").write_text("")
     fast = eventually(lambda: events(nodes, "rank_fast"), nodes.log)
     assert [each["rank"] for each in fast] == [1]
-    assert main(["status", "7", "--run-dir", str(nodes.directory)]) == 3
-    assert "slow  " not in capsys.readouterr().out
+    assert "slow  " not in cli(3, "status 7 --run-dir", str(nodes.directory)).out
     nodes.touch("finish")
     assert [agent.wait() for agent in agents] == [0, 0]
     assert len(events(nodes, "rank_slow")) == 1
     assert nodes.action() == planted("a rank that computes for longer, under a training by gloo").action
 
-    assert main(["report", "7", "--run-dir", str(nodes.directory), "--json"]) == 0
-    report = json.loads(capsys.readouterr().out)
+    report = json.loads(cli(0, "report 7 --run-dir", str(nodes.directory), "--json").out)
     spent = report["goodput"]["seconds"]
     assert sum(spent.values()) == pytest.approx(report["goodput"]["node_seconds"], rel=0.01)
     assert spent["data_loading"] > 1

@@ -15,6 +15,7 @@ import pytest
 
 from slurm_elastic.cli import main
 from slurm_elastic.rehearsal.nodes import processes
+from tests.conftest import Cli
 from tests.local import frameworks
 from tests.local.waiting import eventually
 
@@ -144,14 +145,11 @@ def test_a_group_that_was_paused_replaces_the_checkpoint_of_its_successor(
         ),
     ],
 )
-def test_a_script_that_cannot_be_rehearsed(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], script: str, line: str
-) -> None:
+def test_a_script_that_cannot_be_rehearsed(tmp_path: Path, cli: Cli, script: str, line: str) -> None:
     (tmp_path / "script.py").write_text(script)
     (tmp_path / "scenario.txt").write_text("at step 25 kill node 1")
     scenario = f"--scenario={tmp_path / 'scenario.txt'}"
-    assert main(["rehearse", "--nodes=2", scenario, str(tmp_path / "script.py")]) == 2
-    error = capsys.readouterr().err
+    error = cli(2, "rehearse --nodes=2", scenario, str(tmp_path / "script.py")).err
     assert line in error
     assert error.count("\n") == 1
 

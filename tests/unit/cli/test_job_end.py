@@ -16,6 +16,7 @@ from slurm_elastic.cli import main
 from slurm_elastic.cli.commands.job_end import code_when_over
 from slurm_elastic.rundir import JobRecords, RunDir, join_own
 from slurm_elastic.slurm import SlurmJob
+from tests.conftest import Cli
 
 BATCH = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_NODEID": "0", "SLURMD_NODENAME": "n1"}
 TIME = "2026-11-25T12:00"
@@ -50,13 +51,12 @@ def test_a_run_that_is_not_finished_leaves_the_exit_code(tmp_path: Path, name: s
     ],
 )
 def test_a_finished_run_is_a_success_whatever_srun_says(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], base: str, run_id: str, arguments: str
+    tmp_path: Path, cli: Cli, base: str, run_id: str, arguments: str
 ) -> None:
     directory = tmp_path / base
     directory.mkdir(exist_ok=True)
     RunDir.for_run(directory, run_id).open().mark_done({})
-    assert main(["job-end", "75", *arguments.format(base=directory).split()]) == 0
-    assert capsys.readouterr().err == (
+    assert cli(0, "job-end 75", *arguments.format(base=directory).split()).err == (
         f"slurm-elastic job-end: run {run_id} is finished; what srun says above is of agents that were lost or left\n"
     )
 
@@ -100,22 +100,19 @@ def test_a_job_is_requeued_if_one_of_its_runs_has_to_go_on(tmp_path: Path, calls
     assert calls.read_text().count("requeue") == 1
 
 
-def test_trouble_leaves_the_exit_code(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    assert main(["job-end", "75", "--run-id", "a/b"]) == 75
-    assert capsys.readouterr().err.startswith("slurm-elastic job-end: run id 'a/b' is no safe file name")
+def test_trouble_leaves_the_exit_code(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert cli(75, "job-end 75 --run-id a/b").err.startswith("slurm-elastic job-end: run id 'a/b' is no safe file name")
     monkeypatch.delenv("SLURM_JOB_ID")
-    assert main(["job-end", "75"]) == 75
-    assert capsys.readouterr().err.startswith(
+    assert cli(75, "job-end 75").err.startswith(
         "slurm-elastic job-end: SLURM_JOB_NODELIST is set but SLURM_JOB_ID is not"
     )
 
 
 def test_the_root_cause_is_said_where_an_agent_of_another_job_led_and_pointed_to_elsewhere(
-    run_dir: RunDir, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    run_dir: RunDir, cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def said() -> str:
-        assert main(["job-end", "1", "train.py"]) == 1
-        return capsys.readouterr().err
+        return cli(1, "job-end 1 train.py").err
 
     fail(run_dir, exit_code=-11, message="last words")
     assert said() == "root cause: rank 3 on n2 was killed by SIGSEGV\n  last words\n"
@@ -139,29 +136,30 @@ def test_targets_of_agents_that_were_killed_are_withdrawn(run_dir: RunDir) -> No
 
 @pytest.mark.parametrize(("status", "said"), [(255, True), (127, True), (1, False), (2, False)])
 def test_an_image_without_the_package_is_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, status: int, said: bool
+    tmp_path: Path,
+    cli: Cli,
+    monkeypatch: pytest.MonkeyPatch,
+    status: int,
+    said: bool,
 ) -> None:
     monkeypatch.setenv("SLURM_ELASTIC_BATCH_VERSION", f"slurm-elastic {__version__}")
-    assert main(["job-end", str(status), "train.py"]) == status
     line = (
         f"slurm-elastic job-end: no agent has started, srun ended with {status}; "
         f"install slurm_elastic {__version__} in the image of the agents\n"
     )
-    assert (line in capsys.readouterr().err) == said
+    assert (line in cli(status, f"job-end {status} train.py").err) == said
     # Agents have run.
     RunDir.for_run(tmp_path, "7").open()
-    assert main(["job-end", str(status), "train.py"]) == status
-    assert line not in capsys.readouterr().err
+    assert line not in cli(status, f"job-end {status} train.py").err
 
 
-def test_loops_are_said_and_change_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_loops_are_said_and_change_nothing(tmp_path: Path, cli: Cli) -> None:
     run_dir = RunDir.for_run(tmp_path, "9").open()
     now = datetime.datetime.now(datetime.timezone.utc).isoformat()
     for event in 4 * [{"event": "leader_changed", "nodes": ["n\x1b[2J"]}]:
         run_dir.append_event("n1", json.dumps({"time": now, **event}))
     arguments = f"--run-dir={tmp_path} --run-id=9 train.py"
-    assert main(["job-end", "1", *arguments.split()]) == 1
-    assert capsys.readouterr().err == (
+    assert cli(1, "job-end 1", *arguments.split()).err == (
         "slurm-elastic job-end: the leader has changed 4 times in an hour; lost on n?[2J; choose a node that is not "
         "overloaded by --leader-node, or let slurm-elastic coordinator lead elsewhere\n"
     )

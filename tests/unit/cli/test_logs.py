@@ -4,15 +4,17 @@ import datetime
 import json
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from slurm_elastic.cli import main
 from slurm_elastic.cli.commands.logs import _since
+from tests.conftest import Cli
 from tests.unit.observe.runs import WrittenRun
 from tests.unit.observe.test_log_lines import log, written
 
+Out = Callable[..., list[str]]
 A, B = "n1/7.0/100", "n2/7.0/200"
 
 
@@ -29,30 +31,31 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> WrittenRun:
     return run
 
 
-def out(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[str]:
-    assert main(["logs", "7", *arguments]) == 0
-    return capsys.readouterr().out.splitlines()
+@pytest.fixture
+def out(run: WrittenRun, cli: Cli) -> Out:
+    """The lines that the command prints about the run."""
+    return lambda *arguments: cli(0, "logs 7", *arguments).out.splitlines()
 
 
-def test_all_lines(run: WrittenRun, capsys: pytest.CaptureFixture[str]) -> None:
-    assert out(capsys) == [
+def test_all_lines(run: WrittenRun, out: Out) -> None:
+    assert out() == [
         "00:00:01.500 [n1/0] loss 1",
         "00:00:03.000 [n2/2] a warning",
         "00:00:04.000 [n1/0] loss 2?[2J",
     ]
 
 
-def test_chosen_lines(run: WrittenRun, capsys: pytest.CaptureFixture[str]) -> None:
+def test_chosen_lines(run: WrittenRun, out: Out) -> None:
     written(log(run, 1, "n1", 0), 0, (9.0, "loss 3\n"))
-    assert out(capsys, "--rank=1-2") == ["00:00:03.000 [n2/2] a warning"]
-    assert out(capsys, "--node=n[2-9]") == ["00:00:03.000 [n2/2] a warning"]
-    assert out(capsys, "--round=last") == ["00:00:09.000 [n1/0] loss 3"]
-    assert out(capsys, "--grep=loss [23]", "--round=0") == ["00:00:04.000 [n1/0] loss 2?[2J"]
-    assert out(capsys, "--since=1970-01-01T00:00:03.5+00:00", "--rank=0-999999999") == [
+    assert out("--rank=1-2") == ["00:00:03.000 [n2/2] a warning"]
+    assert out("--node=n[2-9]") == ["00:00:03.000 [n2/2] a warning"]
+    assert out("--round=last") == ["00:00:09.000 [n1/0] loss 3"]
+    assert out("--grep=loss [23]", "--round=0") == ["00:00:04.000 [n1/0] loss 2?[2J"]
+    assert out("--since=1970-01-01T00:00:03.5+00:00", "--rank=0-999999999") == [
         "00:00:04.000 [n1/0] loss 2?[2J",
         "00:00:09.000 [n1/0] loss 3",
     ]
-    assert out(capsys, "--since=10min") == []
+    assert out("--since=10min") == []
 
 
 @pytest.mark.parametrize(
@@ -68,38 +71,35 @@ def test_chosen_lines(run: WrittenRun, capsys: pytest.CaptureFixture[str]) -> No
         (["--errrors"], "no option --errrors; did you mean --errors?"),
     ],
 )
-def test_mistakes(run: WrittenRun, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str) -> None:
-    assert main(["logs", "7", *arguments]) == 2
-    err = capsys.readouterr().err
+def test_mistakes(run: WrittenRun, cli: Cli, arguments: list[str], message: str) -> None:
+    err = cli(2, "logs 7", *arguments).err
     assert message in err
     assert len(err.splitlines()) == 1
 
 
-def test_a_run_without_logs(run: WrittenRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_without_logs(run: WrittenRun, tmp_path: Path, cli: Cli) -> None:
     WrittenRun(tmp_path, "8")
-    assert main(["logs", "8"]) == 2
-    assert "run 8 has no logs; its workers have not started, or write none" in capsys.readouterr().err
-    assert main(["logs", "8", "--errors"]) == 0
-    assert capsys.readouterr().out == "no failures in run 8\n"
+    assert "run 8 has no logs; its workers have not started, or write none" in cli(2, "logs 8").err
+    assert cli(0, "logs 8 --errors").out == "no failures in run 8\n"
 
 
-def test_follow_ends_with_the_run(run: WrittenRun, capsys: pytest.CaptureFixture[str]) -> None:
+def test_follow_ends_with_the_run(run: WrittenRun, out: Out) -> None:
     def goes_on() -> None:
         written(log(run, 1, "n1", 0), 0, (9.0, "the next round\n"), (10.0, "no end of line"))
         run.run_dir.mark_done({"outcome": "succeeded"})
 
     writer = threading.Timer(0.5, goes_on)
     writer.start()
-    texts = [line.partition("] ")[2] for line in out(capsys, "--follow")]
+    texts = [line.partition("] ")[2] for line in out("--follow")]
     writer.join()
     assert texts == ["loss 1", "a warning", "loss 2?[2J", "the next round", "no end of line"]
 
 
-def test_errors(run: WrittenRun, capsys: pytest.CaptureFixture[str]) -> None:
+def test_errors(run: WrittenRun, out: Out) -> None:
     failure = {"agent": B, "node": "n2", "rank": 3, "exit_code": 1, "message": "Traceback\nValueError: no", "log": "/l"}
     run.run_dir.publish_failure("7.0", json.dumps(failure).encode())
     log(run, 0, "n1", 1, "stderr").write_text("Traceback (most recent call last):\nRuntimeError: closed\n")
-    assert out(capsys, "--errors") == [
+    assert out("--errors") == [
         "round 0: the run failed",
         "root cause: rank 3 on n2",
         "  Traceback",
@@ -110,10 +110,9 @@ def test_errors(run: WrittenRun, capsys: pytest.CaptureFixture[str]) -> None:
     ]
 
 
-def test_lines_without_times_are_said_to_have_none(run: WrittenRun, capsys: pytest.CaptureFixture[str]) -> None:
+def test_lines_without_times_are_said_to_have_none(run: WrittenRun, cli: Cli) -> None:
     log(run, 1, "n3", 5).write_text("from an earlier release\n")
-    assert main(["logs", "7", "--round=1"]) == 0
-    shown = capsys.readouterr()
+    shown = cli(0, "logs 7 --round=1")
     assert shown.out.splitlines()[0] == "--:--:--.--- [n3/5] from an earlier release"
     assert shown.err == (
         "slurm-elastic: warning: no times were written down on n3: those lines come first in their round\n"

@@ -15,6 +15,7 @@ from slurm_elastic.cli.commands.job_end import JobEnd
 from slurm_elastic.cli.commands.rehearse import Rehearse
 from slurm_elastic.cli.main import commands
 from slurm_elastic.errors import UsageError
+from tests.conftest import Cli
 
 ROOT = Path(__file__).parents[3]
 HELP = """
@@ -93,9 +94,8 @@ def test_no_command_shows_the_help(capsys: pytest.CaptureFixture[str]) -> None:
         ("verdict x", "argument status: invalid int value: 'x'; see slurm-elastic job-end --help"),
     ],
 )
-def test_a_mistake_is_one_line(capsys: pytest.CaptureFixture[str], arguments: str, line: str) -> None:
-    assert main(arguments.split()) == 2
-    assert capsys.readouterr() == ("", f"slurm-elastic: error: {line}\n")
+def test_a_mistake_is_one_line(cli: Cli, arguments: str, line: str) -> None:
+    assert cli(2, arguments) == ("", f"slurm-elastic: error: {line}\n")
 
 
 @pytest.mark.parametrize(
@@ -152,16 +152,12 @@ def test_no_torch_is_one_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("command", "kind"), [("template", "sbatch"), ("example", "py")])
-def test_templates_and_examples_are_listed_and_printed(
-    command: str, kind: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_templates_and_examples_are_listed_and_printed(command: str, kind: str, cli: Cli) -> None:
     folder = {"template": ROOT / "sbatch_templates", "example": ROOT / "docs/examples"}[command]
-    assert main([command]) == 0
-    names = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
+    names = [line.split()[0] for line in cli(0, command).out.splitlines()]
     assert names == sorted(path.stem for path in folder.glob(f"*.{kind}"))
     for name in names:
-        assert main([command, name]) == 0
-        assert capsys.readouterr().out == (folder / f"{name}.{kind}").read_text()
+        assert cli(0, command, name).out == (folder / f"{name}.{kind}").read_text()
 
 
 @pytest.mark.parametrize("start", ["warm", "cold"])
@@ -171,12 +167,9 @@ def test_too_few_descriptors_are_one_line(tmp_path: Path, start: str) -> None:
     assert said.startswith("slurm-elastic: error: the limit on open files is 32 here (ulimit -Hn), and an agent")
 
 
-def test_an_agent_of_another_version_than_its_batch_script_refuses(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_agent_of_another_version_than_its_batch_script_refuses(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLURM_ELASTIC_BATCH_VERSION", "slurm-elastic 0.0.1")
-    assert main(["agent", "train.py"]) == 2
-    assert capsys.readouterr().err == (
+    assert cli(2, "agent train.py").err == (
         f"slurm-elastic: error: the agents are of version {__version__}, and the batch script has slurm-elastic 0.0.1; "
         "install the same version in the image of the agents and outside\n"
     )
@@ -191,6 +184,7 @@ def test_imports_of_the_agent_start_no_pool_of_threads_and_leave_the_environment
     program = """
 import os
 from slurm_elastic.cli.commands.agent import _fast_imports
+from tests.conftest import Cli
 
 before = dict(os.environ)
 with _fast_imports():
@@ -209,14 +203,13 @@ print(os.environ == before, len(os.listdir("/proc/self/task")))
 
 
 def test_a_current_directory_that_was_removed_is_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: Cli
 ) -> None:
     gone = tmp_path / "gone"
     gone.mkdir()
     monkeypatch.chdir(gone)
     gone.rmdir()
-    assert main(["status", "7"]) == 2
-    assert "the current directory cannot be used (No such file or directory)" in capsys.readouterr().err
+    assert "the current directory cannot be used (No such file or directory)" in cli(2, "status 7").err
 
 
 def test_a_script_that_is_not_there_costs_no_import_of_torch(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_elastic.cli import main
+from tests.conftest import Cli
 
 
 @pytest.mark.parametrize(
@@ -34,10 +34,9 @@ from slurm_elastic.cli import main
     ],
 )
 def test_a_mistake_is_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: str, line: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: Cli, arguments: str, line: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").touch()
-    assert main(["rehearse", *arguments.split()]) == 2
-    assert capsys.readouterr() == ("", f"slurm-elastic: error: {line}\n")
+    assert cli(2, "rehearse", *arguments.split()) == ("", f"slurm-elastic: error: {line}\n")
     assert [path.name for path in tmp_path.iterdir()] == ["train.py"]

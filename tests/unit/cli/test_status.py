@@ -21,6 +21,7 @@ from slurm_elastic.cli import main
 from slurm_elastic.cli.commands.status import _facts, _nodes
 from slurm_elastic.observe.views import AgentView, LiveAgent, LiveAnswer, RunState, RunStatus
 from slurm_elastic.rundir import join_named
+from tests.conftest import Cli
 from tests.unit.observe.runs import WrittenRun
 
 A, B = "n1/7.0/100", "n2/7.0/200"
@@ -79,10 +80,9 @@ def squeue(base: Path, program: Callable[[str, str], None]) -> Callable[..., Non
     return install
 
 
-def test_a_finished_run_is_0(run: WrittenRun, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_finished_run_is_0(run: WrittenRun, cli: Cli) -> None:
     join_named(run.run_dir, ["train.py", "--name", "a b"], again=False)
-    assert main(["status", "7"]) == 0
-    out, err = capsys.readouterr()
+    out, err = cli(0, "status 7")
     assert out.startswith("run 7: finished, last change")
     assert "n[1-2]" in out
     assert "  command   train.py --name 'a b'\n" in out
@@ -90,90 +90,75 @@ def test_a_finished_run_is_0(run: WrittenRun, capsys: pytest.CaptureFixture[str]
     assert err == ""
 
 
-def test_a_run_that_trains_is_3_and_one_that_waits_4(
-    base: Path, squeue: Callable[..., None], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_that_trains_is_3_and_one_that_waits_4(base: Path, squeue: Callable[..., None], cli: Cli) -> None:
     run = WrittenRun(base)
     run.started(0, A)
     with leads(run):
-        assert main(["status", "7"]) == 4
+        _, waits = cli(4, "status 7")
         run.round(1, 0, [A, B])
-        assert main(["status", "7"]) == 3
-    out, err = capsys.readouterr()
+        out, trains = cli(3, "status 7")
     assert "round     0 after start: 2 nodes, 4 workers" in out
-    assert err.count("Slurm does not answer") == 2
-    assert err.count("warning: not live, but from the run directory: the leader at 127.0.0.1:") == 2
+    for err in (waits, trains):
+        assert "Slurm does not answer" in err
+        assert "warning: not live, but from the run directory: the leader at 127.0.0.1:" in err
     # Nothing listens where the leader was.
-    assert main(["status", "7"]) == 5
+    assert "Slurm does not answer" in cli(5, "status 7").err
     squeue(f"7|7|7|PENDING|1764000120|BeginTime|{base}")
-    assert main(["status", "7"]) == 4
-    out, err = capsys.readouterr()
+    out, err = cli(4, "status 7")
     assert "7 pending (BeginTime), expected to start at 2025-11-24" in out
-    assert err.count("Slurm does not answer") == 1
+    assert "Slurm does not answer" not in err
 
 
-def test_a_failed_run_is_1(base: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_failed_run_is_1(base: Path, cli: Cli) -> None:
     run = WrittenRun(base)
     run.started(0, A)
     run.round(1, 0, [A])
     failure = {"agent": A, "node": "n1", "rank": 1, "exit_code": 1, "message": "ValueError: \x1b[31mno"}
     run.run_dir.publish_failure("7.0", json.dumps(failure).encode())
-    assert main(["status", "7"]) == 1
-    out = capsys.readouterr().out
+    out = cli(1, "status 7").out
     assert "root cause: rank 1 on n1\n  ValueError: ?[31mno\n" in out
 
 
-def test_nodes_of_a_failure_domain_are_beside_each_other(base: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_nodes_of_a_failure_domain_are_beside_each_other(base: Path, cli: Cli) -> None:
     run = WrittenRun(base)
     names = {"n1": "s2", "n2": "s10", "n3": "s2", "n4": "s10"}
     agents = [f"{node}/7.0/100" for node in names]
     for agent, switch in zip(agents, names.values(), strict=True):
         run.started(0, agent, domain=f"7/s0/{switch}")
     run.round(1, 0, [agents[number] for number in (0, 2, 1, 3)])
-    main(["status", "7"])
-    lines = [line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("  n[")]
+    lines = [line.split() for line in cli(3, "status 7").out.splitlines() if line.startswith("  n[")]
     assert [line[:2] + line[4:5] for line in lines] == [["n[1,3]", "7/s0/s2", "0-3"], ["n[2,4]", "7/s0/s10", "4-7"]]
-    main(["status", "7", "--json"])
-    told = [(each["node"], each["domain"]) for each in json.loads(capsys.readouterr().out)["agents"]]
+    told = [(each["node"], each["domain"]) for each in json.loads(cli(3, "status 7 --json").out)["agents"]]
     assert told == [("n1", "7/s0/s2"), ("n3", "7/s0/s2"), ("n2", "7/s0/s10"), ("n4", "7/s0/s10")]
     # Where there is one domain nobody has to know it.
     for agent in agents:
         run.started(2, agent, domain="7")
-    main(["status", "7"])
-    assert "DOMAIN" not in capsys.readouterr().out
+    assert "DOMAIN" not in cli(4, "status 7").out
 
 
-def test_list(base: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["list"]) == 0
-    assert capsys.readouterr().out == f"no runs in {base}\n"
+def test_list(base: Path, cli: Cli) -> None:
+    assert cli(0, "list").out == f"no runs in {base}\n"
     finished(base, "7")
     WrittenRun(base, "8")
-    assert main(["list", "--run-dir", str(base)]) == 0
-    head, first, second = capsys.readouterr().out.splitlines()
+    head, first, second = cli(0, "list --run-dir", str(base)).out.splitlines()
     assert head.split() == ["STATE", "RUN", "ROUND", "NODES", "WORKERS", "STEP", "CHANGED"]
     assert first.split() == ["stopped", "8"]
     assert second.split()[:3] == ["finished", "7", "0"]
 
 
-def test_list_of_queued_jobs_finds_their_directories(
-    base: Path, squeue: Callable[..., None], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["list", "--queued"]) == 2
-    assert "squeue gives no answer" in capsys.readouterr().err
+def test_list_of_queued_jobs_finds_their_directories(base: Path, squeue: Callable[..., None], cli: Cli) -> None:
+    assert "squeue gives no answer" in cli(2, "list --queued").err
     elsewhere = base / "with blank"
     elsewhere.mkdir()
     run = WrittenRun(elsewhere)
     run.started(0, A)
     squeue(f"7|7|7|PENDING|N/A|Resources|{elsewhere}")
-    assert main(["list", "--queued"]) == 0
-    assert "waiting   7" in capsys.readouterr().out
+    assert "waiting   7" in cli(0, "list --queued").out
     # status finds it, too, from wherever it is called.
-    assert main(["status", "7"]) == 4
+    cli(4, "status 7")
 
 
-def test_a_first_job_that_waits_is_known(
-    base: Path, squeue: Callable[..., None], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_first_job_that_waits_is_known(base: Path, squeue: Callable[..., None], cli: Cli) -> None:
     soon, year = int(time.time()) + 3600, int(time.time()) + 365 * 86400
     squeue(
         f"3|3|3|PENDING|{soon}|Resources|{base}",
@@ -181,68 +166,51 @@ def test_a_first_job_that_waits_is_known(
         f"8_[2-5]|8|8|PENDING|N/A|Resources|{base}",
     )
     start = time.strftime("%H:%M", time.localtime(soon))
-    assert main(["status", "3"]) == 4
-    out = capsys.readouterr().out
+    out = cli(4, "status 3").out
     assert out.startswith("run 3: waiting\n")
     # The date is left out on the day itself, which may end within the hour.
     assert re.search(rf"3 pending \(Resources\), expected to start at (\d+-\d+-\d+ )?{start}", out)
     # A job without a limit is one of a year to Slurm.
-    assert main(["status", "4"]) == 4
-    assert "4 pending (Priority)\n" in capsys.readouterr().out
-    assert main(["status", "8"]) == 4
-    capsys.readouterr()
-    assert main(["list"]) == 0
-    out = capsys.readouterr().out
+    assert "4 pending (Priority)\n" in cli(4, "status 4").out
+    cli(4, "status 8")
+    out = cli(0, "list").out
     assert [line.split()[:4] for line in out.splitlines()[1:]] == [
         ["waiting", "3", "3", "pending"],
         ["waiting", "8", "8_[2-5]", "pending"],
     ]
-    assert main(["list", "--queued", "--json"]) == 0
-    assert [each["run"] for each in json.loads(capsys.readouterr().out)] == ["3", "4", "8"]
-    assert main(["logs", "3"]) == 2
-    assert "run 3 has no logs" in capsys.readouterr().err
-    assert main(["requeue", "3"]) == 2
-    assert "run 3 is not running" in capsys.readouterr().err
+    assert [each["run"] for each in json.loads(cli(0, "list --queued --json").out)] == ["3", "4", "8"]
+    assert "run 3 has no logs" in cli(2, "logs 3").err
+    assert "run 3 is not running" in cli(2, "requeue 3").err
 
 
-def test_jobs_of_other_programs_are_no_runs(
-    base: Path, squeue: Callable[..., None], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_jobs_of_other_programs_are_no_runs(base: Path, squeue: Callable[..., None], cli: Cli) -> None:
     squeue(f"3|3|3|PENDING|N/A|Resources|{base}", script="sleep 5")
-    assert main(["list", "--queued"]) == 0
-    assert capsys.readouterr().out == "no runs of queued jobs\n"
+    assert cli(0, "list --queued").out == "no runs of queued jobs\n"
 
 
 @pytest.mark.parametrize("command", ["status", "logs", "report"])
-def test_no_such_run(base: Path, capsys: pytest.CaptureFixture[str], command: str) -> None:
+def test_no_such_run(base: Path, cli: Cli, command: str) -> None:
     # The lists of learned imports are there, and what a person has put there.
     (base / "elastic-runs" / ".imports").mkdir(parents=True)
     (base / "elastic-runs" / "old runs").mkdir()
-    assert main(["list"]) == 0
-    assert main([command, "7"]) == 2
-    assert f"no run 7 in {base}/elastic-runs; change to the directory" in capsys.readouterr().err
+    cli(0, "list")
+    assert f"no run 7 in {base}/elastic-runs; change to the directory" in cli(2, command, "7").err
     finished(base, "1234")
-    assert main([command, "1235"]) == 2
-    assert "did you mean 1234?" in capsys.readouterr().err
-    assert main([command, "../7"]) == 2
+    assert "did you mean 1234?" in cli(2, command, "1235").err
+    cli(2, command, "../7")
 
 
-def test_a_run_of_another_user(
-    run: WrittenRun, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_of_another_user(run: WrittenRun, monkeypatch: pytest.MonkeyPatch, cli: Cli) -> None:
     owner = pwd.getpwuid(os.geteuid()).pw_name
     monkeypatch.setattr(os, "geteuid", lambda: 54321)
-    assert main(["status", "7"]) == 2
-    assert f"run 7 belongs to user {owner}; only that user and root can look at it" in capsys.readouterr().err
-    assert main(["list"]) == 0
-    assert capsys.readouterr().out.startswith("no runs in")
+    assert f"run 7 belongs to user {owner}; only that user and root can look at it" in cli(2, "status 7").err
+    assert cli(0, "list").out.startswith("no runs in")
 
 
-def test_problems_are_lines_on_stderr(run: WrittenRun, capsys: pytest.CaptureFixture[str]) -> None:
+def test_problems_are_lines_on_stderr(run: WrittenRun, cli: Cli) -> None:
     run.event(3, "n3", "x", schema=9)
     (run.path / "rounds" / "000000.json").write_text("{")
-    assert main(["status", "7"]) == 0
-    lines = capsys.readouterr().err.splitlines()
+    lines = cli(0, "status 7").err.splitlines()
     assert [line.startswith("slurm-elastic: warning: ") for line in lines] == [True] * 3
 
 
@@ -289,7 +257,7 @@ def test_a_reader_that_ends_early_is_no_traceback(run: WrittenRun) -> None:
     assert process.wait(60) == 141
 
 
-def test_a_run_of_a_thousand_nodes_is_read_within_two_seconds(base: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_of_a_thousand_nodes_is_read_within_two_seconds(base: Path, cli: Cli) -> None:
     run = WrittenRun(base)
     agents = [f"n{number}/7.0/1" for number in range(1, 1025)]
     for agent in agents:
@@ -297,9 +265,8 @@ def test_a_run_of_a_thousand_nodes_is_read_within_two_seconds(base: Path, capsys
     run.round(1, 0, agents)
     begun = time.process_time()
     with leads(run):
-        assert main(["status", "7"]) == 3
+        lines = cli(3, "status 7").out.splitlines()
     taken = time.process_time() - begun
-    lines = capsys.readouterr().out.splitlines()
     assert any(line.split()[:4] == ["n[1-1024]", "training", "0", "0-2047"] for line in lines)
     assert len(lines) < 20
     assert taken < 2.0
@@ -340,11 +307,10 @@ def test_what_is_no_text_on_the_leaders_port_is_one_line(
 
 
 def test_a_status_that_cannot_be_read_is_not_that_of_a_failed_run(
-    run: WrittenRun, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    run: WrittenRun, monkeypatch: pytest.MonkeyPatch, cli: Cli
 ) -> None:
     def fails(*_: object, **__: object) -> None:
         raise OSError("the disk is gone")
 
     monkeypatch.setattr("slurm_elastic.cli.commands.status.present_status", fails)
-    assert main(["status", "7"]) == 2
-    assert capsys.readouterr().err.strip().endswith("the state of the run cannot be read: the disk is gone")
+    assert cli(2, "status 7").err.strip().endswith("the state of the run cannot be read: the disk is gone")

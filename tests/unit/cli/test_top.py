@@ -12,9 +12,9 @@ pytest.importorskip("textual")
 from textual.pilot import Pilot
 from textual.widgets import DataTable, RichLog, Static
 
-from slurm_elastic.cli import main
 from slurm_elastic.cli._top_view import TopView
 from slurm_elastic.cli.commands.top import RunSource
+from tests.conftest import Cli
 from tests.unit.observe.runs import WrittenRun
 
 A, B = "n1/7.0/100", "n2/7.0/200"
@@ -174,18 +174,11 @@ def test_nodes_that_need_a_person_are_seen_first_among_500(run: WrittenRun) -> N
     view(run, steps)
 
 
-def test_what_is_wrong_is_one_line(
-    run: WrittenRun, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_wrong_is_one_line(run: WrittenRun, monkeypatch: pytest.MonkeyPatch, cli: Cli) -> None:
     words = ["top", "7", "--run-dir", str(run.base)]
-    assert main([*words, "--interval", "0"]) == 2
-    assert "--interval 0: give 1 to 3600 seconds" in capsys.readouterr().err
-    assert main(words) == 2
-    assert "top needs a terminal; for other programs there is slurm-elastic status --json" in capsys.readouterr().err
-    assert main(["top", "9", "--run-dir", str(run.base)]) == 2
-    assert "no run 9" in capsys.readouterr().err
+    assert "--interval 0: give 1 to 3600 seconds" in cli(2, *words, "--interval", "0").err
+    assert "top needs a terminal; for other programs there is slurm-elastic status --json" in cli(2, *words).err
+    assert "no run 9" in cli(2, "top 9 --run-dir", str(run.base)).err
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    assert main(words) == 2
-    assert capsys.readouterr().err == (
-        "slurm-elastic: error: top needs the package textual; pip install 'slurm_elastic[top]'\n"
-    )
+    complaint = "slurm-elastic: error: top needs the package textual; pip install 'slurm_elastic[top]'\n"
+    assert cli(2, *words).err == complaint

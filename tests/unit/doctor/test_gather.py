@@ -11,7 +11,6 @@ import msgspec
 import pytest
 
 from slurm_elastic import typed_json
-from slurm_elastic.cli import main
 from slurm_elastic.doctor.facts import ProbeResult, SlurmFacts, StopFacts
 from slurm_elastic.doctor.gather import (
     _mount,
@@ -30,6 +29,7 @@ from slurm_elastic.rundir import RunDir
 from slurm_elastic.slurm import AddressPreference, Controller
 from slurm_elastic.slurm.output import parse_partitions
 from slurm_elastic.submission.batch_script import TEMPLATES
+from tests.conftest import Cli
 
 OUTPUTS = Path(__file__).parents[1] / "slurm" / "outputs"
 
@@ -260,11 +260,10 @@ def test_no_cluster_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     ],
 )
 def test_a_wrong_command_line_is_one_line(
-    arguments: tuple[str, ...], line: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    arguments: tuple[str, ...], line: str, cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
-    assert main(["doctor", *arguments]) == 2
-    (said,) = capsys.readouterr().err.splitlines()
+    (said,) = cli(2, "doctor", *arguments).err.splitlines()
     assert said.startswith("slurm-elastic: error: ")
     assert line in said
     if arguments[0].startswith("--nodes"):

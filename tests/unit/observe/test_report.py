@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from slurm_elastic.cli import main
 from slurm_elastic.observe.page import html_comparison, html_page
 from slurm_elastic.observe.report import Report, chrome_trace, report, report_json
 from slurm_elastic.observe.status import run_status
+from tests.conftest import Cli
 from tests.unit.observe.runs import START, WrittenRun
 from tests.unit.observe.test_goodput import steps
 
@@ -223,7 +223,7 @@ def test_a_page_of_a_run_that_has_just_begun(run: WrittenRun) -> None:
 
 
 @pytest.mark.usefixtures("_in_the_directory")
-def test_runs_side_by_side(told: WrittenRun, capsys: pytest.CaptureFixture[str]) -> None:
+def test_runs_side_by_side(told: WrittenRun, cli: Cli) -> None:
     other = WrittenRun(told.base, "8")
     other.started(0, A, seconds=0)
     other.round(0.9, 0, [A])
@@ -236,32 +236,25 @@ def test_runs_side_by_side(told: WrittenRun, capsys: pytest.CaptureFixture[str])
     assert cells["last step"] == ["180", "100"]
     assert cells["nodes at most"] == ["2", "1"]
     assert cells["steps taken again"] == ["20", "0"]
-    assert main(["report", "7", "8"]) == 0
+    cli(0, "report 7 8")
     assert "2 runs" in Path("report-7-8.html").read_text()
-    capsys.readouterr()
-    assert main(["report", "7", "8", "--json"]) == 0
-    assert [each["run"] for each in json.loads(capsys.readouterr().out)] == ["7", "8"]
-    assert main(["report", "7", "8", "--trace", "t.json"]) == 2
-    assert "--trace is of one run; name one" in capsys.readouterr().err
+    assert [each["run"] for each in json.loads(cli(0, "report 7 8 --json").out)] == ["7", "8"]
+    assert "--trace is of one run; name one" in cli(2, "report 7 8 --trace t.json").err
 
 
 @pytest.mark.usefixtures("_in_the_directory")
-def test_the_command(told: WrittenRun, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["report", "7"]) == 0
+def test_the_command(told: WrittenRun, cli: Cli) -> None:
+    cli(0, "report 7")
     assert Path("report-7.html").read_text().startswith("<!DOCTYPE html>")
-    assert main(["report", "7", "--json", "--trace", "t.json"]) == 0
-    assert json.loads(capsys.readouterr().out)["schema"] == 2
+    assert json.loads(cli(0, "report 7 --json --trace t.json").out)["schema"] == 2
     assert json.loads(Path("t.json").read_text())["traceEvents"]
     Path("report-7.html").unlink()
-    assert main(["report", "7", "--trace", "t.json"]) == 0
+    cli(0, "report 7 --trace t.json")
     assert not Path("report-7.html").exists()
     for arguments, message in (
         (["--output=/nonexistent/x.html"], "/nonexistent/x.html cannot be written: No such file or directory"),
         (["--output=x", "--json"], "--json writes to stdout, --output a page; give one of them"),
     ):
-        capsys.readouterr()
-        assert main(["report", "7", *arguments]) == 2
-        assert message in capsys.readouterr().err
+        assert message in cli(2, "report 7", *arguments).err
     WrittenRun(told.base, "8")
-    assert main(["report", "8"]) == 2
-    assert "run 8 has no records of progress" in capsys.readouterr().err
+    assert "run 8 has no records of progress" in cli(2, "report 8").err

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from slurm_elastic.cli import main
 from slurm_elastic.errors import UsageError
 from slurm_elastic.observe.views import LiveAgent, LiveAnswer, LiveLeave, LiveRun
 from slurm_elastic.rendezvous.leader_client import LeaderEndpoint
@@ -17,6 +16,7 @@ from slurm_elastic.submission.batch_script import TEMPLATES
 from slurm_elastic.submission.job import ElasticInfoWatcher, ElasticJob
 from slurm_elastic.submission.resize import ResizePlan, further_job, plan_resize
 from slurm_elastic.submission.sbatch import Started
+from tests.conftest import Cli
 
 FIRST = ["n1/7.0/11", "n2/7.0/12"]
 SECOND = ["n3/9.1/13", "n10/9.1/14"]
@@ -113,16 +113,12 @@ def cluster(
     return asked
 
 
-def test_grow_shrink_and_resize(tmp_path: Path, cluster: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["grow", "--partition=low", "7", "--nodes", "2"]) == 0
-    assert capsys.readouterr().out == "submitted job 31 for 2 more nodes; they join run 7\n"
+def test_grow_shrink_and_resize(tmp_path: Path, cluster: list[str], cli: Cli) -> None:
+    assert cli(0, "grow --partition=low 7 --nodes 2").out == "submitted job 31 for 2 more nodes; they join run 7\n"
     assert "\n#SBATCH --partition=low\n" in (tmp_path / "script").read_text()
-    assert main(["grow", "7", "--nodes", "1"]) == 0
-    assert capsys.readouterr().out == "submitted job 31 for 1 more node; it joins run 7\n"
-    assert main(["resize", "7", "6"]) == 0
-    assert capsys.readouterr().out == "run 7 has this size\n"
-    assert main(["shrink", "7", "--nodes=3"]) == 0
-    assert capsys.readouterr().out == "cancelled before their start: 11\nasked to leave: n10 (job 9)\n"
+    assert cli(0, "grow 7 --nodes 1").out == "submitted job 31 for 1 more node; it joins run 7\n"
+    assert cli(0, "resize 7 6").out == "run 7 has this size\n"
+    assert cli(0, "shrink 7 --nodes=3").out == "cancelled before their start: 11\nasked to leave: n10 (job 9)\n"
     assert (tmp_path / "calls").read_text() == "scancel 11\n"
     assert cluster == ["9.1: n10"]
 
@@ -154,11 +150,8 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("words", MISTAKES)
-def test_mistake_is_one_line(
-    words: str, tmp_path: Path, cluster: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(words.split()) == 2
-    printed = capsys.readouterr()
+def test_mistake_is_one_line(words: str, tmp_path: Path, cluster: list[str], cli: Cli) -> None:
+    printed = cli(2, words)
     assert (printed.out, printed.err.count("\n")) == ("", 1)
     assert MISTAKES[words] in printed.err
     assert not (tmp_path / "script").exists()
@@ -166,11 +159,10 @@ def test_mistake_is_one_line(
 
 
 def test_a_refusal_of_sbatch_is_one_line_and_nothing_is_cancelled_then(
-    tmp_path: Path, program: Callable[[str, str], None], cluster: list[str], capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, program: Callable[[str, str], None], cluster: list[str], cli: Cli
 ) -> None:
     program("sbatch", "echo 'sbatch: error: invalid partition specified: no' >&2; exit 1")
-    assert main(["shrink", "7", "--nodes=1"]) == 2
-    assert capsys.readouterr().err == (
+    assert cli(2, "shrink 7 --nodes=1").err == (
         "slurm-elastic: error: sbatch refused the job: invalid partition specified: no\n"
     )
     assert not (tmp_path / "calls").exists()
@@ -181,16 +173,13 @@ def test_a_run_that_has_ended_or_whose_start_is_not_on_record(
     tmp_path: Path,
     run_dir: RunDir,
     cluster: list[str],
-    capsys: pytest.CaptureFixture[str],
+    cli: Cli,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(resizing, "read_start", lambda _: None)
-    assert main(["grow", "7", "--nodes=1"]) == 2
-    assert "how run 7 was started is not on record" in capsys.readouterr().err
+    assert "how run 7 was started is not on record" in cli(2, "grow 7 --nodes=1").err
     monkeypatch.undo()
     monkeypatch.chdir(tmp_path)
-    assert main(["grow", "7", "--nodes=1"]) == 2
-    assert "run 7 does not train: no leader has published an endpoint" in capsys.readouterr().err
+    assert "run 7 does not train: no leader has published an endpoint" in cli(2, "grow 7 --nodes=1").err
     run_dir.mark_done({})
-    assert main(["resize", "7", "3"]) == 2
-    assert capsys.readouterr().err == "slurm-elastic: error: run 7 is finished\n"
+    assert cli(2, "resize 7 3").err == "slurm-elastic: error: run 7 is finished\n"

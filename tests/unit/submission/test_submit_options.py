@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from slurm_elastic.cli import main
 from slurm_elastic.cli.commands.agent import agent_parser
 from slurm_elastic.cli.commands.submit import _options
 from slurm_elastic.submission.batch_script import LONG_NAMES
 from slurm_elastic.submission.submit_options import _SBATCH_SWITCHES, CommandLine, read_command_line
+from tests.conftest import Cli
 
 OPTIONS, SWITCHES = _options(agent_parser())
 
@@ -64,26 +64,23 @@ def _sbatch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: Callable[[
 
 
 @pytest.mark.parametrize("text", MISTAKES)
-def test_mistake_is_one_line(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["submit", *text.split()]) == 2
-    printed = capsys.readouterr()
+def test_mistake_is_one_line(text: str, tmp_path: Path, cli: Cli) -> None:
+    printed = cli(2, "submit", *text.split())
     assert printed.out == ""
     assert printed.err.count("\n") == 1
     assert MISTAKES[text] in printed.err
     assert not (tmp_path / "submitted").exists()
 
 
-def test_submitted_script_is_the_one_of_the_dry_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_submitted_script_is_the_one_of_the_dry_run(tmp_path: Path, cli: Cli) -> None:
     words = ["--nodes=2:4", "--job-name", "digits", "train.py", "--lr", "1 2"]
 
-    assert main(["submit", "--dry-run", *words]) == 0
-    shown = capsys.readouterr().out
+    shown = cli(0, "submit --dry-run", *words).out
     assert not (tmp_path / "submitted").exists()
     assert "\n#SBATCH --nodes=2-4\n" in shown
     assert "\nset -- --nnodes=2:4 train.py --lr '1 2'\n" in shown
 
-    assert main(["submit", "--dry-run", "--nodes=4", "train.py", "--nodes", "2", "--dry-run", "--lr=1"]) == 0
-    printed = capsys.readouterr()
+    printed = cli(0, "submit --dry-run --nodes=4 train.py --nodes 2 --dry-run --lr=1")
     assert "\nset -- --nnodes=4:4 train.py --nodes 2 --dry-run --lr=1\n" in printed.out
     assert "\n#SBATCH --nodes=4\n" in printed.out
     assert printed.err == (
@@ -91,11 +88,12 @@ def test_submitted_script_is_the_one_of_the_dry_run(tmp_path: Path, capsys: pyte
         "it\n"
     )
 
-    assert main(["submit", "--dry-run", "--nodes=2", "--nnodes=1:16", "train.py"]) == 0
-    assert "\nset -- --nnodes=2:2 --nnodes=1:16 train.py\n" in capsys.readouterr().out
+    assert (
+        "\nset -- --nnodes=2:2 --nnodes=1:16 train.py\n"
+        in cli(0, "submit --dry-run --nodes=2 --nnodes=1:16 train.py").out
+    )
 
-    assert main(["submit", *words]) == 0
-    printed = capsys.readouterr()
+    printed = cli(0, "submit", *words)
     assert (tmp_path / "submitted").read_text() == shown
     assert printed.out == "12\n"
     assert printed.err == f"output: {tmp_path}/digits-12.out\n"
