@@ -209,9 +209,11 @@ class World:
 
     # Events of the run.
 
-    def lose(self) -> None:
+    def lose(self, then: int = 0) -> None:
+        """A node is lost, and then so many seconds pass."""
         self.staying = self.staying[:1]
         self.happen(formed(1))
+        self.pass_time(then)
 
     def start(self) -> str:
         """The oldest replacement starts. Returns its job id."""
@@ -219,12 +221,13 @@ class World:
         self.queue[job] = replace(self.queue[job], state="RUNNING")
         return job
 
-    def join(self) -> None:
+    def join(self, then: int = 0) -> None:
         """The oldest replacement starts, if it has not, and its agent joins."""
         job = self.start()
         self.staying = (*self.staying, f"n3/{job}.0/3")
         self.run_dir.append_progress("n3", job, "{}")
         self.happen(formed(2))
+        self.pass_time(then)
 
     @property
     def waiting(self) -> list[str]:
@@ -249,34 +252,28 @@ def test_a_node_is_replaced_once_and_what_waits_is_cancelled(
     world.pass_time(600)
     assert world.steps == asked
 
-    world.lose()
-    world.pass_time(20)
+    world.lose(then=20)
     assert world.submitted == []
     world.pass_time(10)
     assert world.waiting == ["31"]
     world.pass_time(600)
-    world.join()
-    world.pass_time(60)
+    world.join(then=60)
     assert (len(world.submitted), world.waiting, world.cancelled) == (1, [], [])
 
     # Another one is lost, and comes back by itself.
     del world.queue["31"]
-    world.lose()
-    world.pass_time(60)
+    world.lose(then=60)
     assert world.waiting == ["32"]
     world.staying = ("n1/7.0/1", "n2/7.1/2")
     world.pass_time(60)
     assert (world.waiting, world.cancelled) == ([], ["32"])
 
     # The last one that --replace-limit allows.
-    world.lose()
-    world.pass_time(60)
+    world.lose(then=60)
     assert world.waiting == ["33"]
-    world.join()
-    world.pass_time(60)
+    world.join(then=60)
     del world.queue["33"]
-    world.lose()
-    world.pass_time(600)
+    world.lose(then=600)
     assert len(world.submitted) == 3
 
     replacing = _replacing(read_records(RunContents(world.run_dir), "7"))
@@ -305,21 +302,18 @@ def test_no_node_is_replaced_that_left_by_the_users_wish(make_world: Callable[..
     world = make_world()
     world.pass_time(60)
     world.happen(left("drained"))
-    world.lose()
-    world.pass_time(600)
+    world.lose(then=600)
     assert world.submitted == []
     # A person does not want the replacement.
     world = make_world()
-    world.lose()
-    world.pass_time(60)
+    world.lose(then=60)
     world.cancel("31")
     world.pass_time(600)
     assert len(world.submitted) == 1
 
     # All of a run is drained.
     world = make_world()
-    world.lose()
-    world.pass_time(60)
+    world.lose(then=60)
     world.staying = ()
     for reason, waiting in {LeaveReason.TIME_LIMIT: ["31"], LeaveReason.DRAINED: []}.items():
         world.leader.leave_announced(AnnounceLeave(reason, 30.0, ""))
@@ -332,25 +326,21 @@ def test_other_jobs_of_the_run_and_nodes_with_strikes(make_world: Callable[..., 
     world = make_world()
     world.queue["30"] = NodesInQueue("30", "30", "PENDING", 1, comment(world.run_dir))
     world.happen({"event": "node_check_failed", "nodes": ["n9"]})
-    world.lose()
-    world.pass_time(600)
+    world.lose(then=600)
     assert world.submitted == []
     del world.queue["30"]
     world.pass_time(60)
     assert len(world.submitted) == 1
     # Requeued after its agents had joined.
-    world.join()
-    world.pass_time(60)
+    world.join(then=60)
     world.queue["31"] = replace(world.queue["31"], state="PENDING")
-    world.lose()
-    world.pass_time(600)
+    world.lose(then=600)
     assert (len(world.submitted), world.cancelled) == (1, [])
 
 
 def test_refused_and_silent(make_world: Callable[..., World], caplog: pytest.LogCaptureFixture) -> None:
     world = make_world(refusal="sbatch refused the job: too many jobs", limit=1)
-    world.lose()
-    world.pass_time(280)
+    world.lose(then=280)
     assert len(read_claims(world.run_dir)) == 2
     world.pass_time(900)
     assert len(read_claims(world.run_dir)) == 5
@@ -368,25 +358,21 @@ def test_refused_and_silent(make_world: Callable[..., World], caplog: pytest.Log
 def play(world: World) -> None:
     """Two losses: of one the replacement comes, of the other it is not needed any more. The run ends with a third."""
     world.pass_time(10)
-    world.lose()
-    world.pass_time(180)
+    world.lose(then=180)
     # A claim whose sbatch has not run counts, too.
     assert len(world.waiting) == 1
     world.start()
     world.pass_time(60)
     assert world.waiting == []
-    world.join()
-    world.pass_time(180)
+    world.join(then=180)
     assert world.waiting == []
     world.queue.clear()
-    world.lose()
-    world.pass_time(180)
+    world.lose(then=180)
     assert len(world.waiting) <= 1
     world.staying = ("n1/7.0/1", "n2/7.1/2")
     world.pass_time(180)
     assert world.waiting == []
-    world.lose()
-    world.pass_time(180)
+    world.lose(then=180)
     assert len(world.waiting) <= 1
     world.leader.halt()
     world.leader.close(ExitCode.FINISHED, leads=True)
@@ -426,8 +412,7 @@ def play_with_a_silent_controller(make_world: Callable[..., World]) -> None:
         world.answers = not world.submitted
 
     world.interruption = vanish
-    world.lose()
-    world.pass_time(30)
+    world.lose(then=30)
     accepted = world.queue.copy()
     world.queue.clear()
     world.interruption, world.answers = lambda step: None, True
@@ -470,8 +455,7 @@ def test_leaders_that_go_on_after_another_one_has_led(
 def test_a_leader_that_is_superseded_does_nothing(make_world: Callable[..., World]) -> None:
     world = make_world()
     world.epoch += 1
-    world.lose()
-    world.pass_time(300)
+    world.lose(then=300)
     assert world.submitted == []
 
 

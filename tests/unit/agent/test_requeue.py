@@ -23,7 +23,7 @@ SCONTROL = """\
 cd '{directory}'
 printf '%s\\n' "$*" >>calls
 case "$1 $2" in
-  'show job') [ -e job.txt ] || {{ echo '{complaint}' >&2; exit 1; }}; echo "$(<job.txt)" ;;
+  'show job') echo "$(<job.txt)" ;;
   'show config') echo "Configuration data as of $(<now)"; echo 'KillWait                = 30 sec' ;;
   '--oneliner show') echo "PartitionName=low TotalNodes=$(<nodes) State=UP" ;;
   update*) exit $(<update) ;;
@@ -40,20 +40,25 @@ EXIT_CODE = "; exit code 75, in srun's words, is that of agents that have left"
 
 
 class Slurm:
-    """What scontrol says here."""
+    """What scontrol says here: the job is preempted, unless a test shows another one."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self.complaint("Invalid job id specified")
+        self.script = directory / "scontrol"
+        self.script.write_text(SCONTROL.format(directory=directory))
+        self.script.chmod(0o755)
+        self.shows("job_preempted_in_grace.txt")
         self.write("requeue", "0")
         self.write("update", "0")
         self.write("nodes", "8")
         self.write("now", "1795179300")
 
-    def complaint(self, text: str) -> None:
-        path = self.directory / "scontrol"
-        path.write_text(SCONTROL.format(directory=self.directory, complaint=text))
-        path.chmod(0o755)
+    def does(self, old: str, new: str) -> None:
+        """What scontrol does instead; it may count its calls."""
+        text = self.script.read_text()
+        assert old in text
+        self.script.write_text(text.replace(old, new))
+        (self.directory / "grep").symlink_to("/usr/bin/grep")
 
     def write(self, name: str, text: str) -> None:
         (self.directory / name).write_text(text)
@@ -67,13 +72,9 @@ class Slurm:
         """What scontrol shows from then on."""
         self.shows(name, file="ended.txt")
 
-    def updates(self) -> list[str]:
-        calls = (self.directory / "calls").read_text().splitlines()
-        return [call for call in calls if call.startswith("update")]
-
-    def requeues(self) -> list[str]:
+    def calls(self, of: str = "") -> list[str]:
         calls = self.directory / "calls"
-        return [call for call in calls.read_text().splitlines() if call.startswith("requeue")] if calls.exists() else []
+        return [call for call in calls.read_text().splitlines() if call.startswith(of)] if calls.exists() else []
 
 
 @pytest.fixture
@@ -133,38 +134,35 @@ def script(run_dir: RunDir) -> Script:
 @pytest.mark.parametrize("status", [75, 137, 143])
 def test_preempted_in_grace(slurm: Slurm, script: Script, status: int) -> None:
     # 137: an agent that was killed before it had gone.
-    slurm.shows("job_preempted_in_grace.txt")
     assert script.ends(status=status)
-    assert slurm.requeues() == ["requeue incomplete 1"]
+    assert slurm.calls("requeue") == ["requeue incomplete 1"]
     assert script.said == [f"job 1: requeued: preempted{EXIT_CODE if status == 75 else ''}"]
 
 
 @pytest.mark.parametrize("status", [0, 1, 2, 76, 75])
 def test_never_after_success_failure_or_mistake(slurm: Slurm, script: Script, status: int) -> None:
-    slurm.shows("job_preempted_in_grace.txt")
     assert not script.ends(status=status, failed=status == 75)
-    assert not (slurm.directory / "calls").exists()
+    assert slurm.calls() == []
     assert script.said == []
 
 
 def test_only_once(slurm: Slurm, script: Script) -> None:
-    slurm.shows("job_preempted_in_grace.txt")
     assert script.ends()
     assert script.ends()
-    assert slurm.requeues() == ["requeue incomplete 1"]
+    assert slurm.calls("requeue") == ["requeue incomplete 1"]
 
 
 def test_an_element_of_an_array_is_requeued_alone(slurm: Slurm, script: Script) -> None:
     # The job id of the last element to start is the array's, which means all of them.
     slurm.shows("job_preempted_in_grace.txt", array="ArrayJobId=1 ArrayTaskId=3")
     assert script.ends(job(SLURM_ARRAY_JOB_ID="1", SLURM_ARRAY_TASK_ID="3"))
-    assert slurm.requeues() == ["requeue incomplete 1_3"]
+    assert slurm.calls("requeue") == ["requeue incomplete 1_3"]
 
 
 def test_slurm_has_done_it(slurm: Slurm, script: Script) -> None:
     slurm.shows("job_requeued_while_completing.txt", restarts=1)
     assert script.ends()
-    assert slurm.requeues() == []
+    assert slurm.calls("requeue") == []
 
 
 def test_time_limits_are_counted(slurm: Slurm, script: Script) -> None:
@@ -173,7 +171,7 @@ def test_time_limits_are_counted(slurm: Slurm, script: Script) -> None:
         slurm.shows("job_running.txt", restarts=count)
         script.notice("SIGCONT", "SIGUSR2", restart_count=count, progress=count)
         assert script.ends(job(count), max_requeues=2) == (count < 2)
-    assert len(slurm.requeues()) == 2
+    assert len(slurm.calls("requeue")) == 2
     assert script.said[-1].endswith("2 requeues after time limits, and --max-requeues is 2")
 
 
@@ -226,16 +224,15 @@ def test_a_cancelled_job_stays_so_whatever_was_wanted(slurm: Slurm, script: Scri
     slurm.shows("job_cancelled.txt")
     script.notice("SIGUSR2", "SIGTERM", cause="REQUEUE_WANTED")
     assert not script.ends()
-    assert slurm.requeues() == []
+    assert slurm.calls("requeue") == []
     assert script.said == ["job 1: not requeued: the job was cancelled"]
 
 
 @pytest.mark.parametrize("shown", ["job_cancelled.txt", "job_cancelled_in_grace.txt"])
 def test_a_job_that_is_cancelled_just_before_its_requeue_stays_so(slurm: Slurm, script: Script, shown: str) -> None:
-    slurm.shows("job_preempted_in_grace.txt")
     slurm.ends_before_its_requeue(shown)
     assert not script.ends()
-    assert slurm.requeues() == ["requeue incomplete 1"]
+    assert slurm.calls("requeue") == ["requeue incomplete 1"]
     assert script.said == [
         f"job 1: requeued: preempted{EXIT_CODE}",
         "job 1: not requeued: it was cancelled or has ended meanwhile; submit it again to go on",
@@ -244,15 +241,14 @@ def test_a_job_that_is_cancelled_just_before_its_requeue_stays_so(slurm: Slurm, 
 
 @pytest.mark.parametrize("shown", ["job_time_limit.txt", "job_preempted_to_its_end.txt"])
 def test_a_job_that_slurm_ends_just_before_its_requeue_comes_back(slurm: Slurm, script: Script, shown: str) -> None:
-    slurm.shows("job_preempted_in_grace.txt")
     slurm.ends_before_its_requeue(shown)
     assert script.ends()
-    assert slurm.requeues() == ["requeue incomplete 1", "requeue 1"]
+    assert slurm.calls("requeue") == ["requeue incomplete 1", "requeue 1"]
     assert script.said == [f"job 1: requeued: preempted{EXIT_CODE}"]
 
 
 def test_without_scontrol_it_ends_at_once(slurm: Slurm, script: Script) -> None:
-    (slurm.directory / "scontrol").unlink()
+    slurm.script.unlink()
     script.notice("SIGUSR2")
     assert not script.ends(wait=600)
     assert script.said == ["job 1: not requeued: Slurm does not answer; submit it again to go on"]
@@ -260,16 +256,13 @@ def test_without_scontrol_it_ends_at_once(slurm: Slurm, script: Script) -> None:
 
 def test_a_controller_that_is_down_is_waited_for(slurm: Slurm, script: Script) -> None:
     # Its third answer is one.
-    text = SCONTROL.replace("[ -e job.txt ]", "[ $(grep -c 'show job' calls) -ge 3 ]")
-    (slurm.directory / "scontrol").write_text(text.format(directory=slurm.directory, complaint=DOWN))
-    (slurm.directory / "grep").symlink_to("/usr/bin/grep")
-    slurm.shows("job_preempted_in_grace.txt")
+    down = f"[ $(grep -c 'show job' calls) -ge 3 ] || {{ echo '{DOWN}' >&2; exit 1; }}"
+    slurm.does("'show job')", f"'show job') {down};")
     assert script.ends(wait=60)
-    assert slurm.requeues() == ["requeue incomplete 1"]
+    assert slurm.calls("requeue") == ["requeue incomplete 1"]
 
 
 def test_a_requeue_that_fails_is_said(slurm: Slurm, script: Script) -> None:
-    slurm.shows("job_preempted_in_grace.txt")
     slurm.write("requeue", "1")
     assert not script.ends()
     assert script.said == [
@@ -280,16 +273,9 @@ def test_a_requeue_that_fails_is_said(slurm: Slurm, script: Script) -> None:
 
 def test_a_requeue_without_an_answer_is_tried_again(slurm: Slurm, script: Script) -> None:
     # As when a signal for the whole job ends scontrol, too.
-    slurm.shows("job_preempted_in_grace.txt")
-    path = slurm.directory / "scontrol"
-    path.write_text(
-        path.read_text().replace(
-            '[ "$(<requeue)" = 0 ] || exit 1', "[ $(grep -c requeue calls) -ge 3 ] || kill -KILL $$"
-        )
-    )
-    (slurm.directory / "grep").symlink_to("/usr/bin/grep")
+    slurm.does('[ "$(<requeue)" = 0 ] || exit 1', "[ $(grep -c requeue calls) -ge 3 ] || kill -KILL $$")
     assert script.ends(wait=60)
-    assert slurm.requeues() == ["requeue incomplete 1"] * 3
+    assert slurm.calls("requeue") == ["requeue incomplete 1"] * 3
 
 
 def struck(run_dir: RunDir, *nodes: str, hours: float = 0.0) -> None:
@@ -311,11 +297,9 @@ def excludes(slurm: Slurm, nodes: str) -> None:
 
 def test_bad_nodes_are_excluded_after_the_requeue_with_those_of_the_user(slurm: Slurm, script: Script) -> None:
     struck(script.run_dir, "f3")
-    slurm.shows("job_preempted_in_grace.txt")
     excludes(slurm, "f7")
     assert script.ends()
-    calls = (slurm.directory / "calls").read_text().splitlines()
-    assert calls[-3:] == ["requeue incomplete 1", "show job 1", "update JobId=1 ExcNodeList=f[3,7]"]
+    assert slurm.calls()[-3:] == ["requeue incomplete 1", "show job 1", "update JobId=1 ExcNodeList=f[3,7]"]
     assert script.said[-1] == ("job 1: it excludes f7, f3 from now on: their strikes are in the events of the run")
     # Those of the next start: the first has expired, and the user's stays.
     (script.run_dir.path / "events/f3.jsonl").unlink()
@@ -323,16 +307,15 @@ def test_bad_nodes_are_excluded_after_the_requeue_with_those_of_the_user(slurm: 
     slurm.shows("job_preempted_in_grace.txt", restarts=1)
     excludes(slurm, "f[3,7]")
     assert script.ends(job(1))
-    assert slurm.updates()[-1] == "update JobId=1 ExcNodeList=f[4,7]"
+    assert slurm.calls("update")[-1] == "update JobId=1 ExcNodeList=f[4,7]"
 
 
 @pytest.mark.parametrize(("hours", "partition"), [(25, 8), (0, 1)], ids=["expired", "no node to spare"])
 def test_no_node_is_excluded(slurm: Slurm, script: Script, hours: float, partition: int) -> None:
     struck(script.run_dir, "f3", hours=hours)
     slurm.write("nodes", str(partition))
-    slurm.shows("job_preempted_in_grace.txt")
     assert script.ends()
-    assert slurm.updates() == []
+    assert slurm.calls("update") == []
 
 
 def test_three_bad_nodes_of_a_switch_are_the_switch(slurm: Slurm, script: Script) -> None:
@@ -341,24 +324,21 @@ def test_three_bad_nodes_of_a_switch_are_the_switch(slurm: Slurm, script: Script
     for node in ("f3", "f4", "f5", "f6"):
         whose = {"node": node, "agent": f"{node}/1.0/100", "domain": "1/s0/s2"}
         script.run_dir.append_progress(node, "1", json.dumps({"time": when, "event": "agent_started", **whose}))
-    slurm.shows("job_preempted_in_grace.txt")
     assert script.ends()
-    assert slurm.updates() == ["update JobId=1 ExcNodeList=f[3-6]"]
+    assert slurm.calls("update") == ["update JobId=1 ExcNodeList=f[3-6]"]
     told = "job 1: 3 nodes of failure domain s0/s2 are bad: look at what they share, such as a switch"
     assert script.said.count(told) == 1
 
 
 def test_at_most_so_many_nodes_are_excluded(slurm: Slurm, script: Script) -> None:
     struck(script.run_dir, "f3", "f4", "f5")
-    slurm.shows("job_preempted_in_grace.txt")
     assert script.ends()
-    (update,) = slurm.updates()
+    (update,) = slurm.calls("update")
     assert len(expand(update.partition("ExcNodeList=")[2])) == 2
 
 
 def test_slurm_may_refuse(slurm: Slurm, script: Script) -> None:
     struck(script.run_dir, "f3")
     slurm.write("update", "1")
-    slurm.shows("job_preempted_in_grace.txt")
     assert script.ends()
     assert script.said[-1] == "job 1: Slurm did not accept that it excludes f3 from now on; bad nodes: f3"
