@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import subprocess
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -200,6 +201,11 @@ class Jobs:
         directory = cwd or self.directory
         job_id = self.cluster.submit(argv, directory, env={**self.environ, **(environ or {})})
         return Job(self.cluster, directory, job_id)
+
+    def ask(self, *words: object, check: bool = True, timeout: float = 60.0) -> subprocess.CompletedProcess[str]:
+        """`slurm-elastic WORDS`, in the directory."""
+        argv = ["slurm-elastic", *map(str, words)]
+        return self.cluster.command(argv, cwd=self.directory, env=self.environ, check=check, timeout=timeout)
 
     def take(self, node: str = "", seconds: float | None = None, *options: str) -> Job:
         """Have Slurm preempt whoever uses this node, or some node, for so long or until the new job is cancelled."""

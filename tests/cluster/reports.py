@@ -112,9 +112,8 @@ def wrong_report(jobs: Jobs, job: Job, lives: Mapping[str, float]) -> list[str]:
     """
     page = jobs.directory / "report.html"
     for words in (("--output", str(page)), ("--trace", str(jobs.directory / "trace.json"))):
-        jobs.cluster.command(["slurm-elastic", "report", str(job.id), *words], cwd=jobs.directory, env=jobs.environ)
-    shown = ["slurm-elastic", "report", str(job.id), "--json"]
-    report = json.loads(jobs.cluster.command(shown, cwd=jobs.directory, env=jobs.environ).stdout)
+        jobs.ask("report", job.id, *words)
+    report = json.loads(jobs.ask("report", job.id, "--json").stdout)
     told = report["goodput"]
     wrong = []
 

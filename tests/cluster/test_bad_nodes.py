@@ -16,7 +16,7 @@ def test_a_node_that_fails_its_check_is_excluded_from_the_next_start(jobs):
     (event,) = job.events("node_check_failed")
     assert (event["nodes"], event["why"]) == (["n2"], "--node-check ended with exit code 1: no fan")
 
-    jobs.cluster.command(["slurm-elastic", "requeue", str(job.id)], cwd=jobs.directory, env=jobs.environ)
+    jobs.ask("requeue", job.id)
     # On a busy machine n1 begins before n3 has joined.
     job.wait_until(
         "it does not start elsewhere", lambda: ["n1", "n3"] in map(job.trained_on, range(1, len(job.rounds())))

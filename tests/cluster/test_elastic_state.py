@@ -24,7 +24,7 @@ def test_a_drained_node_costs_no_step_and_a_killed_one_a_step_at_most(jobs):
     job = jobs.submit(*on("n1", "n2", "n3"), "elastic.sbatch", DYNAMO, *training)
     job.wait_until("no steps", lambda: len(steps_of_round(job, 0)) > 1)
 
-    jobs.cluster.command(["slurm-elastic", "drain", str(job.id), "n3"], cwd=jobs.directory, env=jobs.environ)
+    jobs.ask("drain", job.id, "n3")
     job.wait_until("n3 stays", lambda: len(steps_of_round(job, 1)) > 1)
     jobs.cluster.kill("n2")
 

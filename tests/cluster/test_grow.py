@@ -12,11 +12,6 @@ from tests.cluster.jobs import CHECKOUT, Job, Jobs, on
 OLD = ["n1"]
 
 
-def ask(jobs: Jobs, *words: str) -> str:
-    """What ``slurm-elastic WORDS`` has printed."""
-    return jobs.cluster.command(["slurm-elastic", *words], cwd=jobs.directory, env=jobs.environ).stdout
-
-
 def start(jobs: Jobs) -> Job:
     job = jobs.submit("--time=10", *on(*OLD), "elastic.sbatch", "train.py", "--asks")
     job.wait_for_steps(0, OLD)
@@ -25,7 +20,7 @@ def start(jobs: Jobs) -> Job:
 
 
 def grow(jobs: Jobs, job: Job, *options: str, nodes: int = 1) -> Job:
-    said = ask(jobs, "grow", str(job.id), f"--nodes={nodes}", *options)
+    said = jobs.ask("grow", job.id, f"--nodes={nodes}", *options).stdout
     match = re.fullmatch(rf"submitted job (\d+) for {nodes} more nodes?; (?:it joins|they join) run {job.id}\n", said)
     assert match, said
     return Job(jobs.cluster, jobs.directory, int(match[1]))
@@ -58,7 +53,7 @@ def test_a_run_grows_and_shrinks_without_losing_a_step(jobs):
 
     # What has not started yet is cancelled before a node leaves.
     waiting = grow(jobs, job, "--hold")
-    assert ask(jobs, "resize", str(job.id), "1") == (
+    assert jobs.ask("resize", job.id, 1).stdout == (
         f"cancelled before their start: {waiting.id}\nasked to leave: {new[0]} (job {more.id})\n"
     )
     waiting.wait_for("CANCELLED")
@@ -112,7 +107,7 @@ def test_a_run_on_an_array_grows_by_elements(jobs):
 
     more = grow(jobs, job, nodes=2)
     wait_until("it does not grow", lambda: len(job.trained_on(len(job.rounds()) - 1)) == 4)
-    assert re.fullmatch(r"asked to leave: n\d \(job \d+\)\n", ask(jobs, "shrink", str(job.id), "--nodes=1"))
+    assert re.fullmatch(r"asked to leave: n\d \(job \d+\)\n", jobs.ask("shrink", job.id, "--nodes=1").stdout)
     wait_until("it does not shrink", lambda: len(job.trained_on(len(job.rounds()) - 1)) == 3)
 
     job.say_enough()

@@ -46,7 +46,7 @@ def test_a_job_without_batch_script_whose_last_node_died_and_is_back_ends_with_t
     job = jobs.submit("--time=10", *on("n1", "n2"), "elastic.sbatch", "train.py")
     job.wait_for_steps(0, ["n1", "n2"])
     job.wait_until("how it was started is not kept", (job.run_dir / "command.json").exists)
-    jobs.cluster.command(["slurm-elastic", "grow", str(job.id), "--nodes=1"], cwd=jobs.directory, env=jobs.environ)
+    jobs.ask("grow", job.id, "--nodes=1")
     job.wait_for_steps(1, ["n1", "n2", "n3"])
     jobs.cluster.kill("n1")
     job.wait_until("Slurm does not miss the first node", lambda: job.nodes() == ["n2"])

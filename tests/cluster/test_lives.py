@@ -62,10 +62,6 @@ def trains(job: Job, *, rounds: int = 1) -> None:
     job.wait_until("no epoch", lambda: job.output.count("] epoch ") > said, 90)
 
 
-def ask(jobs: Jobs, *words: str) -> None:
-    jobs.cluster.command(["slurm-elastic", *words], cwd=jobs.directory, env=jobs.environ)
-
-
 def start(jobs: Jobs, *words: str, options: tuple[str, ...] = ()) -> Job:
     return jobs.submit("--time=10", *on(*ALL), *options, "elastic.sbatch", *words)
 
@@ -88,7 +84,7 @@ def killed(jobs: Jobs) -> Job:
 def drained(jobs: Jobs) -> Job:
     job = start(jobs, *DIGITS, "--epochs=5")
     trains(job)
-    ask(jobs, "drain", str(job.id), "n3", "--wait")
+    jobs.ask("drain", job.id, "n3", "--wait")
     job.wait_for("COMPLETED", timeout=90)
     return job
 
@@ -106,7 +102,7 @@ def preempted(jobs: Jobs) -> Job:
 def requeued(jobs: Jobs) -> Job:
     job = start(jobs, *DIGITS, "--epochs=8")
     trains(job)
-    ask(jobs, "requeue", str(job.id))
+    jobs.ask("requeue", job.id)
     job.wait_until("it is not requeued", lambda: jobs.cluster.job(job.id)["Restarts"] == "1", 60)
     job.wait_for("COMPLETED", timeout=120)
     return job
@@ -146,7 +142,7 @@ def grown(jobs: Jobs) -> Job:
     job = start(jobs, *DIGITS, "--epochs=12")
     trains(job)
     job.wait_until("how it was started is not kept", (job.run_dir / "command.json").exists)
-    ask(jobs, "grow", str(job.id), "--nodes=1")
+    jobs.ask("grow", job.id, "--nodes=1")
     job.wait_for("COMPLETED", timeout=120)
     return job
 

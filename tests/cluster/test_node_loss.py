@@ -40,8 +40,7 @@ def test_a_killed_node_is_left_behind_and_charged_to_nobody(jobs):
     jobs.cluster.kill("n3")
 
     job.wait_for_steps(1, ["n1", "n2", "n4"])
-    drain = ["slurm-elastic", "drain", str(job.id), "n4", "--wait"]
-    told = jobs.cluster.command(drain, cwd=jobs.directory, env=jobs.environ).stdout.splitlines()[1]
+    told = jobs.ask("drain", job.id, "n4", "--wait").stdout.splitlines()[1]
     assert re.fullmatch(r"n4 drained: all stopped at step \d+, 2 of 3 nodes go on \[round 2 in .*]", told), told
     job.say_enough()
     job.wait_for("COMPLETED")

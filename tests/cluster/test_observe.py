@@ -17,7 +17,7 @@ FINISHED, RUNNING = 0, 3
 
 def shown(jobs: Jobs, *words: str) -> tuple[int, str]:
     """Exit code and stdout of ``slurm-elastic WORDS``."""
-    done = jobs.cluster.command(["slurm-elastic", *words], cwd=jobs.directory, env=jobs.environ, check=False)
+    done = jobs.ask(*words, check=False)
     assert "Traceback" not in done.stderr, done.stderr
     return done.returncode, done.stdout
 

@@ -170,7 +170,7 @@ def test_a_job_that_is_cancelled_just_before_its_requeue_stays_so(jobs):
     job = jobs.submit("--nodes=1", "--requeue", "elastic.sbatch", "train.py", "--alone", "--asks", environ=environ)
     job.wait_until("no training", lambda: job.trained_on(0) != [])
 
-    jobs.cluster.command(["slurm-elastic", "requeue", str(job.id)], cwd=jobs.directory, env=jobs.environ)
+    jobs.ask("requeue", job.id)
 
     job.wait_for("CANCELLED")
     assert "not requeued: it was cancelled or has ended meanwhile; submit it again to go on" in job.output
@@ -186,7 +186,7 @@ def test_a_job_without_batch_script_that_may_not_be_requeued_ends_with_its_last_
     jobs.cluster.command(["scontrol", "update", f"NodeName={first}", "State=DOWN", "Reason=killed"], user="root")
     job.wait_for_steps(1, others)
 
-    jobs.cluster.command(["slurm-elastic", "requeue", str(job.id)], cwd=jobs.directory, env=jobs.environ)
+    jobs.ask("requeue", job.id)
 
     # With no agent in it it would go on to its time limit.
     job.wait_for("CANCELLED")
@@ -225,7 +225,7 @@ def test_a_signal_for_the_batch_script_alone_and_a_wish_to_requeue_reach_all_age
     assert "requeued: signalled" in job.output
 
     jobs.cluster.command(["scontrol", "hold", str(job.id)])
-    said = jobs.cluster.command(["slurm-elastic", "requeue", str(job.id)], cwd=jobs.directory, env=jobs.environ).stdout
+    said = jobs.ask("requeue", job.id).stdout
     assert said == f"asked to leave and come back: {', '.join(nodes)}\n"
     wanted = "requeued: requeue asked for; it is held, and starts after scontrol release"
     job.wait_until("it does not say so", lambda: wanted in job.output)

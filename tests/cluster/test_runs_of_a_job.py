@@ -154,7 +154,5 @@ def test_the_commands_of_a_job_with_one_run_after_another_step(jobs):
     job = submit(jobs, f"srun -n1 true\nsrun -n1 {AGENT} word\n", "-N1")
     job.wait_for("COMPLETED")
     assert said(jobs)[0][:2] == ["word", f"{job.id}.1"]
-    done = jobs.cluster.command(
-        ["slurm-elastic", "status", str(job.id)], cwd=jobs.directory, env=jobs.environ, check=False
-    )
+    done = jobs.ask("status", job.id, check=False)
     assert (done.returncode, done.stdout.splitlines()[0].split(":")[0]) == (0, f"run {job.id}.1")

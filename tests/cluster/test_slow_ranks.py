@@ -28,8 +28,7 @@ def test_a_node_with_a_cpu_limit_is_named(jobs):
         # Six looks, 10 s apart.
         job.wait_until("no rank is named", lambda: job.events("rank_slow"), timeout=120)
         # As an ordinary user on the login node.
-        asked = ["slurm-elastic", "status", str(job.id), "--json"]
-        told = jobs.cluster.command(asked, cwd=jobs.directory, env=jobs.environ, check=False)
+        told = jobs.ask("status", job.id, "--json", check=False)
     (job.directory / "finish").touch()
     job.wait_for("COMPLETED")
 

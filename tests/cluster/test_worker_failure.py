@@ -13,8 +13,7 @@ from tests.cluster.jobs import Job
 def test_a_worker_that_fails_for_good_fails_the_job_and_is_named_once(jobs):
     # What is printed is for a user, and not for the other tests.
     del jobs.environ["PET_CONSOLE"]
-    words = ["slurm-elastic", "submit", "--follow", "--nodes=2", "train.py", "--fail=1"]
-    followed = jobs.cluster.command(words, cwd=jobs.directory, env=jobs.environ, check=False, timeout=120)
+    followed = jobs.ask("submit", "--follow", "--nodes=2", "train.py", "--fail=1", check=False, timeout=120)
     assert followed.returncode == 1, followed.stderr
     assert followed.stdout.count("RuntimeError: rank 1 fails as it was told to") == 1, followed.stdout
     assert "the run failed: rank 1 " in followed.stdout

@@ -47,14 +47,8 @@ class Login:
         input: str | None = None,
     ) -> subprocess.CompletedProcess[str]:
         """Run a command on a machine and wait for it; `env` adds to an environment that is otherwise fresh."""
-        process = subprocess.Popen(
-            self._entry(machine, argv, user, cwd, env),
-            stdin=subprocess.DEVNULL if input is None else subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
+        stdin = subprocess.DEVNULL if input is None else subprocess.PIPE
+        process = self.popen(argv, user=user, machine=machine, cwd=cwd, env=env, stdin=stdin, stderr=subprocess.PIPE)
         with process:
             try:
                 output, errors = process.communicate(input, timeout=timeout)
@@ -77,17 +71,18 @@ class Login:
         machine: str = CONTROLLER,
         cwd: str | Path = "/",
         env: Mapping[str, str] | None = None,
+        stdin: int = subprocess.DEVNULL,
         stdout: int | IO[str] | None = subprocess.PIPE,
         stderr: int | IO[str] | None = subprocess.STDOUT,
     ) -> subprocess.Popen[str]:
-        """Start a command on a machine; `stdout` and `stderr` as for subprocess.Popen.
+        """Start a command on a machine; `stdin`, `stdout` and `stderr` as for subprocess.Popen.
 
         Its end is the caller's business (`os.killpg`, as its one process merely enters the machine); `Cluster.restore`
         kills what is left of it.
         """
         return subprocess.Popen(
             self._entry(machine, argv, user, cwd, env),
-            stdin=subprocess.DEVNULL,
+            stdin=stdin,
             stdout=stdout,
             stderr=stderr,
             text=True,
