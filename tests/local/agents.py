@@ -191,6 +191,11 @@ class Allocation:
         part.write_text(content)
         part.rename(self.directory / name)
 
+    def finish(self, *agents: Agent) -> None:
+        """Tell the workers to end well, and see these agents end with 0."""
+        self.touch("finish")
+        assert [agent.wait() for agent in agents] == [0] * len(agents), self.log()
+
     def seen(self, round_: int) -> dict[int, dict[str, Any]]:
         """What the workers of a round saw, by rank; waits until all of them have started."""
         found: dict[int, dict[str, Any]] = eventually(

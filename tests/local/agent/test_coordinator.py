@@ -51,8 +51,7 @@ def test_it_leads_without_a_place_and_an_agent_follows_it_when_it_is_killed(node
     # It comes back and leads nobody; the end of the run is its end, too.
     second = start_store(nodes)
     second.expect("run mine has a leader already")
-    nodes.touch("finish")
-    assert [agent.wait() for agent in (*agents, second)] == [0, 0, 0]
+    nodes.finish(*agents, second)
 
 
 def test_it_stays_when_all_agents_leave_and_hands_over_when_it_has_to_go(nodes: Allocation) -> None:
@@ -74,8 +73,7 @@ def test_it_stays_when_all_agents_leave_and_hands_over_when_it_has_to_go(nodes: 
     seen = nodes.seen(nodes.comes_to(nodes.nodes[:2], after=1))
     assert [seen[rank]["env"]["SLURM_ELASTIC_REASON"] for rank in (0, 1)] == ["node_left", "node_left"]
     assert nodes.leader() in nodes.nodes[:2]
-    nodes.touch("finish")
-    assert [agent.wait() for agent in agents] == [0, 0]
+    nodes.finish(*agents)
     assert start_store(nodes).wait() == 0
 
 

@@ -105,16 +105,14 @@ def test_a_leader_that_somebody_has_superseded_lets_go_and_the_run_trains_on(all
     nodes.touch("fail.0.0", "1")
     nodes.comes_to(nodes.nodes, after=0)
     agents[0].expect("leads no more")
-    nodes.touch("finish")
-    assert [agent.wait() for agent in agents] == [0, 0]
+    nodes.finish(*agents)
 
 
 def test_a_log_directory_that_cannot_be_made_is_one_line(allocate: Allocate) -> None:
     nodes = allocate(1)
     agent = nodes.start(1)
     eventually((nodes.run_dir / "secret").exists)
-    nodes.touch("finish")
-    assert agent.wait() == 0
+    nodes.finish(agent)
     blocked = allocate(1, job_id="8")
     (blocked.run_dir / "logs").mkdir(parents=True)
     (blocked.run_dir / "logs" / "round_0000").write_text("a file")

@@ -145,8 +145,7 @@ def test_a_node_whose_check_fails_on_every_second_start(allocate: Allocate) -> N
     now = time.time()
     again = [(time_ + minutes, event) for time_, event in history for minutes in (0, 600, 1200, 1800)]
     assert [loop.nodes for loop in find_loops(again, now + 1800)] == [("127.0.0.2",)]
-    nodes.touch("finish")
-    assert [first.wait(), second.wait()] == [0, 0]
+    nodes.finish(first, second)
     assert nodes.action() == planted("a node whose check fails on every second start").action
 
 
@@ -169,8 +168,7 @@ def test_a_node_that_does_not_reach_the_leader(allocate: Allocate) -> None:
     assert second.wait() == 75
     assert "127.0.0.2 ends: no leader of run 7 on 127.0.0.1: 127.0.0.1:" in second.err
     assert "Network is unreachable, tried for 8 s\n" in second.err
-    nodes.touch("finish")
-    assert [first.wait(), third.wait()] == [0, 0]
+    nodes.finish(first, third)
     assert nodes.action() == planted("a node whose network has no route to the leader").action
     (strike,) = strikes(read_history(RunDir.for_run(nodes.directory, nodes.job_id)))
     assert (strike.node, strike.weight) == ("127.0.0.2", 2)

@@ -45,5 +45,4 @@ def test_a_node_that_joins_does_not_end_a_run_that_cannot_use_it(allocate: Alloc
     fourth = nodes.start(4, *options, script=["train.py"])
     trained(nodes, 3, 10)
     assert len(nodes.nodes_of_round(3)) == 4
-    nodes.touch("finish")
-    assert [agent.wait() for agent in (first, second, third, fourth)] == [0, 0, 0, 0], nodes.log()
+    nodes.finish(first, second, third, fourth)

@@ -33,8 +33,7 @@ def test_a_worker_without_steps_hangs_and_no_other_does(allocate: Allocate) -> N
     eventually(lambda: status(where)["state"] == "training", nodes.log)
     eventually(lambda: (status(where)["workers"][0]["step"] or 0) > 1000, nodes.log)
     metrics = ask(where, "/metrics")[1]
-    nodes.touch("finish")
-    assert [agent.wait() for agent in agents] == [0, 0], nodes.log()
+    nodes.finish(*agents)
     (hang,) = [event for event in nodes.events() if event["event"] == "worker_hung"]
     assert (hang["rank"], hang["scope"], hang["steps"], hang["round"]) == (1, "step", 5, 0)
     seconds = re.search(r"no step for ([\d.]+) s", hang["text"])
@@ -51,8 +50,7 @@ def test_a_hang_names_the_rank_on_another_node_that_is_behind(allocate: Allocate
     nodes = allocate(2)
     agents = nodes.start_all("--max-restarts=1", script=[STEPPING, "together"])
     eventually(lambda: nodes.rounds() == 2, nodes.log)
-    nodes.touch("finish")
-    assert [agent.wait() for agent in agents] == [0, 0], nodes.log()
+    nodes.finish(*agents)
     (ended,) = [event for event in nodes.events() if event["event"] == "round_ended" and event["round"] == 0]
     assert "rank 0: by the watchdog: timer 'all_reduce' expired" in ended["text"]
     assert "; rank 1 is behind: 5 steps in this round, others" in ended["text"]
@@ -117,8 +115,7 @@ def test_a_worker_that_does_not_end_is_named_with_its_stacks(allocate: Allocate)
     agent.expect("rank 0 ended 10 s ago, and rank 1 still runs")
     agent.expect("rank 1 has still not ended; stacks in ")
     agent.expect("--hang-timeout watches nothing so far")
-    nodes.touch("finish")
-    assert agent.wait() == 0
+    nodes.finish(agent)
     stacks = agent.err.partition("not ended; stacks in ")[2].split()[0]
     assert re.search(r"process \d+,", Path(stacks).read_text())
 
@@ -128,8 +125,7 @@ def test_the_watchdog_can_be_switched_off(allocate: Allocate, off: dict[str, str
     nodes = allocate(1)
     agent = nodes.start(1, **off)
     assert "TORCHELASTIC_TIMER_FILE" not in nodes.seen(0)[0]["env"]
-    nodes.touch("finish")
-    assert agent.wait() == 0
+    nodes.finish(agent)
 
 
 def has_place(logs: Path, *, in_collective: bool) -> bool:
@@ -215,8 +211,7 @@ def test_an_agent_that_cannot_end_its_worker_leaves_the_others(
     assert second.wait() == 1
     text = f"{nodes.nodes[1]} has processes that SIGKILL does not end ({pid} in uninterruptible sleep), so it leaves"
     assert text in second.err
-    nodes.touch("finish")
-    assert first.wait() == 0
+    nodes.finish(first)
 
 
 def test_the_end_of_the_run_is_no_success_of_a_node_with_such_a_process(

@@ -102,8 +102,7 @@ def test_it_answers_before_the_first_round_through_a_change_and_to_the_end(alloc
     assert failed == []
     listening = listeners(where)
     assert listening
-    nodes.touch("finish")
-    assert [first.wait(), second.wait()] == [0, 0], nodes.log()
+    nodes.finish(first, second)
     assert list((nodes.run_dir / "health").iterdir()) == []
     # By now the port may be somebody else's.
     assert not listening & listeners(where)
@@ -142,5 +141,4 @@ def test_it_can_be_switched_off(allocate: Allocate) -> None:
     nodes.seen(0)
     assert not (nodes.run_dir / "health").exists()
     assert not (nodes.run_dir / "health-token").exists()
-    nodes.touch("finish")
-    assert agent.wait() == 0
+    nodes.finish(agent)

@@ -27,8 +27,7 @@ def test_drained_nodes_leave_and_the_others_go_on(allocate: Allocate, cli: Cli) 
         return {node for event in nodes.events() if event["event"] == "node_left" for node in event["nodes"]}
 
     eventually(lambda: left() == {"127.0.0.2", "127.0.0.3"}, lambda: str(nodes.events()))
-    nodes.touch("finish")
-    assert leader.wait() == 0
+    nodes.finish(leader)
 
 
 def test_all_nodes_can_be_drained(allocate: Allocate, cli: Cli) -> None:
@@ -65,6 +64,5 @@ def test_wrong_names_are_told(allocate: Allocate, cli: Cli) -> None:
         "drain a/b --all": f"no run a/b in {base}/elastic-runs; ",
     }.items():
         assert cli(2, words, "--run-dir", base).err.startswith(f"slurm-elastic: error: {line}")
-    nodes.touch("finish")
-    assert agent.wait() == 0
+    nodes.finish(agent)
     assert cli(2, "drain 7 --all --run-dir", base).err == "slurm-elastic: error: run 7 is finished\n"

@@ -60,8 +60,7 @@ def test_round_changes_leave_no_thread_pipe_port_or_file_behind(allocate: Alloca
     assert not grown()
     assert len(nodes.processes("worker.py")) == 1
     eventually(lambda: status(where)["round"]["number"] == LAST)
-    nodes.touch("finish")
-    assert agent.wait() == 0
+    nodes.finish(agent)
     assert not (nodes.run_dir / "logs" / "round_0000").exists()
     # torch makes one of its own.
     assert list(temporary.glob("slurm-elastic*")) == []

@@ -95,8 +95,7 @@ def test_agents_answer_through_the_leader_without_a_health_port(
     eventually(lambda: told().get("round") == 1, nodes.log)
     # As top looks at them, which reads the records less often.
     assert (before.newest_round, present_status(run_dir, Queue(), live=True, records=before).round) == (0, 1)
-    nodes.touch("finish")
-    assert agents[0].wait() == 0
+    nodes.finish(agents[0])
     # Once, by the agent that led, and before it has ended.
     assert json.loads((nodes.directory / "notified").read_text())["event"] == "finished"
     assert json.loads(cli(0, "status 7 --run-dir", str(nodes.directory), "--json").out)["live"] is None

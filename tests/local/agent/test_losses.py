@@ -50,8 +50,7 @@ def test_a_leader_paused_for_long_is_followed_and_joins_its_successor_when_it_go
     agents[leader].signal(signal.SIGCONT)
     nodes.comes_to(nodes.nodes, after=followed)
     assert not is_there(seen[leader])
-    nodes.touch("finish")
-    assert [agent.wait() for agent in agents] == [0, 0, 0]
+    nodes.finish(*agents)
 
 
 _FAILS_WITH_ITS_PEER = """
@@ -80,8 +79,7 @@ def test_what_fails_because_a_member_was_cut_off_is_not_charged(allocate: Alloca
     eventually((nodes.directory / "ending").exists, nodes.log)
     leader.signal(signal.SIGCONT)
     eventually(lambda: nodes.rounds() == 2, nodes.log)
-    nodes.touch("finish")
-    assert [leader.wait(), member.wait()] == [0, 0]
+    nodes.finish(leader, member)
     formed = [event for event in nodes.events() if event["event"] == "round_formed"]
     assert [(event["reason"], event["restarts"]) for event in formed] == [("start", 0), ("node_lost", 0)]
 
@@ -138,8 +136,7 @@ def test_what_a_worker_leaves_behind_is_gone_in_the_next_round_and_at_the_end(al
     assert not any(is_there(record) for record in seen.values())
     # Workers that end well leave their children behind, too.
     eventually(lambda: len(nodes.processes("/bin/sleep")) == 4, nodes.log)
-    nodes.touch("finish")
-    assert [agent.wait() for agent in agents] == [0, 0]
+    nodes.finish(*agents)
     assert not nodes.processes()
 
 

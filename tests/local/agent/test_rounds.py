@@ -74,8 +74,7 @@ def test_two_workers_on_each_of_two_nodes(allocate: Allocate) -> None:
             "WORLD_SIZE": "4",
         }
         assert {name: env.get(name) for name in expected} == expected
-    nodes.touch("finish")
-    assert [agent.wait() for agent in agents] == [0, 0]
+    nodes.finish(*agents)
     assert sorted(agents[1].out.splitlines()) == [f"[127.0.0.2/{rank}] working in round 0" for rank in (2, 3)]
 
 
@@ -107,8 +106,7 @@ def test_restarts_are_counted_for_the_run_and_membership_costs_none(allocate: Al
     # Each round has a store of its own, and no agent offers a port twice.
     assert [len(port) for port in ports] == [1] * 5
     assert len(set.union(*ports)) == 5
-    nodes.touch("finish")
-    assert [agent.wait() for agent in agents] == [0, 0, 0]
+    nodes.finish(*agents)
     # What every worker of every round wrote is there.
     logs = {
         str(path.relative_to(nodes.run_dir / "logs")): path.read_text()
@@ -135,8 +133,7 @@ def test_who_finished_early_takes_part_again_when_a_member_leaves(allocate: Allo
     agents[1].signal(signal.SIGTERM)
     assert agents[1].wait() == 75
     assert nodes.nodes_of(1) == ["127.0.0.1", "127.0.0.3"]
-    nodes.touch("finish")
-    assert [agents[0].wait(), agents[2].wait()] == [0, 0]
+    nodes.finish(agents[0], agents[2])
 
 
 MEETING = """\
@@ -198,8 +195,7 @@ def test_a_member_that_is_silent_for_a_while_is_given_up_and_joins_again_whateve
     # Its old workers were stopped before it joined again.
     assert not is_there(seen[1])
     assert nodes.seen(whole)[0]["env"]["TORCHELASTIC_RESTART_COUNT"] == "0"
-    nodes.touch("finish")
-    assert [agent.wait() for agent in agents] == [0, 0]
+    nodes.finish(*agents)
     lost = [event for event in nodes.events() if event["event"] == "node_lost" and event["nodes"] == ["127.0.0.2"]]
     assert lost[0]["why"] == "silent"
     # An hour, and more with every look, by that clock.

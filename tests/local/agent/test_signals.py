@@ -40,8 +40,7 @@ def test_as_a_spare(allocate: Allocate) -> None:
     spare.expect("waits as a spare")
     spare.signal(signal.SIGTERM)
     assert spare.wait() == 75
-    nodes.touch("finish")
-    assert leader.wait() == 0
+    nodes.finish(leader)
     assert nodes.rounds() == 1
 
 
@@ -78,8 +77,7 @@ def test_when_the_own_workers_have_finished(allocate: Allocate) -> None:
     member.signal(signal.SIGTERM)
     assert member.wait() == 75
     # It has done its part, so the others are not disturbed.
-    nodes.touch("finish")
-    assert leader.wait() == 0
+    nodes.finish(leader)
     assert nodes.rounds() == 1
 
 

@@ -52,8 +52,7 @@ def test_a_slow_rank_is_named_until_it_is_slow_no_more(allocate: Allocate, cli: 
     fast = eventually(lambda: events(nodes, "rank_fast"), nodes.log)
     assert [each["rank"] for each in fast] == [1]
     assert "slow  " not in cli(3, "status 7 --run-dir", str(nodes.directory)).out
-    nodes.touch("finish")
-    assert [agent.wait() for agent in agents] == [0, 0]
+    nodes.finish(*agents)
     assert len(events(nodes, "rank_slow")) == 1
     assert nodes.action() == planted("a rank that computes for longer, under a training by gloo").action
 

@@ -47,8 +47,7 @@ def test_nodes_that_hold_two_snapshots_need_a_third_less_and_lose_no_more(alloca
     assert held_by(nodes, 1) == held_by(nodes, 2) * 2 / 3 > 0
     os.kill(int((nodes.directory / "pid.1").read_text()), signal.SIGKILL)
     stepped(nodes, 1)
-    nodes.touch("finish")
-    assert [agent.wait() for agent in agents] == [0, 0], nodes.log()
+    nodes.finish(*agents)
     assert repeated(nodes, 1) in (0, 1)
     assert "the workers of round 1 start from the snapshot of step " in agents[0].err
 
@@ -70,8 +69,7 @@ def test_nodes_go_on_without_the_leader_and_a_new_one_gets_the_snapshot(allocate
     agents[0] = nodes.start(1, WARM, "--nnodes=1:3", script=(STEPPING, "snapshots"))
     eventually(lambda: nodes.rounds() > 2, nodes.log)
     stepped(nodes, 2)
-    nodes.touch("finish")
-    assert [agent.wait() for agent in agents] == [0, 0, 0]
+    nodes.finish(*agents)
     assert repeated(nodes, 2) == 0
 
 
@@ -81,8 +79,7 @@ def test_a_state_from_which_workers_fail_is_left_for_older_ones_and_then_for_dis
     nodes.touch("pace", "0.01")
     agent = nodes.start(1, WARM, "--max-restarts=4", script=(STEPPING, "snapshots"))
     stepped(nodes, 4)
-    nodes.touch("finish")
-    assert agent.wait() == 0
+    nodes.finish(agent)
     resumed = [int(line.split()[-1]) for line in agent.out.splitlines() if "resumed at" in line]
     assert resumed == [0, 6, 5, 4, 0], nodes.log()
     assert "failed before the next snapshot; it starts from no snapshot" in agent.err
@@ -102,8 +99,7 @@ def test_a_job_that_is_leaving_starts_again_from_what_its_agent_wrote_to_disk(al
     again = allocate(1, job_id="19", restart_count=1)
     agent = again.start(1, script=(STEPPING, "snapshots", "disk"))
     stepped(again, 1)
-    again.touch("finish")
-    assert agent.wait() == 0, again.log()
+    again.finish(agent)
     assert repeated(again, 1) == 0
 
 

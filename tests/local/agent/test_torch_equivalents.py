@@ -37,8 +37,7 @@ def test_roles_have_ranks_of_their_own_where_nodes_have_different_numbers_of_wor
         "trainer 3 5 3 1 3",
         "trainer 4 5 3 2 3",
     ]
-    nodes.touch("finish")
-    assert [agent.wait() for agent in agents] == [0, 0, 0, 0]
+    nodes.finish(*agents)
 
 
 def test_local_ranks_can_be_made_virtual(allocate: Allocate) -> None:
@@ -49,8 +48,7 @@ def test_local_ranks_can_be_made_virtual(allocate: Allocate) -> None:
         ("0", "3"),
         ("0", "5"),
     ]
-    nodes.touch("finish")
-    assert agent.wait() == 0
+    nodes.finish(agent)
 
 
 def test_events_of_workers_and_of_the_run_go_to_torch_handlers(allocate: Allocate) -> None:
@@ -59,8 +57,7 @@ def test_events_of_workers_and_of_the_run_go_to_torch_handlers(allocate: Allocat
     nodes.seen(0)
     nodes.touch("fail.0.0", "1")
     nodes.seen(1)
-    nodes.touch("finish")
-    assert agent.wait() == 0
+    nodes.finish(agent)
     events = [json.loads(line[line.index("{") :]) for line in agent.err.splitlines() if '"source"' in line]
     of_agent = [event["name"] for event in events if event["source"] == "AGENT"]
     assert {name for name in of_agent if "watchdog" in name} == {"watchdog started", "watchdog stopped"}
@@ -102,6 +99,5 @@ def test_torchrun_needs_neither_endpoint_nor_id(allocate: Allocate) -> None:
     # A lost node: the other one goes on without it, at once and uncharged, as --max-restarts is 0.
     second.kill()
     eventually((nodes.directory / "torchrun.1.0").exists, nodes.log)
-    nodes.touch("finish")
-    assert first.wait() == 0, first.err
+    nodes.finish(first)
     assert (nodes.run_dir / "done.json").exists()

@@ -33,8 +33,7 @@ def test_a_run_goes_on_after_a_worker_has_failed(allocate: Allocate, start: str)
     nodes.touch("fail.0.2", "3")
     second = nodes.seen(1)
     assert {record["pid"] for record in first.values()}.isdisjoint(record["pid"] for record in second.values())
-    nodes.touch("finish")
-    assert [agent.wait() for agent in agents] == [0, 0]
+    nodes.finish(*agents)
     assert all(agent.err.count(LINE) == 1 for agent in agents)
     # The files of every round are there, and what is shown has a prefix.
     logs = nodes.run_dir / "logs" / "round_0001" / nodes.nodes[1] / "rank_03"
@@ -60,8 +59,7 @@ def test_a_worker_that_ignores_sigterm_is_killed(allocate: Allocate) -> None:
     agents[1].kill()
     # A round without the lost node follows at once.
     assert nodes.comes_to(nodes.nodes[:1], after=0) == 1
-    nodes.touch("finish")
-    assert agents[0].wait() == 0
+    nodes.finish(agents[0])
 
 
 def test_functions(allocate: Allocate) -> None:

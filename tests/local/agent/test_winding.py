@@ -68,8 +68,7 @@ def test_a_node_leaves_and_another_comes_and_no_step_is_lost(allocate: Allocate)
     nodes.start(2, "--nnodes=1:4", script=(STEPPING,))
     stepped(nodes, 2)
     assert len(nodes.nodes_of_round(2)) == 3
-    nodes.touch("finish")
-    assert [agent.wait() for agent in (first, third, nodes.agents[-1])] == [0, 0, 0]
+    nodes.finish(first, third, nodes.agents[-1])
     no_step_was_lost(nodes)
     assert len(ended_at(nodes, 0)) == len(ended_at(nodes, 1)) == 1
     ends = [event for event in nodes.events() if event["event"] == "round_ended"]
@@ -107,8 +106,7 @@ def test_a_node_that_joins_a_living_run_has_imported_before_what_its_workers_nee
     eventually(lambda: "imported: " in second.out and second.out.endswith("\n"), nodes.log)
     assert "imported: True" in second.out
     stepped(nodes, 1)
-    nodes.touch("finish")
-    assert [first.wait(), second.wait()] == [0, 0]
+    nodes.finish(first, second)
 
 
 def test_the_node_of_rank_0_leaves_and_serves_the_store_until_all_have_stopped(allocate: Allocate) -> None:
@@ -118,8 +116,7 @@ def test_the_node_of_rank_0_leaves_and_serves_the_store_until_all_have_stopped(a
     assert first.wait() == 75
     # It led, too; the other one leads now.
     stepped(nodes, 1)
-    nodes.touch("finish")
-    assert second.wait() == 0
+    nodes.finish(second)
     # Who comes to the next leader on its way out is told once more that the round is over.
     assert [end["step"] > 0 for end in nodes.events() if end["event"] == "round_ended" and "step" in end] == [True]
     no_step_was_lost(nodes)
@@ -158,8 +155,7 @@ def test_a_checkpoint_that_takes_longer_than_the_grace_is_not_waited_for(allocat
     assert time.monotonic() - begun < 25.0
     stepped(nodes, 1)
     assert not (nodes.directory / "checkpoint").exists()
-    nodes.touch("finish")
-    assert first.wait() == 0
+    nodes.finish(first)
     assert {event["restarts"] for event in nodes.events() if event["event"] == "round_formed"} == {0}
 
 
@@ -171,8 +167,7 @@ def test_workers_that_end_well_on_a_signal_have_not_finished_the_run(allocate: A
     stepped(nodes, 1)
     assert (nodes.directory / "checkpoint").exists()
     assert "the run succeeded" not in nodes.log()
-    nodes.touch("finish")
-    assert agents[0].wait() == 0
+    nodes.finish(agents[0])
 
 
 def test_workers_that_slurm_itself_signals_have_not_finished_the_run(allocate: Allocate) -> None:

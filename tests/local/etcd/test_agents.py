@@ -34,8 +34,7 @@ def test_a_run_over_etcd(lone_etcd: EtcdServer, allocate: Allocate) -> None:
     left = {agent.node: agent for agent in agents}
     left.pop(nodes.leader()).kill()
     nodes.comes_to(sorted(left), after=whole)
-    nodes.touch("finish")
-    assert [agent.wait() for agent in left.values()] == [0, 0]
+    nodes.finish(*left.values())
     assert "etcd" not in nodes.log()
     # A leader that was followed has formed no round after that, and every epoch is somebody else's.
     epochs = leaders(nodes)
@@ -66,8 +65,7 @@ def test_a_change_of_membership_waits_for_etcd_and_the_end_of_a_run_does_not(
     lone_etcd.start()
     assert nodes.nodes_of(1) == sorted(left)
     lone_etcd.kill()
-    nodes.touch("finish")
-    assert leader.wait() == 0
+    nodes.finish(leader)
     assert (nodes.run_dir / "done.json").exists()
     assert nodes.log().count("only the run directory has the record that the run is finished") == 1
 
