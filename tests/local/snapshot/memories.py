@@ -62,6 +62,10 @@ class Agents:
             variables.append(agent.begin(self.round, self.origin, first=rank == 0, group=group))
         return [{**each, "SLURM_ELASTIC_ROUND": str(self.round), "LOCAL_RANK": "0"} for each in variables]
 
+    def alone(self, agent: AgentMemory, work: Any) -> Any:
+        """Return what the worker of a next round returns that this agent is alone in."""
+        return in_worker(self.next_round([agent])[0], work)
+
     def lose(self, name: str) -> None:
         """The node is lost with all that its agent holds."""
         self._by_name.pop(name).close(time.monotonic())
@@ -124,6 +128,19 @@ def meet(directory: Path, step: int, is_over: Callable[[], bool] = lambda: False
 def in_worker(variables: dict[str, str], work: Any) -> Any:
     """Return what a worker with this environment returns."""
     return start_worker(variables, work)()
+
+
+def raised_by(work: Any) -> Any:
+    """Return work that returns the error of this one as text."""
+
+    def raised() -> str:
+        try:
+            work()
+        except (RuntimeError, ValueError, TypeError, KeyError) as error:
+            return str(error)
+        return ""
+
+    return raised
 
 
 def with_store(variables: list[dict[str, str]]) -> tuple[dist.TCPStore, list[dict[str, str]]]:

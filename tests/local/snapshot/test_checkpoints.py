@@ -19,16 +19,23 @@ from torch.distributed.checkpoint import load as load_checkpoint
 
 from slurm_elastic import snapshot
 from slurm_elastic.cli import main
+from slurm_elastic.snapshot.agent_side import AgentMemory
 from slurm_elastic.snapshot.disk.checkpoints import Checkpoints, SupersededError
 from slurm_elastic.snapshot.disk.lineage import CheckpointId
 from slurm_elastic.snapshot.disk.writer import Order, Outcome
 from slurm_elastic.snapshot.hand_over import Directory
 from slurm_elastic.snapshot.memory import Slot
-from tests.local.snapshot.memories import Agents, Fork, in_worker, together
+from tests.local.snapshot.memories import Agents, Fork, in_worker, raised_by, together
 from tests.local.waiting import eventually
 
 ROOT = Path(__file__).parents[3]
 WRITES = True
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    """Where checkpoints are; the first start makes it."""
+    return tmp_path / "checkpoints"
 
 
 def trains(directory: Path, *steps: int, every: float = 600.0) -> Any:
@@ -46,6 +53,12 @@ def trains(directory: Path, *steps: int, every: float = 600.0) -> Any:
     return work
 
 
+def end(agent: AgentMemory) -> None:
+    """The agent ends after a round."""
+    agent.inventory()
+    agent.close()
+
+
 def names(directory: Path) -> list[str]:
     return sorted(path.name for path in directory.iterdir() if path.is_dir() and not path.name.startswith("."))
 
@@ -56,9 +69,8 @@ def test_an_agent_that_ends_leaves_its_newest_snapshot_for_later_runs_and_for_to
     caplog.set_level("INFO", "slurm_elastic")
     directory = tmp_path / "made" / "checkpoints"
     one = agents.add("one")
-    assert in_worker(agents.next_round([one])[0], trains(directory, 1, 2, 3)) == (0, 0.0)
-    one.inventory()
-    one.close()
+    assert agents.alone(one, trains(directory, 1, 2, 3)) == (0, 0.0)
+    end(one)
     assert names(directory) == ["start-000001.step-000000000003"]
     # By torch alone, as the documentation says.
     found = {"weight": torch.zeros(3), "step": 0}
@@ -68,11 +80,11 @@ def test_an_agent_that_ends_leaves_its_newest_snapshot_for_later_runs_and_for_to
     # A later run has nothing in memory.
     later = Agents(tmp_path, fork=fork)
     two = later.add("two")
-    assert in_worker(later.next_round([two])[0], trains(directory, 4)) == (3, 3.0)
+    assert later.alone(two, trains(directory, 4)) == (3, 3.0)
     name = "start-000001.step-000000000003"
     assert f"the workers of round 0 start from the checkpoint {name} of {directory}" in caplog.messages
     # Memory goes first, and what it holds is on the line.
-    assert in_worker(later.next_round([two])[0], trains(directory)) == (4, 4.0)
+    assert later.alone(two, trains(directory)) == (4, 4.0)
     assert sum("from the checkpoint" in message for message in caplog.messages) == 1
     # That is written at once.
     eventually(lambda: len(names(directory)) == 2, lambda: str(names(directory)))
@@ -81,9 +93,8 @@ def test_an_agent_that_ends_leaves_its_newest_snapshot_for_later_runs_and_for_to
 
 
 def test_checkpoints_are_taken_beside_the_training_and_old_ones_go(
-    agents: Agents, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    agents: Agents, directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    directory = tmp_path / "checkpoints"
     one = agents.add("one")
     carry_out = one._disk._process.carry_out
 
@@ -111,9 +122,8 @@ def test_checkpoints_are_taken_beside_the_training_and_old_ones_go(
         eventually(taken, lambda: str(seen))
         return seen
 
-    seen = in_worker(agents.next_round([one])[0], work)
-    one.inventory()
-    one.close()
+    seen = agents.alone(one, work)
+    end(one)
     assert seen == sorted(seen)
     there = names(directory)
     assert len(there) == 2
@@ -123,8 +133,7 @@ def test_checkpoints_are_taken_beside_the_training_and_old_ones_go(
         assert set(found.tensors[0].tolist()) == {float(name[-12:])}
 
 
-def test_a_checkpoint_is_due_after_so_many_steps_of_a_run_that_goes_on(agents: Agents, tmp_path: Path) -> None:
-    directory = tmp_path / "checkpoints"
+def test_a_checkpoint_is_due_after_so_many_steps_of_a_run_that_goes_on(agents: Agents, directory: Path) -> None:
 
     def work() -> list[str]:
         snapshot.to_disk(directory, every_steps=2)
@@ -135,11 +144,10 @@ def test_a_checkpoint_is_due_after_so_many_steps_of_a_run_that_goes_on(agents: A
         return names(directory)
 
     one = agents.add("one")
-    assert in_worker(agents.next_round([one])[0], work) == ["start-000001.step-000000000002"]
+    assert agents.alone(one, work) == ["start-000001.step-000000000002"]
 
 
-def test_a_group_that_was_cut_off_replaces_nothing(agents: Agents, tmp_path: Path) -> None:
-    directory = tmp_path / "checkpoints"
+def test_a_group_that_was_cut_off_replaces_nothing(agents: Agents, directory: Path) -> None:
     one, two = agents.add("one"), agents.add("two")
     first, _ = agents.next_round([one, two])
     assert in_worker(first, trains(directory, 1, 2)) == (0, 0.0)
@@ -150,8 +158,7 @@ def test_a_group_that_was_cut_off_replaces_nothing(agents: Agents, tmp_path: Pat
     assert start.line == ()
     with pytest.raises(SupersededError, match=r"start 2 has taken over .*, from a state without step 2"):
         checkpoints.publish(CheckpointId(1, 2), 1, lambda path: True, 2)
-    one.inventory()
-    one.close()
+    end(one)
     assert names(directory) == []
 
 
@@ -167,19 +174,17 @@ def test_a_checkpoint_that_cannot_be_written_is_one_line(
         snapshot.save(7, state={1: torch.zeros(1), "1": torch.zeros(1)})
         return True
 
-    assert in_worker(agents.next_round([one])[0], work)
-    one.inventory()
-    one.close()
+    assert agents.alone(one, work)
+    end(one)
     assert (
         f"the snapshot of step 7 cannot be written to {tmp_path / 'checkpoints'}: ValueError: duplicated" in caplog.text
     )
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["start-000001.json"]
 
 
-def test_a_writer_that_is_killed_at_the_end_is_started_once_more(agents: Agents, tmp_path: Path) -> None:
-    directory = tmp_path / "checkpoints"
+def test_a_writer_that_is_killed_at_the_end_is_started_once_more(agents: Agents, directory: Path) -> None:
     one = agents.add("one")
-    in_worker(agents.next_round([one])[0], trains(directory, 3))
+    agents.alone(one, trains(directory, 3))
     one.inventory()
     one._disk._process.carry_out(Order(Directory(str(directory), 0.0, 1, 9), CheckpointId(9, 9), "discard"))
     assert one._disk._process._process is not None
@@ -188,10 +193,9 @@ def test_a_writer_that_is_killed_at_the_end_is_started_once_more(agents: Agents,
     assert names(directory) == ["start-000001.step-000000000003"]
 
 
-def test_an_end_without_the_newest_checkpoint_says_why(agents: Agents, tmp_path: Path) -> None:
-    directory = tmp_path / "checkpoints"
+def test_an_end_without_the_newest_checkpoint_says_why(agents: Agents, directory: Path) -> None:
     one = agents.add("one")
-    in_worker(agents.next_round([one])[0], trains(directory, 3))
+    agents.alone(one, trains(directory, 3))
     one.inventory()
     shutil.rmtree(directory)
     directory.touch()
@@ -211,13 +215,7 @@ def test_a_checkpoint_that_cannot_be_read_ends_the_worker(agents: Agents, tmp_pa
     checkpoints = Checkpoints(tmp_path / "checkpoints")
     checkpoints.start("7", 0, None, None)
 
-    def raised() -> str:
-        try:
-            trains(checkpoints.path)()
-        except RuntimeError as error:
-            return str(error)
-        return ""
-
+    raised = raised_by(trains(checkpoints.path))
     path = checkpoints.path_of(CheckpointId(1, 5))
     path.mkdir()
     for content, message in [
@@ -226,13 +224,11 @@ def test_a_checkpoint_that_cannot_be_read_ends_the_worker(agents: Agents, tmp_pa
         (b"{", "all checkpoints of "),
     ]:
         (path / "snapshot.json").write_bytes(content)
-        assert message in in_worker(agents.next_round([agents.add(str(len(message)))])[0], raised)
+        assert message in agents.alone(agents.add(str(len(message))), raised)
         # It is set aside then, and nothing starts from the beginning without a word.
-    assert "start-000001.step-000000000005.damaged; restore one" in in_worker(
-        agents.next_round([agents.add("again")])[0], raised
-    )
+    assert "start-000001.step-000000000005.damaged; restore one" in agents.alone(agents.add("again"), raised)
     (checkpoints.path / "start-000009.json").write_text("{}")
-    found = in_worker(agents.next_round([agents.add("last")])[0], raised)
+    found = agents.alone(agents.add("last"), raised)
     assert "start-000009.json is no record of a start" in found
 
 
@@ -240,9 +236,8 @@ def written(agents: Agents, directory: Path, *steps: int) -> None:
     """The directory has a checkpoint of each of these steps."""
     for step in steps:
         agent = agents.add(f"writes{step}")
-        in_worker(agents.next_round([agent])[0], trains(directory, step))
-        agent.inventory()
-        agent.close()
+        agents.alone(agent, trains(directory, step))
+        end(agent)
 
 
 def flip(path: Path, bit: int) -> None:
@@ -252,9 +247,8 @@ def flip(path: Path, bit: int) -> None:
 
 
 def test_the_checkpoint_before_a_damaged_one_is_taken(
-    agents: Agents, tmp_path: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+    agents: Agents, tmp_path: Path, directory: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    directory = tmp_path / "checkpoints"
     written(agents, directory, 3, 5)
     first, second = names(directory)
     assert main(["checkpoints", str(directory)]) == 0
@@ -266,15 +260,14 @@ def test_the_checkpoint_before_a_damaged_one_is_taken(
     assert chosen == CheckpointId(1, 3)
     assert f"it is set aside as {second}.damaged, and the one before it counts" in caplog.text
     later = Agents(tmp_path)
-    assert in_worker(later.next_round([later.add("later")])[0], trains(directory)) == (3, 3.0)
+    assert later.alone(later.add("later"), trains(directory)) == (3, 3.0)
     later.close()
     assert names(directory) == [first, f"{second}.damaged"]
 
 
 def test_a_checkpoint_of_an_earlier_release_is_loaded_unchecked(
-    agents: Agents, tmp_path: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+    agents: Agents, directory: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    directory = tmp_path / "checkpoints"
     written(agents, directory, 3)
     description = directory / names(directory)[0] / "snapshot.json"
     content = json.loads(description.read_text())
@@ -306,7 +299,7 @@ def test_order_of_calls(agents: Agents, tmp_path: Path) -> None:
                 errors.append(str(error))
         return errors
 
-    assert in_worker(agents.next_round([agents.add("one")])[0], work) == [
+    assert agents.alone(agents.add("one"), work) == [
         "snapshot.save comes before snapshot.load: after snapshot.to_disk call load first",
         "snapshot.to_disk comes too late: call it before snapshot.load",
         "every=600.0, keep=0: checkpoints need 0 seconds or more, and one at least that stays",
@@ -349,7 +342,7 @@ def test_a_writer_that_is_slow_is_left_at_the_deadline(
     agents: Agents, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     one = agents.add("one")
-    assert in_worker(agents.next_round([one])[0], trains(tmp_path / "checkpoints", 1)) == (0, 0.0)
+    assert agents.alone(one, trains(tmp_path / "checkpoints", 1)) == (0, 0.0)
     one.inventory()
     began = time.monotonic()
     one.close(until=began)

@@ -26,7 +26,7 @@ from slurm_elastic.snapshot.agent_side import AgentMemory
 from slurm_elastic.snapshot.hand_over import VARIABLE, Request, ask
 from slurm_elastic.snapshot.lineage import Copy, Group, SnapshotId, choose, read_inventories, read_origin
 from slurm_elastic.snapshot.memory import HEADER, Contents, OutOfMemoryError, Reserve, Slot, free_memory, require_memory
-from tests.local.snapshot.memories import Agents, in_worker, loads, saves
+from tests.local.snapshot.memories import Agents, in_worker, loads, raised_by, saves
 from tests.local.waiting import eventually
 
 
@@ -58,17 +58,14 @@ def test_a_worker_that_is_killed_while_it_saves_leaves_the_snapshot_before(agent
         saves(4)()
 
     in_worker(variables, work)
-    (variables,) = agents.next_round([one])
-    assert in_worker(variables, loads) == (3.0, 3)
+    assert agents.alone(one, loads) == (3.0, 3)
 
 
 def test_state_may_grow_and_change_its_shape(agents: Agents) -> None:
     one = agents.add("one")
-    (variables,) = agents.next_round([one])
-    assert in_worker(variables, lambda: saves(1, size=10)() and saves(2, size=100_000)() and saves(3, size=50_000)())
+    assert agents.alone(one, lambda: saves(1, size=10)() and saves(2, size=100_000)() and saves(3, size=50_000)())
     for _ in range(2):
-        (variables,) = agents.next_round([one])
-        assert in_worker(variables, loads) == (3.0, 3)
+        assert agents.alone(one, loads) == (3.0, 3)
 
 
 class Shows(torch.nn.Linear):
@@ -93,8 +90,8 @@ def test_a_module_is_loaded_without_a_second_copy_and_nothing_else_is_overwritte
         return model.has_it, half.has_it, [sorted({*each.flatten().tolist()}) for each in shown]
 
     one = agents.add("one")
-    assert in_worker(agents.next_round([one])[0], save)
-    found = in_worker(agents.next_round([one])[0], load)
+    assert agents.alone(one, save)
+    found = agents.alone(one, load)
     assert found == ([True, True], [False, False], [[7.0], [7.0], [7.0], [0.0]])
 
 
@@ -122,22 +119,9 @@ def test_state_that_ranks_do_not_share_is_not_restored(agents: Agents, caplog: p
     assert "step 1 of round 0 is not the same on one and two; it starts from no snapshot" in caplog.text
 
 
-def raised_by(work: Any) -> Any:
-    """Return work that returns the error of this one as text."""
-
-    def raised() -> str:
-        try:
-            work()
-        except (RuntimeError, ValueError, TypeError) as error:
-            return str(error)
-        return ""
-
-    return raised
-
-
 def test_steps_are_counted_over_all_epochs(agents: Agents) -> None:
     one = agents.add("one")
-    found = in_worker(agents.next_round([one])[0], raised_by(saves(7, 8, 1)))
+    found = agents.alone(one, raised_by(saves(7, 8, 1)))
     assert found == "snapshot of step 1 after that of step 8: count steps over all epochs"
     (variables,) = agents.next_round([one])
     assert in_worker(variables, loads) == (8.0, 8)
@@ -148,12 +132,12 @@ def test_steps_are_counted_over_all_epochs(agents: Agents) -> None:
         return True
 
     assert in_worker(variables, twice)
-    assert in_worker(agents.next_round([one])[0], loads) == (9.0, 9)
+    assert agents.alone(one, loads) == (9.0, 9)
 
 
 def test_a_snapshot_is_loaded_before_it_is_overwritten_or_not_at_all(agents: Agents) -> None:
     one = agents.add("one")
-    assert in_worker(agents.next_round([one])[0], saves(1))
+    assert agents.alone(one, saves(1))
     (variables,) = agents.next_round([one])
 
     def late() -> None:
@@ -181,23 +165,8 @@ def test_a_state_with_nan_is_refused_if_that_is_asked_for(agents: Agents) -> Non
             snapshot.save(step, check_finite=True, weights=weights, count=torch.tensor(step), progress={"step": step})
         return True
 
-    assert in_worker(agents.next_round([one])[0], work)
-    (variables,) = agents.next_round([one])
-    assert in_worker(variables, lambda: snapshot.load(progress=None)) == {"step": 1}
-
-
-def test_names_that_the_snapshot_does_not_have(agents: Agents) -> None:
-    one = agents.add("one")
-    assert in_worker(agents.next_round([one])[0], saves(1))
-
-    def work() -> str:
-        try:
-            snapshot.load(weights=None, ema=None)
-        except KeyError as error:
-            return str(error)
-        return ""
-
-    assert "the snapshot has no state 'ema', only weights, progress" in in_worker(agents.next_round([one])[0], work)
+    assert agents.alone(one, work)
+    assert agents.alone(one, lambda: snapshot.load(progress=None)) == {"step": 1}
 
 
 def test_processes_of_a_data_loader_inherit_neither_memory_nor_descriptor(agents: Agents) -> None:
@@ -221,7 +190,7 @@ def test_processes_of_a_data_loader_inherit_neither_memory_nor_descriptor(agents
         os.waitpid(child, 0)
         return before, int(os.read(reading, 10)), count()
 
-    before, child, after = in_worker(agents.next_round([one])[0], work)
+    before, child, after = agents.alone(one, work)
     assert before == after
     # Of three slots: the descriptor, the mapping, and the descriptor that CPython's mmap keeps. What is left is of the
     # agent, which is in the process of the test, from which the worker was forked.
@@ -239,7 +208,7 @@ def test_a_worker_of_a_round_that_is_over_gets_no_memory(agents: Agents) -> None
 def test_a_snapshot_that_no_agent_sends_ends_the_worker(agents: Agents, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transfer, "_TIMEOUT", 0.2)
     one = agents.add("one")
-    assert in_worker(agents.next_round([one])[0], saves(1))
+    assert agents.alone(one, saves(1))
     origin = choose(0, "", [one.inventory()])
     one.close()
     del agents._by_name["one"]
@@ -256,7 +225,7 @@ def out_of_descriptors() -> Slot:
 
 def test_a_transfer_is_given_up_with_its_round(agents: Agents, monkeypatch: pytest.MonkeyPatch) -> None:
     one, two = agents.add("one"), agents.add("two")
-    assert in_worker(agents.next_round([one])[0], saves(1))
+    assert agents.alone(one, saves(1))
     # A holder that takes connections and says nothing.
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = read_origin(choose(0, "", [one.inventory()])).holders[0].port
@@ -276,7 +245,7 @@ def test_a_transfer_is_given_up_with_its_round(agents: Agents, monkeypatch: pyte
 
 def test_strangers_that_hold_all_connections_keep_no_agent_from_its_snapshot(agents: Agents) -> None:
     one, two = agents.add("one"), agents.add("two")
-    assert in_worker(agents.next_round([one])[0], saves(1))
+    assert agents.alone(one, saves(1))
     port = read_inventories([one.inventory()])[0].holder.port
     with contextlib.ExitStack() as silent:
         for _ in range(80):
@@ -290,7 +259,7 @@ def test_strangers_that_hold_all_connections_keep_no_agent_from_its_snapshot(age
 
 def test_an_agent_without_the_secret_gets_nothing(agents: Agents) -> None:
     one = agents.add("one")
-    assert in_worker(agents.next_round([one])[0], saves(1))
+    assert agents.alone(one, saves(1))
     port = read_inventories([one.inventory()])[0].holder.port
     with socket.create_connection(("127.0.0.1", port), timeout=5) as connection:
         session = Session(Role.AGENT, b"x" * 32, "7.0 snapshot", agent="stranger", port=port)
@@ -540,7 +509,7 @@ def test_nothing_is_left_behind(tmp_path: Path) -> None:
     made = Agents(tmp_path)
     one = made.add("one")
     descriptors = len(list(Path("/proc/self/fd").iterdir()))
-    assert in_worker(made.next_round([one])[0], saves(1))
+    assert made.alone(one, saves(1))
     made.next_round([one])
     made.close()
     assert list((tmp_path / "one").iterdir()) == []
