@@ -3,7 +3,8 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -60,30 +61,40 @@ def write_and_read(client: EtcdClient, key: str, value: bytes) -> None:
     assert client.get_present([key])[0] == {key.encode(): value}
 
 
-def test_each_member_killed_in_turn_costs_one_line_each(
-    cluster: Cluster, client: EtcdClient, prefix: str, warnings: list[str]
-) -> None:
+@pytest.fixture
+def store(client: EtcdClient, prefix: str) -> Iterator[EtcdStore]:
+    """With a lease beside it that is to outlive what the test does, and its key."""
     renewals: list[float] = []
     lease = client.shared_lease(prefix, 8, lambda silence: None if silence else renewals.append(time.monotonic()))
     lease.grant(client.limits)
-    store = EtcdStore(client, prefix + "store/", timedelta(seconds=GUARD))
     client.put(prefix + "leased", b"", lease.id)
+    yield EtcdStore(client, prefix + "store/", timedelta(seconds=GUARD))
+    over = time.monotonic()
+    eventually(lambda: renewals[-1:] > [over])
+    assert client.get(prefix + "leased") is not None
+
+
+@contextmanager
+def awaited(store: EtcdStore, key: str, value: bytes) -> Iterator[None]:
+    """A thread that waits for the key meanwhile finds this value."""
+    with ThreadPoolExecutor() as pool:
+        found = pool.submit(store.get, key)
+        yield
+        assert found.result(GUARD) == value
+
+
+def test_each_member_killed_in_turn_costs_one_line_each(
+    cluster: Cluster, client: EtcdClient, store: EtcdStore, warnings: list[str]
+) -> None:
     for number in range(3):
         key = f"awaited{number}"
-        found: list[bytes] = []
-        waiter = threading.Thread(target=lambda key=key, found=found: found.append(store.get(key)))
-        waiter.start()
-        lost = member_of(cluster, client)
-        lost.kill()
-        lost_at = time.monotonic()
-        store.set(key, str(number))
-        waiter.join(GUARD)
-        assert found == [b"%d" % number]
+        with awaited(store, key, b"killed"):
+            lost = member_of(cluster, client)
+            lost.kill()
+            store.set(key, "killed")
         cluster.start()
         assert len(warnings) == number + 1
         assert str(lost.config.endpoints[0]) in warnings[number]
-    eventually(lambda: renewals[-1:] > [lost_at])
-    assert client.get(prefix + "leased") is not None
 
 
 def test_a_loss_that_several_threads_notice_is_one_line(client: EtcdClient, warnings: list[str]) -> None:
@@ -99,28 +110,14 @@ def test_a_watch_of_a_member_that_goes_has_no_answer(cluster: Cluster, client: E
     write_and_read(client, prefix + "after", b"1")
 
 
-def test_all_members_down_and_back_loses_nothing(
-    cluster: Cluster, client: EtcdClient, prefix: str, warnings: list[str]
-) -> None:
-    renewals: list[float] = []
-    lease = client.shared_lease(prefix, 8, lambda silence: None if silence else renewals.append(time.monotonic()))
-    lease.grant(client.limits)
-    store = EtcdStore(client, prefix + "store/", timedelta(seconds=GUARD))
-    client.put(prefix + "leased", b"", lease.id)
-    found: list[bytes] = []
-    waiter = threading.Thread(target=lambda: found.append(store.get("awaited")))
-    waiter.start()
-    cluster.stop()
-    lost_at = time.monotonic()
-    # The restart also forgets all tokens.
-    back = threading.Timer(1.0, cluster.start)
-    back.start()
-    store.set("awaited", "after")
-    back.join()
-    waiter.join(GUARD)
-    assert found == [b"after"]
-    eventually(lambda: renewals[-1:] > [lost_at])
-    assert client.get(prefix + "leased") is not None
+def test_all_members_down_and_back_loses_nothing(cluster: Cluster, store: EtcdStore, warnings: list[str]) -> None:
+    with awaited(store, "awaited", b"after"):
+        cluster.stop()
+        # The restart also forgets all tokens.
+        back = threading.Timer(1.0, cluster.start)
+        back.start()
+        store.set("awaited", "after")
+        back.join()
     assert len(warnings) <= 3, "one for each member at most"
 
 

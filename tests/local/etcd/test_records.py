@@ -42,11 +42,23 @@ def run_dir(tmp_path: Path, prefix: str) -> RunDir:
 
 
 @pytest.fixture
-def open_records(run_dir: RunDir) -> Iterator[OpenRecords]:
+def first_client(first_etcd: EtcdServer) -> Iterator[EtcdClient]:
+    with EtcdClient(first_etcd.config) as client:
+        yield client
+
+
+@pytest.fixture
+def keys(first_etcd: EtcdServer, run_dir: RunDir) -> str:
+    """What all keys of the run begin with."""
+    return first_etcd.config.run_prefix(run_dir.run_id)
+
+
+@pytest.fixture
+def open_records(first_etcd: EtcdServer, run_dir: RunDir) -> Iterator[OpenRecords]:
     """Open the records of one more agent, of the first incarnation unless another is named."""
     with ExitStack() as stack:
 
-        def open_one(etcd: EtcdServer, incarnation: str = "7.0", limit: float = 10.0) -> EtcdRecords:
+        def open_one(etcd: EtcdServer = first_etcd, incarnation: str = "7.0", limit: float = 10.0) -> EtcdRecords:
             records = EtcdRecords(etcd.config, run_dir, incarnation, limit=limit)
             stack.callback(records.close)
             return records
@@ -68,21 +80,15 @@ class TestEtcdRecords(RecordsContract):
         return open_records(etcd, "7.1")
 
 
-def run_prefix(etcd: EtcdServer, run_dir: RunDir) -> str:
-    return etcd.config.run_prefix(run_dir.run_id)
-
-
 def test_every_key_is_under_the_run_s_lease_and_the_run_s_prefix(
-    first_etcd: EtcdServer, open_records: OpenRecords, run_dir: RunDir
+    open_records: OpenRecords, first_client: EtcdClient, keys: str
 ) -> None:
-    records = open_records(first_etcd)
-    with EtcdClient(first_etcd.config) as client:
-        before, _ = client.get_prefix("/")
-        write_all(records)
-        after, _ = client.get_prefix("/")
+    records = open_records()
+    before, _ = first_client.get_prefix("/")
+    write_all(records)
+    after, _ = first_client.get_prefix("/")
     written = [kv for kv in after if kv.key not in {kv.key for kv in before}]
-    prefix = run_prefix(first_etcd, run_dir)
-    assert [kv.key.decode().removeprefix(prefix) for kv in written] == [
+    assert [kv.key.decode().removeprefix(keys) for kv in written] == [
         "done",
         "round",
         "scopes/7.0/endpoint",
@@ -93,10 +99,8 @@ def test_every_key_is_under_the_run_s_lease_and_the_run_s_prefix(
     assert 0 not in {kv.lease for kv in written}
 
 
-def test_an_agent_that_starts_asks_once(
-    first_etcd: EtcdServer, open_records: OpenRecords, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    leader = open_records(first_etcd)
+def test_an_agent_that_starts_asks_once(open_records: OpenRecords, monkeypatch: pytest.MonkeyPatch) -> None:
+    leader = open_records()
     leader.claim_epoch(3, {"agent": "n1"})
     leader.publish_endpoint({"port": 1})
     leader.claim_round(4, {"places": []})
@@ -109,7 +113,7 @@ def test_an_agent_that_starts_asks_once(
 
     monkeypatch.setattr(failover_channel.Connection, "call", counted)
     monkeypatch.setattr(etcd_records, "_FRESH_SECONDS", 600.0)
-    newcomer = open_records(first_etcd)
+    newcomer = open_records()
     assert not newcomer.is_done()
     assert newcomer.newest_epoch() == 3
     assert newcomer.situation() == Situation({"port": 1}, 4, {"places": []})
@@ -124,8 +128,8 @@ def test_an_agent_that_starts_asks_once(
     assert newcomer.is_done()
 
 
-def test_what_was_not_there_at_the_start_is_asked_for_again(first_etcd: EtcdServer, open_records: OpenRecords) -> None:
-    leader, newcomer = open_records(first_etcd), open_records(first_etcd)
+def test_what_was_not_there_at_the_start_is_asked_for_again(open_records: OpenRecords) -> None:
+    leader, newcomer = open_records(), open_records()
     leader.claim_epoch(1, {})
     leader.publish_endpoint({"port": 1})
     assert newcomer.newest_epoch() == 1
@@ -142,28 +146,26 @@ def write_all(records: Records) -> None:
 
 
 def test_the_record_of_a_large_round_is_smaller_than_a_request_may_be(
-    first_etcd: EtcdServer, open_records: OpenRecords, run_dir: RunDir
+    open_records: OpenRecords, first_client: EtcdClient, keys: str
 ) -> None:
     pids = random.Random(1)
     agents = [f"n{index}/1234.0/{pids.randrange(1 << 22)}" for index in range(16384)]
     table = build_table(0, Reason.START, [AgentInfo(each, each.split("/")[0], 0, 8, "", "", 1) for each in agents], 0)
-    FencedRecords(open_records(first_etcd), "7.0", 1, {"agent": agents[0]}, None).write_round(table)
-    with EtcdClient(first_etcd.config) as client:
-        written = client.get(f"{run_prefix(first_etcd, run_dir)}round")
+    FencedRecords(open_records(), "7.0", 1, {"agent": agents[0]}, None).write_round(table)
+    written = first_client.get(f"{keys}round")
     assert written is not None
     assert len(written.value) < 1.5 * (1 << 20) / 2
-    found = open_records(first_etcd).round(0)
+    found = open_records().round(0)
     assert found is not None
     assert [place["agent"] for place in found["places"]] == sorted(agents, key=lambda each: int(each[1:].split("/")[0]))
 
 
 def test_what_has_to_outlive_the_lease_is_in_the_run_directory_too(
-    first_etcd: EtcdServer, open_records: OpenRecords, run_dir: RunDir
+    open_records: OpenRecords, run_dir: RunDir, first_client: EtcdClient, keys: str
 ) -> None:
-    write_all(open_records(first_etcd))
-    with EtcdClient(first_etcd.config) as client:
-        assert client.delete(run_prefix(first_etcd, run_dir), prefix=True) == 5
-    later = open_records(first_etcd)
+    write_all(open_records())
+    assert first_client.delete(keys, prefix=True) == 5
+    later = open_records()
     assert later.is_done()
     assert later.last_round() == 2
     assert later.newest_epoch() == 1
@@ -173,24 +175,23 @@ def test_what_has_to_outlive_the_lease_is_in_the_run_directory_too(
 
 
 def test_records_that_etcd_lost_are_written_again_by_who_wrote_them(
-    first_etcd: EtcdServer, open_records: OpenRecords, run_dir: RunDir, warnings: list[str]
+    open_records: OpenRecords, warnings: list[str], first_client: EtcdClient, keys: str
 ) -> None:
-    leader, other = open_records(first_etcd, limit=5.0), open_records(first_etcd, limit=5.0)
+    leader, other = open_records(limit=5.0), open_records(limit=5.0)
     leader.claim_epoch(1, {"agent": "n1"})
     leader.publish_endpoint({"port": 1})
     leader.claim_round(4, {"places": [1]})
-    with EtcdClient(first_etcd.config) as client:
-        # As after an outage of the lease's length: the lease is gone, and its keys with it.
-        kept, revision = client.get_prefix(run_prefix(first_etcd, run_dir))
-        revoke(client, client.shared_lease(run_prefix(first_etcd, run_dir), 45))
+    # As after an outage of the lease's length: the lease is gone, and its keys with it.
+    kept, revision = first_client.get_prefix(keys)
+    revoke(first_client, first_client.shared_lease(keys, 45))
 
-        def again() -> list[KeyValue]:
-            found, _ = client.get_prefix(run_prefix(first_etcd, run_dir))
-            return [kv for kv in found if kv.mod_revision > revision]
+    def again() -> list[KeyValue]:
+        found, _ = first_client.get_prefix(keys)
+        return [kv for kv in found if kv.mod_revision > revision]
 
-        eventually(lambda: len(again()) == 3)
-        assert {kv.version for kv in again()} == {1}
-        assert {kv.lease for kv in again()} == {kept[0].lease}
+    eventually(lambda: len(again()) == 3)
+    assert {kv.version for kv in again()} == {1}
+    assert {kv.lease for kv in again()} == {kept[0].lease}
     assert other.endpoint() == {"port": 1}
     assert other.round(4) == {"places": [1]}
     assert other.newest_epoch() == 1
@@ -198,36 +199,33 @@ def test_records_that_etcd_lost_are_written_again_by_who_wrote_them(
 
 
 def test_a_leader_that_was_followed_leaves_lost_records_to_the_next(
-    first_etcd: EtcdServer, open_records: OpenRecords, run_dir: RunDir
+    open_records: OpenRecords, first_client: EtcdClient, keys: str
 ) -> None:
-    old, new = open_records(first_etcd, limit=5.0), open_records(first_etcd, limit=5.0)
+    old, new = open_records(limit=5.0), open_records(limit=5.0)
     old.claim_epoch(1, {})
     old.publish_endpoint({"port": 1})
-    with EtcdClient(first_etcd.config) as client:
-        new.claim_epoch(2, {})
-        client.delete(run_prefix(first_etcd, run_dir), prefix=True)
-        new.publish_endpoint({"port": 2})
-        client.delete(run_prefix(first_etcd, run_dir), prefix=True)
-        eventually(lambda: not old.written)
-        eventually(lambda: client.count_prefix(run_prefix(first_etcd, run_dir)) == 2)
+    new.claim_epoch(2, {})
+    first_client.delete(keys, prefix=True)
+    new.publish_endpoint({"port": 2})
+    first_client.delete(keys, prefix=True)
+    eventually(lambda: not old.written)
+    eventually(lambda: first_client.count_prefix(keys) == 2)
     assert old.endpoint() == {"port": 2}
     assert old.newest_epoch() == 2
 
 
 def test_what_was_not_written_with_the_secret_is_dropped_and_told_once(
-    first_etcd: EtcdServer, open_records: OpenRecords, run_dir: RunDir, warnings: list[str]
+    open_records: OpenRecords, warnings: list[str], first_client: EtcdClient, keys: str
 ) -> None:
-    records = open_records(first_etcd)
-    prefix = run_prefix(first_etcd, run_dir)
-    with EtcdClient(first_etcd.config) as client:
-        for key in ("done", "round", "scopes/7.0/endpoint", "scopes/7.0/epochs/000009"):
-            client.put(prefix + key, b'{"port": 1}')
-        # Each agent sees them; the leader tells.
-        assert records.endpoint() is None
-        assert warnings == []
-        # Ours, but under another key.
-        records.claim_epoch(1, {})
-        client.put(f"{prefix}scopes/7.0/epochs/000008", client.get(f"{prefix}scopes/7.0/epochs/000001").value)
+    records = open_records()
+    for key in ("done", "round", "scopes/7.0/endpoint", "scopes/7.0/epochs/000009"):
+        first_client.put(keys + key, b'{"port": 1}')
+    # Each agent sees them; the leader tells.
+    assert records.endpoint() is None
+    assert warnings == []
+    # Ours, but under another key.
+    records.claim_epoch(1, {})
+    first_client.put(f"{keys}scopes/7.0/epochs/000008", first_client.get(f"{keys}scopes/7.0/epochs/000001").value)
     for _ in range(2):
         assert records.endpoint() is None
         assert records.newest_epoch() == 1
@@ -239,24 +237,22 @@ def test_what_was_not_written_with_the_secret_is_dropped_and_told_once(
 
 
 def test_a_leader_is_found_though_others_write_over_its_endpoint(
-    first_etcd: EtcdServer, open_records: OpenRecords, run_dir: RunDir
+    open_records: OpenRecords, first_client: EtcdClient, keys: str
 ) -> None:
-    leader, searching = open_records(first_etcd), open_records(first_etcd)
+    leader, searching = open_records(), open_records()
     assert searching.situation().endpoint is None
     leader.claim_epoch(1, {})
     leader.publish_endpoint({"port": 1})
-    with EtcdClient(first_etcd.config) as client:
-        client.put(f"{run_prefix(first_etcd, run_dir)}scopes/7.0/endpoint", b'{"port": 2}')
+    first_client.put(f"{keys}scopes/7.0/endpoint", b'{"port": 2}')
     assert searching.situation().endpoint == {"port": 1}
 
 
 def test_a_key_of_others_that_keeps_an_agent_from_leading_is_named(
-    first_etcd: EtcdServer, open_records: OpenRecords, run_dir: RunDir, warnings: list[str]
+    open_records: OpenRecords, warnings: list[str], first_client: EtcdClient, keys: str
 ) -> None:
-    records = open_records(first_etcd)
-    key = f"{run_prefix(first_etcd, run_dir)}scopes/7.0/epochs/000001"
-    with EtcdClient(first_etcd.config) as client:
-        client.put(key, b"{}")
+    records = open_records()
+    key = f"{keys}scopes/7.0/epochs/000001"
+    first_client.put(key, b"{}")
     assert not records.claim_epoch(1, {})
     assert warnings == [f"dropped the etcd key {key}: it was not written by this run"]
 
@@ -289,12 +285,11 @@ def test_an_etcd_lost_for_good_is_told_without_being_asked(lone_etcd: EtcdServer
         records.newest_epoch()
 
 
-def test_a_compaction_costs_nothing(first_etcd: EtcdServer, open_records: OpenRecords) -> None:
-    records = open_records(first_etcd)
+def test_a_compaction_costs_nothing(open_records: OpenRecords, first_client: EtcdClient) -> None:
+    records = open_records()
     assert records.claim_round(0, {"places": []})
     assert records.claim_epoch(1, {})
-    with EtcdClient(first_etcd.config) as client:
-        compact(client, client.put("/other", b""))
+    compact(first_client, first_client.put("/other", b""))
     assert not records.claim_epoch(1, {})
     assert records.claim_round(1, {"places": [1]})
     assert records.situation() == Situation(None, 1, {"places": [1]})
@@ -313,9 +308,9 @@ def test_a_wait_ends_when_it_is_told_to(lone_etcd: EtcdServer, open_records: Ope
 
 
 def test_a_run_directory_that_fails_is_told_once_and_not_needed(
-    first_etcd: EtcdServer, open_records: OpenRecords, run_dir: RunDir, warnings: list[str]
+    open_records: OpenRecords, run_dir: RunDir, warnings: list[str]
 ) -> None:
-    records = open_records(first_etcd)
+    records = open_records()
     (run_dir.path / "rounds").rename(run_dir.path / "elsewhere")
     assert records.claim_epoch(1, {})
     assert records.claim_round(0, {})

@@ -57,9 +57,7 @@ def make_read_only(disk: Path) -> None:
 def test_a_disk_that_takes_no_epoch_is_said_in_one_line(
     start_run: StartRun, small_disk: Path, spoil: Callable[[Path], None], line: str
 ) -> None:
-    run = start_run(small_disk)
-    parties = run.all_of(2)
-    form(parties)
+    parties = start_run(small_disk).formed(2)
     spoil(small_disk)
     parties[0].die()
     assert parties[1].hear(Interrupted).reason is Reason.NODE_LOST
@@ -134,8 +132,7 @@ def test_an_agent_whose_directory_is_not_that_of_the_run_does_not_lead(
 @pytest.mark.parametrize("record", ["epochs/run.0/*.json", "endpoints/run.0.json"])
 def test_a_record_of_an_epoch_or_an_endpoint_that_is_cut_short_stops_nobody(start_run: StartRun, record: str) -> None:
     run = start_run()
-    parties = run.all_of(3)
-    form(parties)
+    parties = run.formed(3)
     # As after a power loss of the file server. Nor do times of files matter.
     (torn,) = run.run_dir.path.glob(record)
     torn.write_text('{"agent": "no')

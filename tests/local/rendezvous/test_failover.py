@@ -65,9 +65,7 @@ def test_one_that_is_left_of_a_run_that_needs_two_waits_for_another_and_no_longe
 
 
 def test_who_goes_with_the_leader_does_not_follow_it(start_run: StartRun) -> None:
-    run = start_run()
-    parties = run.all_of(4)
-    form(parties)
+    parties = start_run().formed(4)
     going, staying = parties[:2], parties[2:]
     for party in going:
         party.link.leaving(LeaveReason.PREEMPTED)

@@ -113,8 +113,7 @@ def test_a_leader_that_stops_first_tells_the_end_however_slow_the_disk(
 
     monkeypatch.setattr(FencedRecords, "finish", slowly)
     run = start_run()
-    leader, member = run.all_of(2)
-    form([leader, member])
+    leader, member = run.formed(2)
     for party in (member, leader):
         party.link.finished()
         party.link.left(LeaveReason.FINISHED)
@@ -178,9 +177,7 @@ def test_an_agent_that_stops_before_it_has_found_a_leader_stops_at_once(start_ru
 
 
 def test_nothing_is_left_of_a_leader_that_has_ended(start_run: StartRun, leaders: list[Leader]) -> None:
-    run = start_run()
-    parties = run.all_of(2)
-    form(parties)
+    parties = start_run().formed(2)
     leader = leaders[0]
     # It does not wait until the others have gone.
     next(party for party in parties if party.link.leads).link.stop(timeout=0)

@@ -72,8 +72,7 @@ def test_the_run_goes_on_among_strangers(
     start_run: StartRun, leaders: list[Leader], caplog: pytest.LogCaptureFixture
 ) -> None:
     run = start_run()
-    parties = run.all_of(2)
-    form(parties)
+    parties = run.formed(2)
     greeting = Session(Role.AGENT, bytes(32), "run.0", agent="node9/7.0/1")
     sent = [
         bytes(range(256)) * 100,
@@ -162,9 +161,7 @@ def test_a_first_round_forms_among_ten_thousand_strangers(
 def test_a_fault_of_a_tick_does_not_stop_the_leaders_clock(
     start_run: StartRun, leaders: list[Leader], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    run = start_run(options=options(heartbeat_limit=0.3))
-    parties = run.all_of(2)
-    form(parties)
+    start_run(options=options(heartbeat_limit=0.3)).formed(2)
     ticks = 0
 
     def fails(*_: object) -> None:
@@ -212,8 +209,7 @@ def test_a_handshake_that_is_never_completed_is_cut_off(
 
 def test_a_greeting_that_is_sent_again_takes_no_room(start_run: StartRun, leaders: list[Leader]) -> None:
     run = start_run()
-    parties = run.all_of(2)
-    form(parties)
+    parties = run.formed(2)
     # As an agent has said it on a port where it expected the leader, and another user listened.
     greeting = Session(Role.AGENT, run.run_dir.secret(), "run.0", agent=parties[1].config.agent).start()
     with ExitStack() as stack:
@@ -228,8 +224,7 @@ def test_a_greeting_that_is_sent_again_takes_no_room(start_run: StartRun, leader
 
 def test_an_agent_that_speaks_for_another_is_not_heard(start_run: StartRun, leaders: list[Leader]) -> None:
     run = start_run()
-    parties = run.all_of(2)
-    form(parties)
+    parties = run.formed(2)
     agent, stream = authenticated(parties[0], "node9/7.0/9")
     with stream:
         for party in parties:

@@ -130,6 +130,12 @@ class Run:
         self.settings["expected_nodes"] = tuple(f"node{number + 1}" for number in range(nodes))
         return [self.party(position) for position in range(nodes)]
 
+    def formed(self, nodes: int) -> list[Party]:
+        """The same, in their first round."""
+        parties = self.all_of(nodes)
+        form(parties)
+        return parties
+
     def close(self) -> None:
         # The leader waits until the others have gone.
         for party in sorted(self.parties, key=lambda party: party.link.leads):
