@@ -15,8 +15,8 @@ from slurm_elastic import __version__
 from slurm_elastic.cli import main
 from slurm_elastic.cli.commands.job_end import code_when_over
 from slurm_elastic.rundir import JobRecords, RunDir, join_own
-from slurm_elastic.slurm import SlurmJob
 from tests.conftest import Cli
+from tests.unit.agent.helpers.jobs import slurm_job
 
 BATCH = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_NODEID": "0", "SLURMD_NODENAME": "n1"}
 TIME = "2026-11-25T12:00"
@@ -72,10 +72,7 @@ def calls(tmp_path: Path, program: Callable[[str, str], None]) -> Path:
 
 
 def begin(base: Path, step: int) -> RunDir:
-    environ = {**BATCH, "SLURM_STEP_ID": str(step), "SLURM_STEP_NODELIST": "n[1-2]"}
-    job = SlurmJob.from_environment(environ)
-    assert job is not None
-    return join_own(base, job, ("t.py", str(step)))
+    return join_own(base, slurm_job("n[1-2]", SLURM_STEP_ID=str(step)), ("t.py", str(step)))
 
 
 def test_a_job_of_several_runs_has_succeeded_when_all_have(tmp_path: Path, calls: Path) -> None:

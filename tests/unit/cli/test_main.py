@@ -184,7 +184,6 @@ def test_imports_of_the_agent_start_no_pool_of_threads_and_leave_the_environment
     program = """
 import os
 from slurm_elastic.cli.commands.agent import _fast_imports
-from tests.conftest import Cli
 
 before = dict(os.environ)
 with _fast_imports():

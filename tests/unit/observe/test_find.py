@@ -8,18 +8,13 @@ import pytest
 from slurm_elastic.errors import UsageError
 from slurm_elastic.observe.find import find_run, newest_run
 from slurm_elastic.rundir import RunDir, join_own, known_directories, remember_directory
-from slurm_elastic.slurm import SlurmJob
+from tests.unit.agent.helpers.jobs import slurm_job
 from tests.unit.observe.runs import WrittenRun
 
 
 def begin(base: Path, step: int, command: str, element: int | None = None) -> RunDir:
-    environ = {"SLURM_JOB_ID": "12", "SLURM_JOB_NODELIST": "n1", "SLURM_NODEID": "0", "SLURM_STEP_ID": str(step)}
-    environ["SLURM_STEP_NODELIST"] = "n1"
-    if element is not None:
-        environ.update(SLURM_ARRAY_JOB_ID="12", SLURM_ARRAY_TASK_ID=str(element))
-    job = SlurmJob.from_environment(environ)
-    assert job is not None
-    return join_own(base, job, command.split())
+    array = {} if element is None else {"SLURM_ARRAY_JOB_ID": "12", "SLURM_ARRAY_TASK_ID": str(element)}
+    return join_own(base, slurm_job(SLURM_JOB_ID="12", SLURM_STEP_ID=str(step), **array), command.split())
 
 
 @pytest.fixture
