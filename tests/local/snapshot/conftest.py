@@ -33,3 +33,9 @@ def agents(tmp_path: Path, fork: Fork | None) -> Iterator[Agents]:
     made = Agents(tmp_path, fork=fork)
     yield made
     made.close()
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    """Where checkpoints are; the first start makes it."""
+    return tmp_path / "checkpoints"

@@ -136,7 +136,7 @@ def raised_by(work: Any) -> Any:
     def raised() -> str:
         try:
             work()
-        except (RuntimeError, ValueError, TypeError, KeyError) as error:
+        except (RuntimeError, ValueError, TypeError, KeyError, MemoryError) as error:
             return str(error)
         return ""
 

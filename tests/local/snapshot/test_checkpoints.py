@@ -32,12 +32,6 @@ ROOT = Path(__file__).parents[3]
 WRITES = True
 
 
-@pytest.fixture
-def directory(tmp_path: Path) -> Path:
-    """Where checkpoints are; the first start makes it."""
-    return tmp_path / "checkpoints"
-
-
 def trains(directory: Path, *steps: int, every: float = 600.0) -> Any:
     """Work that takes snapshots of these steps; it returns the step and the weight that it started from."""
 
@@ -285,22 +279,18 @@ def test_a_checkpoint_of_an_earlier_release_is_loaded_unchecked(
 
 def test_order_of_calls(agents: Agents, tmp_path: Path) -> None:
     def work() -> list[str]:
-        errors = []
         snapshot.to_disk(tmp_path / "a")
-        for call in (
+        calls = (
             lambda: snapshot.save(1, step=1),
             lambda: snapshot.load(step=1),
             lambda: snapshot.to_disk(tmp_path / "b"),
             lambda: snapshot.to_disk(tmp_path / "b", keep=0),
-        ):
-            try:
-                call()
-            except (RuntimeError, ValueError) as error:
-                errors.append(str(error))
-        return errors
+        )
+        return [raised_by(call)() for call in calls]
 
     assert agents.alone(agents.add("one"), work) == [
         "snapshot.save comes before snapshot.load: after snapshot.to_disk call load first",
+        "",
         "snapshot.to_disk comes too late: call it before snapshot.load",
         "every=600.0, keep=0: checkpoints need 0 seconds or more, and one at least that stays",
     ]

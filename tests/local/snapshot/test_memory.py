@@ -444,11 +444,10 @@ def test_a_worker_checks_the_memory_of_its_node_before_the_first_copy(tmp_path: 
 
     def work() -> str:
         _worker_side.free_memory = lambda: 5 << 20  # type: ignore[attr-defined]
-        try:
-            snapshot.save(1, weights=torch.zeros(1 << 18), per_rank={"own": torch.zeros(1 << 18)})
-        except OutOfMemoryError as error:
-            return str(error)
-        return ""
+        text: str = raised_by(
+            lambda: snapshot.save(1, weights=torch.zeros(1 << 18), per_rank={"own": torch.zeros(1 << 18)})
+        )()
+        return text
 
     text = in_worker({**variables, "LOCAL_WORLD_SIZE": "2"}, work)
     assert f" = {total}" in text

@@ -63,17 +63,16 @@ def trains(directory: Path, *steps: int) -> Any:
     return work
 
 
-def warm_up(agent: AgentMemory, directory: Path) -> None:
-    """The process that writes has imported torch, for which a slow machine takes longer than agents wait."""
-    agent._disk._process.carry_out(Order(Directory(str(directory), 0.0, 1, 9), CheckpointId(9, 9), "discard"))
+def warm_up(directory: Path, *agents: AgentMemory) -> None:
+    """The processes that write have imported torch, for which a slow machine takes longer than agents wait."""
+    for agent in agents:
+        agent._disk._process.carry_out(Order(Directory(str(directory), 0.0, 1, 9), CheckpointId(9, 9), "discard"))
 
 
-def test_each_node_writes_its_parts_and_another_world_starts_from_them(agents: Agents, tmp_path: Path) -> None:
-    directory = tmp_path / "checkpoints"
+def test_each_node_writes_its_parts_and_another_world_starts_from_them(agents: Agents, directory: Path) -> None:
     one, two = agents.add("one"), agents.add("two")
     assert together(ranks(agents, (one, 2), (two, 1)), trains(directory, 1, 2, 3)) == [(0, [])] * 3
-    for agent in (one, two):
-        warm_up(agent, directory)
+    warm_up(directory, one, two)
     # One of them leaves as announced. What it alone has is on disk before the other one joins.
     with ThreadPoolExecutor() as pool:
         left = pool.submit(agents.leave, "two", 60.0)
@@ -123,15 +122,13 @@ def no_flipped_bit_is_loaded(path: Path) -> None:
 
 
 def test_a_node_that_leaves_as_soon_as_it_has_come_takes_no_step_with_it(
-    agents: Agents, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    agents: Agents, directory: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    directory = tmp_path / "checkpoints"
     one = agents.add("one")
     assert together(ranks(agents, (one, 2)), trains(directory, 1, 2)) == [(0, [])] * 2
     two = agents.add("two")
     assert together(ranks(agents, (one, 2), (two, 1)), trains(directory, 3)) == [(2, [0, 1])] * 3
-    for agent in (one, two):
-        warm_up(agent, directory)
+    warm_up(directory, one, two)
     caplog.set_level("INFO", "slurm_elastic")
     with ThreadPoolExecutor() as pool:
         left = pool.submit(agents.leave, "two", 60.0)
@@ -147,13 +144,11 @@ def test_a_node_that_leaves_as_soon_as_it_has_come_takes_no_step_with_it(
 
 
 def test_the_others_join_when_the_node_of_rank_0_has_completed_the_checkpoint_before_it_leaves(
-    agents: Agents, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    agents: Agents, directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    directory = tmp_path / "checkpoints"
     one, two = agents.add("one"), agents.add("two")
     assert together(ranks(agents, (one, 1), (two, 1)), trains(directory, 1, 2)) == [(0, [])] * 2
-    for agent in (one, two):
-        warm_up(agent, directory)
+    warm_up(directory, one, two)
     carry_out, tasks = two._disk._process.carry_out, []
 
     def record(order: Order, *slots: Slot) -> Outcome:
@@ -181,17 +176,15 @@ def test_the_others_join_when_the_node_of_rank_0_has_completed_the_checkpoint_be
 
 @pytest.mark.parametrize("ahead", [0, pytest.param(1, marks=pytest.mark.nightly)])
 def test_agents_whose_workers_were_stopped_at_no_agreed_step_end_with_the_newest_that_all_have(
-    ahead: int, agents: Agents, tmp_path: Path
+    ahead: int, agents: Agents, directory: Path
 ) -> None:
-    directory = tmp_path / "checkpoints"
     one, two = agents.add("one"), agents.add("two")
 
     def work() -> tuple[int, list[int]]:
         return trains(directory, 1, 2, *([3] if int(os.environ["RANK"]) == ahead else []))()
 
     assert together(ranks(agents, (one, 1), (two, 1)), work) == [(0, [])] * 2
-    for agent in (one, two):
-        warm_up(agent, directory)
+    warm_up(directory, one, two)
     with ThreadPoolExecutor() as pool:
         [*pool.map(lambda name: agents.leave(name, 60.0), ("one", "two"))]
     assert names(directory) == ["start-000001.step-000000000002"]
@@ -249,8 +242,7 @@ def test_nodes_write_the_same_step_while_they_train(
 
     world = (nodes[0], 2), (nodes[1], 1), (nodes[2], 1)
     assert together(ranks(agents, *world), lambda: start(directory)) == [(0, [])] * 4
-    for node in nodes:
-        warm_up(node, directory)
+    warm_up(directory, *nodes)
     store, formed = with_store(ranks(agents, *world))
     workers = [start_worker(each, work) for each in formed]
     seen: set[str] = set()

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import IO, Any
 
 import pytest
 
@@ -43,6 +43,13 @@ def send(content):
 """
 
 
+class Process(subprocess.Popen[bytes]):
+    """One to which the test speaks."""
+
+    stdin: IO[bytes]
+    stdout: IO[bytes]
+
+
 class Node:
     """A watchdog, and workers of it."""
 
@@ -56,9 +63,9 @@ class Node:
         self.watchdog.start(lambda name, _request: self.torch_events.append(name))
         stack.callback(self.watchdog.stop)
 
-    def process(self, code: str) -> subprocess.Popen[bytes]:
+    def process(self, code: str) -> Process:
         """Run code after CLIENT, to the point where it prints."""
-        process = subprocess.Popen(
+        process = Process(
             [sys.executable, "-c", CLIENT + textwrap.dedent(code), self.watchdog.path],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -66,13 +73,11 @@ class Node:
         )
         self._stack.callback(process.wait)
         self._stack.callback(process.kill)
-        assert process.stdin is not None
-        assert process.stdout is not None
         self._stack.callback(process.stdout.close)
         self._stack.callback(process.stdin.close)
         return process
 
-    def worker(self, code: str, rank: int = 0, agreement: Agreement | None = None) -> subprocess.Popen[bytes]:
+    def worker(self, code: str, rank: int = 0, agreement: Agreement | None = None) -> Process:
         """The only worker of a round."""
         self.watchdog.expect()
         process = self.process(code)
@@ -193,7 +198,6 @@ def test_without_a_signal_a_hang_is_reported_and_nobody_killed(node: Node) -> No
     assert node.hang().killed is None
     # While a hang is dealt with, others of the same worker are none.
     eventually(lambda: not node.watchdog._hangs._hung)
-    assert worker.stdin is not None
     worker.stdin.close()
     assert node.hang().killed is None
     assert worker.poll() is None
@@ -201,7 +205,6 @@ def test_without_a_signal_a_hang_is_reported_and_nobody_killed(node: Node) -> No
 
 def test_whoever_is_no_worker_is_not_believed(node: Node) -> None:
     victim = node.process("print(flush=True); time.sleep(60)")
-    assert victim.stdout is not None
     victim.stdout.readline()
     worker = node.worker(
         f"""
@@ -216,7 +219,6 @@ def test_whoever_is_no_worker_is_not_believed(node: Node) -> None:
         time.sleep(60)
         """
     )
-    assert worker.stdin is not None
     eventually(lambda: node.watchdog.dropped == 4)
     worker.stdin.close()
     assert node.hang().scope == "own"
@@ -239,8 +241,6 @@ def test_a_round_that_is_over_kills_nobody(node: Node) -> None:
 
 def test_a_watchdog_that_stood_still_takes_nobody_for_hung(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     worker = node.worker("ask('a', 600); print(flush=True); input(); ask('b', 0.01); time.sleep(300)")
-    assert worker.stdout is not None
-    assert worker.stdin is not None
     worker.stdout.readline()
     eventually(lambda: len(node.watchdog._timers) == 1)
     # As when the job is suspended for an hour: that clock goes on (clock_gettime(2)).
@@ -262,7 +262,6 @@ def test_a_client_that_holds_the_pipe_open_holds_nobody_up(node: Node) -> None:
 def test_requests_that_come_before_the_workers_are_known_count(node: Node) -> None:
     node.watchdog.expect()
     process = node.process("ask('early', 0.1); print(flush=True); time.sleep(60)")
-    assert process.stdout is not None
     process.stdout.readline()
     eventually(lambda: node.watchdog._pending)
     node.watchdog.watch([Watched(process.pid, 0, 0, 0, None)])
