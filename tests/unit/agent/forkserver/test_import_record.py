@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -30,6 +29,16 @@ PACKAGES = {
 }
 
 
+def printed_by(code: str, packages: Path) -> str:
+    """What a Python prints that has the packages in this directory."""
+    for name, source in PACKAGES.items():
+        (packages / f"{name}.py").write_text(source)
+    environment = {"PYTHONPATH": f"{Path(__file__).parents[4]}:{packages}", "HOME": "/"}
+    ended = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    return ended.stdout
+
+
 @pytest.mark.parametrize(
     ("script", "modules", "changed"),
     [
@@ -51,23 +60,11 @@ def test_record_has_imports_up_to_a_change_of_the_scripts(
     packages, directory = tmp_path / "site-packages", tmp_path / "place"
     for place in (packages, directory):
         place.mkdir()
-    for name, source in PACKAGES.items():
-        (packages / f"{name}.py").write_text(source)
     (directory / "own.py").write_text("import later")
     names = [*PACKAGES, f"{directory}/own.py"]
     file = str(directory / "train.py")
     code = WORKER.format(directory=str(directory), script=script, file=file, names=names)
-    path = os.pathsep.join((str(Path(__file__).parents[4]), str(packages)))
-    ended = subprocess.run(
-        [sys.executable, "-c", code],
-        env={"PYTHONPATH": path, "HOME": "/"},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert ended.returncode == 0, ended.stderr
-    lines, reason = ended.stdout.splitlines()
+    lines, reason = printed_by(code, packages).splitlines()
     assert list(dict.fromkeys(eval(lines))) == modules.format(directory=directory).split()
     line = script.count("\n") + 1
     shown = f"imports are learned up to later: {file}, line {line}, imports it after {changed} was changed"
@@ -84,15 +81,9 @@ def test_record_has_imports_up_to_a_change_of_the_scripts(
     ],
 )
 def test_record_says_what_was_imported_after_a_seed(tmp_path: Path, script: str, seeded: list[str]) -> None:
-    for name, source in PACKAGES.items():
-        (tmp_path / f"{name}.py").write_text(source)
     code = (
         "from slurm_elastic.agent.forkserver._import_learner import ImportRecord, observe\n"
         f"record = ImportRecord()\nobserve(record, [])\n{script}\nimport inner\n"
         f"print([name for name in dict.fromkeys(record.seeded()) if name != 'inner'])\n"
     )
-    path = os.pathsep.join((str(Path(__file__).parents[4]), str(tmp_path)))
-    ended = subprocess.run(
-        [sys.executable, "-c", code], env={"PYTHONPATH": path}, capture_output=True, text=True, timeout=60, check=False
-    )
-    assert (ended.stdout, ended.stderr) == (f"{seeded}\n", "")
+    assert printed_by(code, tmp_path) == f"{seeded}\n"
