@@ -158,6 +158,11 @@ class Job:
         """End the training."""
         (self.directory / "enough").touch()
 
+    def finish(self, timeout: float = 60.0) -> None:
+        """End the training, and see the job succeed."""
+        self.say_enough()
+        self.wait_for("COMPLETED", timeout=timeout)
+
     def cancel(self) -> None:
         """`scancel`."""
         self.cluster.command(["scancel", str(self.id)])

@@ -25,7 +25,6 @@ def test_a_node_that_fails_its_check_is_excluded_from_the_next_start(jobs):
     excluded = jobs.cluster.job(job.id)["ExcNodeList"]
     assert excluded == "n[2,4]"
     assert "it excludes n4, n2 from now on: their strikes are in the events of the run" in job.output
-    job.say_enough()
-    job.wait_for("COMPLETED")
+    job.finish()
     found = job.action(excluded=excluded == "n[2,4]")
     assert found == planted("a node whose check fails, and a requeue").action

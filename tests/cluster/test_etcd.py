@@ -136,8 +136,7 @@ def test_an_etcd_of_its_own_ends_with_the_run(jobs: Jobs) -> None:
     run = Job(jobs.cluster, jobs.directory, int(submitted.search(etcd.output).group(1)))
     run.wait_for_steps(0, ["n1"])
     assert found["password"] not in etcd.output + run.output
-    run.say_enough()
-    run.wait_for("COMPLETED")
+    run.finish()
     etcd.wait_for("COMPLETED")
     assert etcd.exit_code() == 0
     assert not (directory / "credentials.json").exists()

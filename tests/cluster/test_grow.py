@@ -90,8 +90,7 @@ def test_the_time_limit_of_the_first_job_is_its_own(jobs):
     wait_for_round(jobs, job, 3, [*OLD, *new])
     assert f"job {job.id}: requeued: time limit near" in job.output
 
-    job.say_enough()
-    job.wait_for("COMPLETED")
+    job.finish()
     more.wait_for("COMPLETED")
     require_each_step_once(job, 4)
 

@@ -40,8 +40,7 @@ def test_a_hang_costs_one_restart_and_every_health_port_answers_throughout(jobs)
         finally:
             (jobs.directory / "asked").touch()
             asking.wait(timeout=60)
-    job.say_enough()
-    job.wait_for("COMPLETED")
+    job.finish()
 
     # Of the worker that hangs, or of one that waits for it and was found first.
     hangs = job.events("worker_hung")

@@ -19,8 +19,7 @@ def test_one_srun_for_all_components_is_one_run(jobs):
     # Slurm ends and requeues all components together: they share one fate.
     assert {place["domain"] for place in job.rounds()[0]["places"]} == {f"{job.id}"}
 
-    job.say_enough()
-    job.wait_for("COMPLETED")
+    job.finish()
     jobs.wait_until_all_ended()
 
 

@@ -30,8 +30,7 @@ def inner(jobs) -> Job:
 
 def finished(job: Job) -> None:
     """See the job finish."""
-    job.say_enough()
-    job.wait_for("COMPLETED")
+    job.finish()
     assert "SLURM_" not in job.output
     assert not re.search(r"^\d+: ", job.output, flags=re.MULTILINE)
 

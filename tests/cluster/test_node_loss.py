@@ -42,8 +42,7 @@ def test_a_killed_node_is_left_behind_and_charged_to_nobody(jobs):
     job.wait_for_steps(1, ["n1", "n2", "n4"])
     told = jobs.ask("drain", job.id, "n4", "--wait").stdout.splitlines()[1]
     assert re.fullmatch(r"n4 drained: all stopped at step \d+, 2 of 3 nodes go on \[round 2 in .*]", told), told
-    job.say_enough()
-    job.wait_for("COMPLETED")
+    job.finish()
     assert formed(job) == [
         (["n1", "n2", "n3", "n4"], "start", 0),
         (["n1", "n2", "n4"], "node_lost", 0),
@@ -77,8 +76,7 @@ def test_an_agent_that_is_cut_off_stops_its_workers_and_joins_again_when_healed(
     job.wait_for_steps(1, ["n1"])
     jobs.cluster.heal("n2")
     job.wait_for_steps(2, ["n1", "n2"])
-    job.say_enough()
-    job.wait_for("COMPLETED")
+    job.finish()
     (lost,) = [event for event in job.events("node_lost") if event["node"] == "n1"]
     assert (lost["nodes"], lost["why"]) == (["n2"], "silent")
     # In whole milliseconds.

@@ -68,8 +68,7 @@ def test_one_group_trains_through_cuts(jobs):
         job.wait_until(f"{what}: not all train again", all_train)
         healed.append(time.monotonic() - began)
         print(f"{what}: {len(job.rounds()) - before} rounds, all train after {healed[-1]:.1f} s", flush=True)
-    job.say_enough()
-    job.wait_for("COMPLETED")
+    job.finish()
     assert_one_group_at_a_time(job.steps())
     assert job.action() == planted("cuts between any nodes").action
     print(f"seed {SEED}: {CUTS} cuts, all trained again at most {max(healed):.1f} s after healing")

@@ -43,8 +43,7 @@ def test_a_killed_node_is_replaced_and_no_job_is_left(jobs):
     jobs.cluster.kill("n3")
     job.wait_for_steps(3, ["n1"])
     late = wait_for_replacement(jobs, job)
-    job.say_enough()
-    job.wait_for("COMPLETED")
+    job.finish()
     late.wait_for("CANCELLED")
     assert f"the run is over: job {late.id}, which waits to join it, is cancelled" in job.output
     assert f"job {replacement.id} is submitted for 1 node that the run has lost, 1 of 10" in job.output

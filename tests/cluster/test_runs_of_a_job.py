@@ -109,8 +109,7 @@ def test_runs_find_themselves_again_after_a_requeue(jobs):
 
     jobs.cluster.command(["scontrol", "requeue", str(job.id)])
     jobs.cluster.wait_until("it does not train again", lambda: len(said(jobs)) == 4, 120)
-    job.say_enough()
-    job.wait_for("COMPLETED")
+    job.finish()
 
     runs = said(jobs)
     found = {(word, restarts): (run, step) for word, run, _, restarts, step, *_ in runs}
