@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -28,6 +29,18 @@ def eventually(happened: Callable[[], Any], explain: Callable[[], str] = str) ->
             pytest.fail(f"not within {HANG:g} s: {explain()}")
         time.sleep(0.01)
     return result
+
+
+@contextlib.contextmanager
+def meanwhile(action: Callable[[], Any], after: float = 0.0) -> Iterator[list[Any]]:
+    """Another thread does this meanwhile, after so many seconds; at the end its result is in the list."""
+    results: list[Any] = []
+    thread = threading.Timer(after, lambda: results.append(action()))
+    thread.daemon = True
+    thread.start()
+    yield results
+    thread.join(HANG)
+    assert results, "it goes on, or has raised an error"
 
 
 def process_state(pid: int) -> tuple[str, str] | None:

@@ -6,7 +6,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -24,6 +23,7 @@ from slurm_elastic.rendezvous.records.etcd.store import EtcdV3RendezvousBackend,
 from tests.local.agents import eventually
 from tests.local.etcd.helpers.proxy import Proxy
 from tests.local.etcd.test_client import revoke
+from tests.local.waiting import meanwhile
 
 REPOSITORY = Path(__file__).parents[3]
 GUARD = 300.0
@@ -108,14 +108,11 @@ def test_set_state_whose_answer_was_lost_says_that_it_was_set(
 ) -> None:
     with EtcdClient(proxy.config) as far:
         backend = EtcdV3RendezvousBackend(far.limited(GUARD), prefix)
-        results: list[object] = []
         proxy.mute()
-        worker = threading.Thread(target=lambda: results.append(backend.set_state(b"x")))
-        worker.start()
-        eventually(lambda: client.get(prefix + "state"))
-        proxy.cut()
-        proxy.mend()
-        worker.join()
+        with meanwhile(lambda: backend.set_state(b"x")) as results:
+            eventually(lambda: client.get(prefix + "state"))
+            proxy.cut()
+            proxy.mend()
         assert results == [(*(backend.get_state() or ()), True)]
 
 

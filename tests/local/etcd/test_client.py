@@ -16,6 +16,7 @@ from slurm_elastic.rendezvous.records.etcd.errors import EtcdError, EtcdInterrup
 from slurm_elastic.rendezvous.records.etcd.failover_channel import load_rpc
 from tests.local.agents import eventually
 from tests.local.etcd.helpers.processes import stopped
+from tests.local.waiting import meanwhile
 
 GUARD = 20.0
 
@@ -56,11 +57,8 @@ def test_interrupt_hook_ends_every_wait(
         else:
             assert lone_etcd.pid is not None
             stack.enter_context(stopped(lone_etcd.pid))
-        timer = threading.Timer(0.05, interrupted.set)
-        timer.start()
-        with pytest.raises(EtcdInterruptedError):
+        with meanwhile(interrupted.set, after=0.05), pytest.raises(EtcdInterruptedError):
             hooked.get(prefix)
-        timer.join()
 
 
 def test_interrupt_hook_ends_the_look_at_an_endpoint(lone_etcd: EtcdServer, monkeypatch: pytest.MonkeyPatch) -> None:

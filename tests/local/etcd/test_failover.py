@@ -3,10 +3,10 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from tests.local.agents import eventually
 from tests.local.etcd.helpers.cluster import Authority, Cluster
 from tests.local.etcd.helpers.processes import stopped
 from tests.local.etcd.helpers.proxy import Proxy
+from tests.local.waiting import meanwhile
 
 GUARD = 30.0
 
@@ -74,24 +75,16 @@ def store(client: EtcdClient, prefix: str) -> Iterator[EtcdStore]:
     assert client.get(prefix + "leased") is not None
 
 
-@contextmanager
-def awaited(store: EtcdStore, key: str, value: bytes) -> Iterator[None]:
-    """A thread that waits for the key meanwhile finds this value."""
-    with ThreadPoolExecutor() as pool:
-        found = pool.submit(store.get, key)
-        yield
-        assert found.result(GUARD) == value
-
-
 def test_each_member_killed_in_turn_costs_one_line_each(
     cluster: Cluster, client: EtcdClient, store: EtcdStore, warnings: list[str]
 ) -> None:
     for number in range(3):
         key = f"awaited{number}"
-        with awaited(store, key, b"killed"):
+        with meanwhile(partial(store.get, key)) as found:
             lost = member_of(cluster, client)
             lost.kill()
-            store.set(key, "killed")
+            store.set(key, str(number))
+        assert found == [b"%d" % number]
         cluster.start()
         assert len(warnings) == number + 1
         assert str(lost.config.endpoints[0]) in warnings[number]
@@ -111,13 +104,12 @@ def test_a_watch_of_a_member_that_goes_has_no_answer(cluster: Cluster, client: E
 
 
 def test_all_members_down_and_back_loses_nothing(cluster: Cluster, store: EtcdStore, warnings: list[str]) -> None:
-    with awaited(store, "awaited", b"after"):
+    with meanwhile(lambda: store.get("awaited")) as found:
         cluster.stop()
         # The restart also forgets all tokens.
-        back = threading.Timer(1.0, cluster.start)
-        back.start()
-        store.set("awaited", "after")
-        back.join()
+        with meanwhile(cluster.start, after=1.0):
+            store.set("awaited", "after")
+    assert found == [b"after"]
     assert len(warnings) <= 3, "one for each member at most"
 
 
@@ -167,11 +159,9 @@ def test_tokens_of_a_member_that_restarted_are_renewed(cluster: Cluster, prefix:
         write_and_read(client, prefix + "key", b"2")
         client.connection.token = "forgotten.1"
         store = EtcdStore(client, prefix + "store/", timedelta(seconds=GUARD))
-        writer = threading.Timer(0.2, lambda: store.set("other", "3"))
-        writer.start()
-        client.connection.token = "forgotten.2"
-        assert store.get("other") == b"3"
-        writer.join()
+        with meanwhile(lambda: store.set("other", "3"), after=0.2):
+            client.connection.token = "forgotten.2"
+            assert store.get("other") == b"3"
     assert warnings == []
 
 

@@ -31,6 +31,7 @@ from slurm_elastic.rendezvous.records.etcd.records import EtcdRecords
 from slurm_elastic.rundir import RunDir
 from tests.local.agents import eventually
 from tests.local.etcd.test_client import compact, revoke
+from tests.local.waiting import meanwhile
 from tests.unit.rendezvous.helpers.records_contract import RecordsContract
 
 OpenRecords = Callable[..., EtcdRecords]
@@ -261,13 +262,10 @@ def test_an_outage_is_waited_through(lone_etcd: EtcdServer, open_records: OpenRe
     records = open_records(lone_etcd, limit=30.0)
     records.claim_epoch(1, {})
     lone_etcd.kill()
-    claimed: list[bool] = []
-    thread = threading.Thread(target=lambda: claimed.append(records.claim_round(0, {"places": []})))
-    thread.start()
-    thread.join(0.5)
-    assert thread.is_alive()
-    lone_etcd.start()
-    thread.join(60.0)
+    with meanwhile(lambda: records.claim_round(0, {"places": []})) as claimed:
+        time.sleep(0.5)
+        assert claimed == []
+        lone_etcd.start()
     assert claimed == [True]
     assert records.newest_epoch() == 1
     assert records.round(0) == {"places": []}

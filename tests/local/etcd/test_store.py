@@ -18,6 +18,7 @@ from slurm_elastic.rendezvous.records.etcd import EtcdClient, EtcdServer, load_c
 from slurm_elastic.rendezvous.records.etcd.store import EtcdStore
 from tests.local.etcd.helpers.proxy import Proxy
 from tests.local.etcd.test_client import compact, revoke
+from tests.local.waiting import meanwhile
 
 GUARD = timedelta(seconds=30)
 SHORT = timedelta(milliseconds=250)
@@ -229,17 +230,14 @@ def test_add_to_something_else_than_a_number(etcd_store: EtcdStore) -> None:
 )
 def test_get_waits_for_a_key(store: Store, write: Callable[[Store], object]) -> None:
     other = store.clone()
-    writer = threading.Timer(0.05, write, (other,))
-    writer.start()
-    assert store.get("key") == b"there"
-    writer.join()
+    with meanwhile(lambda: write(other), after=0.05):
+        assert store.get("key") == b"there"
 
 
 def test_wait_ends_with_a_push(etcd_store: EtcdStore) -> None:
-    pusher = threading.Timer(0.05, etcd_store.clone().queue_push, ("queue", "value"))
-    pusher.start()
-    etcd_store.wait(["queue"])
-    pusher.join()
+    other = etcd_store.clone()
+    with meanwhile(lambda: other.queue_push("queue", "value"), after=0.05):
+        etcd_store.wait(["queue"])
 
 
 def test_the_parameters_have_the_names_of_torchs_store(client: EtcdClient, prefix: str) -> None:
@@ -263,40 +261,33 @@ def watches_of(client: EtcdClient) -> threading.Event:
 def test_a_wait_goes_on_through_a_cut(client: EtcdClient, proxy: Proxy, prefix: str) -> None:
     near = EtcdStore(client, prefix, GUARD)
     with EtcdClient(proxy.config) as far:
-        waiter = threading.Timer(0.0, lambda: found.append(EtcdStore(far, prefix, GUARD).get("key")))
-        found: list[bytes] = []
         watching = watches_of(far)
-        waiter.start()
-        assert watching.wait(GUARD.total_seconds())
-        proxy.cut()
-        near.set("key", "there")
-        compact(client, client.put(prefix + "other", b""))
-        proxy.mend()
-        waiter.join()
+        with meanwhile(lambda: EtcdStore(far, prefix, GUARD).get("key")) as found:
+            assert watching.wait(GUARD.total_seconds())
+            proxy.cut()
+            near.set("key", "there")
+            compact(client, client.put(prefix + "other", b""))
+            proxy.mend()
     assert found == [b"there"]
 
 
 def test_a_wait_for_many_keys_ends_with_the_last_of_them(etcd_store: EtcdStore) -> None:
     keys = [f"{number}" for number in range(200)]
     etcd_store.multi_set(keys[:150], ["early"] * 150)
-    writer = threading.Thread(target=lambda: [etcd_store.clone().set(key, "late") for key in reversed(keys[150:])])
-    writer.start()
-    assert etcd_store.multi_get(keys) == [b"early"] * 150 + [b"late"] * 50
-    writer.join()
+    with meanwhile(lambda: [etcd_store.clone().set(key, "late") for key in reversed(keys[150:])]):
+        assert etcd_store.multi_get(keys) == [b"early"] * 150 + [b"late"] * 50
 
 
 def test_waits_send_nothing_while_they_wait(client: EtcdClient, etcd_store: EtcdStore) -> None:
     sent = []
     original = client.connection.call
     client.connection.call = lambda *arguments: sent.append(arguments[0]) or original(*arguments)
-    waiter = threading.Thread(target=etcd_store.wait, args=(["a", "b"],))
     watching = watches_of(client)
-    waiter.start()
-    assert watching.wait(GUARD.total_seconds())
-    time.sleep(0.5)
-    assert sent == ["KV/Txn", "KV/Range"], "one read of the keys, one of the first queue, then the watch"
-    etcd_store.multi_set(["a", "b"], ["", ""])
-    waiter.join()
+    with meanwhile(lambda: etcd_store.wait(["a", "b"])):
+        assert watching.wait(GUARD.total_seconds())
+        time.sleep(0.5)
+        assert sent == ["KV/Txn", "KV/Range"], "one read of the keys, one of the first queue, then the watch"
+        etcd_store.multi_set(["a", "b"], ["", ""])
 
 
 def test_adds_of_many_clients_are_all_counted(etcd: EtcdServer, prefix: str) -> None:

@@ -17,7 +17,7 @@ from torch.distributed.elastic.agent.server.health_check_server import HealthChe
 
 from slurm_elastic.agent.health.pages import NodePages
 from slurm_elastic.agent.health.server import HealthServer, HealthSettings, Limits, listen
-from tests.local.waiting import HANG, descriptors, eventually
+from tests.local.waiting import HANG, descriptors, eventually, meanwhile
 
 TOKEN = "0123456789abcdef"
 PATIENT = Limits(connections=8, request_seconds=60, idle_seconds=60, answer_seconds=60)
@@ -234,18 +234,11 @@ def test_connections_without_end_lock_nobody_out(make: Callable[..., Port]) -> N
 def test_a_slow_answer_holds_nobody_up_and_is_made_once(make: Callable[..., Port]) -> None:
     port = make()
     token = {"Authorization": f"Bearer {TOKEN}"}
-    answers: list[tuple[int, bytes]] = []
-
-    def ask() -> None:
-        answers.append(port.get("/stacks", **token))
-
-    asking = threading.Thread(target=ask)
-    asking.start()
-    assert port.pages.asked.wait(HANG)
-    assert port.get("/healthz")[0] == 200
-    assert port.get("/stacks", **token)[0] == 503
-    port.pages.release.set()
-    asking.join(HANG)
+    with meanwhile(lambda: port.get("/stacks", **token)) as answers:
+        assert port.pages.asked.wait(HANG)
+        assert port.get("/healthz")[0] == 200
+        assert port.get("/stacks", **token)[0] == 503
+        port.pages.release.set()
     assert answers == [(200, b"stacks")]
 
 

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import http.server
 import json
-import threading
 import time
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from slurm_elastic.agent.option_values import NotifySettings
 from slurm_elastic.failures.history import Loop
 from slurm_elastic.rendezvous.run_events import Entry
 from slurm_elastic.rundir import RunDir, RunDirError
-from tests.local.waiting import eventually
+from tests.local.waiting import eventually, meanwhile
 from tests.unit.agent.test_attribution import PLACED
 
 Look = tuple[bool, int | None]
@@ -114,11 +113,8 @@ def test_a_url_gets_it_by_post(tmp_path: Path) -> None:
         def log_message(self, format: str, *arguments: object) -> None:
             pass
 
-    with http.server.HTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.handle_request)
-        thread.start()
+    with http.server.HTTPServer(("127.0.0.1", 0), Handler) as server, meanwhile(server.handle_request):
         delivered(tmp_path, f"http://127.0.0.1:{server.server_port}/hook")
-        thread.join()
     ((kind, content),) = got
     assert kind == "application/json"
     assert json.loads(content)["event"] == "finished"

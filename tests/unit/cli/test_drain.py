@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 from pathlib import Path
 
 import pytest
 
 from slurm_elastic.cli.commands.drain import wait_until_left
+from tests.local.waiting import meanwhile
 from tests.unit.observe.runs import WrittenRun
 
 A, B, C = "n1/7.0/100", "n2/7.0/200", "n3/7.0/300"
@@ -41,10 +41,8 @@ def test_it_returns_when_they_have_left_and_says_what_it_cost(
         leave(run, C)
         run.round(10, 1, [A, B], "node_left")
 
-    later = threading.Timer(0.05, happen)
-    later.start()
-    assert wait_until_left(run.run_dir, ["n3"], before, None, pause=0.01) == 0
-    later.join()
+    with meanwhile(happen, after=0.05):
+        assert wait_until_left(run.run_dir, ["n3"], before, None, pause=0.01) == 0
     assert capsys.readouterr().out == "n3 drained by me: all saved step 250, 2 of 3 nodes go on [round 1 in 0.10 s]\n"
 
 

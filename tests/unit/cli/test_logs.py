@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import datetime
 import json
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +10,7 @@ import pytest
 
 from slurm_elastic.cli.commands.logs import _since
 from tests.conftest import Cli
+from tests.local.waiting import meanwhile
 from tests.unit.observe.runs import WrittenRun
 from tests.unit.observe.test_log_lines import log, written
 
@@ -88,10 +88,8 @@ def test_follow_ends_with_the_run(run: WrittenRun, out: Out) -> None:
         written(log(run, 1, "n1", 0), 0, (9.0, "the next round\n"), (10.0, "no end of line"))
         run.run_dir.mark_done({"outcome": "succeeded"})
 
-    writer = threading.Timer(0.5, goes_on)
-    writer.start()
-    texts = [line.partition("] ")[2] for line in out("--follow")]
-    writer.join()
+    with meanwhile(goes_on, after=0.5):
+        texts = [line.partition("] ")[2] for line in out("--follow")]
     assert texts == ["loss 1", "a warning", "loss 2?[2J", "the next round", "no end of line"]
 
 

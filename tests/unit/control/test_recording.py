@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import threading
 from pathlib import Path
 
 import pytest
 
 from slurm_elastic.control import RECORDING, RoundControl, WorkerControl, attach
 from slurm_elastic.rehearsal.facts import WorkerSeen, read_worker
-from tests.local.waiting import eventually
+from tests.local.waiting import eventually, meanwhile
 
 WORKER = {"SLURM_ELASTIC_ROUND": "3", "RANK": "1", "WORLD_SIZE": "2", "SLURM_ELASTIC_NODE": "node1"}
 
@@ -65,12 +64,10 @@ def test_what_a_worker_does_is_written_down(directory: Path) -> None:
 def test_a_worker_waits_where_a_mishap_is_due_until_it_has_happened(directory: Path) -> None:
     control, worker = recorded(directory)
     worker.ask(1)
-    asking = threading.Thread(target=worker.ask, args=(2,))
-    asking.start()
-    eventually(lambda: waits(directory) == 0)
-    assert control.progress()[0].boundary == 1
-    (directory / "done.0").touch()
-    asking.join()
+    with meanwhile(lambda: worker.ask(2)):
+        eventually(lambda: waits(directory) == 0)
+        assert control.progress()[0].boundary == 1
+        (directory / "done.0").touch()
     assert control.progress()[0].boundary == 2
     # The pause does not count the wait.
     worker.ask(3)
@@ -80,27 +77,21 @@ def test_a_worker_waits_where_a_mishap_is_due_until_it_has_happened(directory: P
 def test_a_worker_that_waits_stops_when_its_agent_wants_it(directory: Path) -> None:
     control, worker = recorded(directory)
     (directory / "done.0").touch()
-    answers = []
     # It may come to its next call before the agent has looked: then it stops there.
-    asking = threading.Thread(target=lambda: answers.extend(worker.ask(step) for step in (5, 6)))
-    asking.start()
-    eventually(lambda: waits(directory) == 1)
-    control.stop_at(control.hold() or 0, "node_joined")
-    asking.join()
-    assert {str(stop.reason) for stop in answers if stop is not None} == {"node_joined"}
+    with meanwhile(lambda: [worker.ask(step) for step in (5, 6)]) as answers:
+        eventually(lambda: waits(directory) == 1)
+        control.stop_at(control.hold() or 0, "node_joined")
+    assert {str(stop.reason) for stop in answers[0] if stop is not None} == {"node_joined"}
 
 
 def test_a_worker_that_was_paused_is_told_to_save_too_late(directory: Path) -> None:
     _, worker = recorded(directory)
     worker.ask(1)
     worker.report_checkpoint(1)
-    answers = []
-    asking = threading.Thread(target=lambda: answers.append(worker.ask(2)))
-    asking.start()
-    eventually(lambda: waits(directory) == 0)
-    (directory / "save.0").write_text("node1")
-    (directory / "done.0").touch()
-    asking.join()
+    with meanwhile(lambda: worker.ask(2)) as answers:
+        eventually(lambda: waits(directory) == 0)
+        (directory / "save.0").write_text("node1")
+        (directory / "done.0").touch()
     worker.report_checkpoint(2)
     found = seen(directory)
     assert [str(stop.reason) for stop in answers if stop is not None] == ["preempted"]
