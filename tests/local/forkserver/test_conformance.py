@@ -74,22 +74,16 @@ def test_module_runs_as_under_torchrun(tmp_path: Path, monkeypatch: pytest.Monke
     (package / "__init__.py").write_text("import sys\nprint('package', sys.argv)\n")
     (package / "__main__.py").write_text(SCRIPTS["main_module"] + "print(sys.argv, sys.path[:2])\n1 / 0\n")
     monkeypatch.chdir(tmp_path)
-    place = Workplace(tmp_path, program=Program.script("package", ["x"], module=True))
-    try:
+    with contextlib.closing(Workplace(tmp_path, program=Program.script("package", ["x"], module=True))) as place:
         plain, warm = comparable(place.run_plain(["x"])), comparable(place.run_warm(["x"]))
-    finally:
-        place.close()
     assert warm == plain
     assert "ZeroDivisionError" in warm.stderr
 
 
 def test_directory_runs_as_under_torchrun(tmp_path: Path) -> None:
     (tmp_path / "__main__.py").write_text(SCRIPTS["main_module"] + "print(sys.argv, sys.path[:2])\n")
-    place = Workplace(tmp_path, program=Program.script(str(tmp_path)))
-    try:
+    with contextlib.closing(Workplace(tmp_path, program=Program.script(str(tmp_path)))) as place:
         assert comparable(place.run_warm()) == comparable(place.run_plain())
-    finally:
-        place.close()
 
 
 def test_random_numbers_are_fresh(place: Workplace) -> None:
@@ -99,12 +93,9 @@ def test_random_numbers_are_fresh(place: Workplace) -> None:
         "print([random.random(), numpy.random.rand(), torch.rand(1).item(), torch.initial_seed()])\n"
         "print(multiprocessing.current_process().authkey.hex())\n"
     )
-    context = place.context(workers=2)
-    try:
+    with place.running(workers=2) as context:
         assert context.wait(60) is not None
         outputs = [Path(context.stdouts[rank]).read_text() for rank in (0, 1)]
-    finally:
-        context.close()
     outputs.append(place.run_warm().stdout)
     numbers = [word.strip("[],") for output in outputs for word in output.split()]
     assert len(set(numbers)) == len(numbers) == 15
@@ -121,9 +112,8 @@ def test_what_a_preload_sets_at_import_stays(tmp_path: Path, monkeypatch: pytest
     )
     monkeypatch.setenv("REMOVED_BY_IMPORT", "x")
     monkeypatch.setenv("REMOVED_BY_AGENT", "x")
-    place = Workplace(tmp_path, preload=["setting"], with_torch=True)
-    monkeypatch.delenv("REMOVED_BY_AGENT")
-    try:
+    with contextlib.closing(Workplace(tmp_path, preload=["setting"], with_torch=True)) as place:
+        monkeypatch.delenv("REMOVED_BY_AGENT")
         place.script.write_text(
             "import setting, os, torch\n"
             "print(*(os.environ.get(n) for n in ('SET_BY_IMPORT', 'GIVEN_BY_AGENT', 'REMOVED_BY_IMPORT')))\n"
@@ -132,8 +122,6 @@ def test_what_a_preload_sets_at_import_stays(tmp_path: Path, monkeypatch: pytest
         )
         ended = place.run_warm(environment={"GIVEN_BY_AGENT": "agent"})
         assert ended == place.run_plain(environment={"GIVEN_BY_AGENT": "agent"})
-    finally:
-        place.close()
     assert ended.stdout.startswith("import agent None\nNone\n")
 
 
@@ -142,12 +130,9 @@ def test_own_site_customization_runs_once_and_in_place(tmp_path: Path, monkeypat
     hooks.mkdir()
     (hooks / "sitecustomize.py").write_text("import sys\nsys.customized = sys.argv[1:]\n")
     monkeypatch.setenv("PYTHONPATH", f"{hooks}::{tmp_path}")
-    place = Workplace(tmp_path)
-    try:
+    with contextlib.closing(Workplace(tmp_path)) as place:
         place.script.write_text(
             "import os, sys\nprint('sitecustomize' in sys.modules)\n"
             "import sitecustomize\nprint(sys.customized, sys.path, os.environ['PYTHONPATH'], sitecustomize)\n"
         )
         assert place.run_warm() == place.run_plain()
-    finally:
-        place.close()

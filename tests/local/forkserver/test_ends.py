@@ -131,13 +131,10 @@ def test_worker_may_end_in_peace(place: Workplace, environment: dict[str, str]) 
         "while not signals:\n    time.sleep(0.01)\n"
         "print('saved')\n"
     )
-    context = place.context(environment=environment)
-    try:
+    with place.running(environment=environment) as context:
         eventually(lambda: Path(context.stdouts[0]).read_text() == "ready\n")
         assert not context.all_ended()
         context.close(signal.SIGTERM, int(HANG))
-    finally:
-        context.close(signal.SIGKILL)
     assert Path(context.stdouts[0]).read_text() == "ready\nsaved\n"
     assert context.exits() == {0: 0}
 
@@ -146,13 +143,10 @@ def test_worker_that_does_not_want_to_end_is_killed(place: Workplace) -> None:
     place.script.write_text(
         "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('ready')\ntime.sleep(1000)\n"
     )
-    context = place.context()
-    try:
+    with place.running() as context:
         eventually(lambda: Path(context.stdouts[0]).read_text() == "ready\n")
         context.signal(signal.SIGTERM)
         context.close(signal.SIGTERM, 0)
-    finally:
-        context.close(signal.SIGKILL)
     assert context.exits() == {0: -signal.SIGKILL}
 
 
@@ -168,25 +162,19 @@ def test_orphans_that_end_leave_no_zombies(place: Workplace) -> None:
         "print('ready')\n"
         "time.sleep(1000)\n"
     )
-    context = place.context()
-    try:
+    with place.running() as context:
         is_ready = Path(context.stdouts[0]).read_text
         eventually(lambda: is_ready() == "ready\n" and len(place.left()) <= 1, lambda: str(place.left()))
-    finally:
-        context.close(signal.SIGKILL)
 
 
 def test_torn_error_file_is_no_error_of_the_agent(place: Workplace) -> None:
     place.script.write_text(
         "import os\nopen(os.environ['TORCHELASTIC_ERROR_FILE'], 'w').write('{\"mess')\nos._exit(5)\n"
     )
-    context = place.context()
-    try:
+    with place.running() as context:
         result = context.wait(HANG)
         assert result is not None
         assert result.failures[0].exitcode == 5
-    finally:
-        context.close()
 
 
 ENDING = """\
@@ -417,10 +405,7 @@ def test_a_worker_ends_whose_model_owns_the_process_group_last(workplace: Make, 
     place = workplace(preload=["torch._dynamo"], with_torch=True)
     place.script.write_text(OWNED_GROUP)
     for number in range(6):
-        context = place.context([str(tmp_path / f"store{number}")], workers=2)
-        try:
+        with place.running([str(tmp_path / f"store{number}")], workers=2) as context:
             ended = context.wait(HANG / 4, 0.01)
             assert ended is not None, "it hangs"
             assert [Path(context.stdouts[rank]).read_text() for rank in range(2)] == ["done\n"] * 2
-        finally:
-            context.close(signal.SIGKILL)

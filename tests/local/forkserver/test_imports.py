@@ -89,14 +89,11 @@ class Site:
         return self.learn_in(self.start(script), workers=workers)
 
     def learn_in(self, place: Workplace, *, workers: int = 1) -> str:
-        context = place.context(workers=workers)
-        try:
+        with place.running(workers=workers) as context:
             result = context.wait(HANG)
             assert result is not None
             assert not result.failures, Path(context.stderrs[0]).read_text()
             self.wait_prepared(place)
-        finally:
-            context.close()
         return Path(context.stdouts[0]).read_text()
 
     def wait_prepared(self, place: Workplace) -> None:

@@ -58,12 +58,9 @@ def test_worker_is_bound_to_the_cpus_that_torch_chooses_for_it(
 
     # As on a machine with GPUs, where it depends on which one is nearest.
     monkeypatch.setattr(torch_context, "numa_prefixes", prefixes)
-    context = place.context(workers=2)
-    try:
+    with place.running(workers=2) as context:
         assert context.wait(HANG) is not None
         seen = [Path(context.stdouts[rank]).read_text() for rank in (0, 1)]
-    finally:
-        context.close()
     assert seen == [f"{rank} {{{cpu}}}\n" for rank, cpu in enumerate(cpus)]
 
 
@@ -202,15 +199,12 @@ def test_functions_as_entry_points(workplace: Make, monkeypatch: pytest.MonkeyPa
     monkeypatch.syspath_prepend(Path(__file__).parents[3])
     place = workplace(program=FUNCTION, entrypoint=multiplied, warm=warm, with_torch=True)
     workers = 2 if warm else 1
-    context = place.context([1, 2], {"FACTOR": "5"}, workers=workers)
-    try:
+    with place.running([1, 2], {"FACTOR": "5"}, workers=workers) as context:
         result = context.wait(HANG)
         assert result is not None
         assert result.return_values == {rank: [5, 10] for rank in range(workers)}, place.read(context, result)
         last = workers - 1
         assert Path(context.stdouts[last]).read_text() == f"in {last} tests.local.forkserver.test_start\n"
-    finally:
-        context.close()
     place.entrypoint = failing
     ended = place.run_warm([1])
     assert ended.code == 1

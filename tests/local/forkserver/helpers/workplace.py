@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -87,6 +88,15 @@ class Workplace:
         self, arguments: Sequence[Any] = (), environment: Mapping[str, str] | None = None, workers: int = 1
     ) -> ForkServerContext:
         return start_workers(*self.call(arguments, environment, workers), fork_server=self.fork_server)
+
+    @contextlib.contextmanager
+    def running(self, *args: Any, **options: Any) -> Iterator[ForkServerContext]:
+        """Such a context, of which nothing is left at the end."""
+        context = self.context(*args, **options)
+        try:
+            yield context
+        finally:
+            context.close(signal.SIGKILL)
 
     def call(self, arguments: Sequence[Any], environment: Mapping[str, str] | None, workers: int) -> tuple[Any, ...]:
         variables = {**self.variables, **(environment or {})}
