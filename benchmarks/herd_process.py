@@ -27,13 +27,11 @@ from slurm_elastic.rendezvous.election import machine
 from slurm_elastic.rendezvous.election.campaign import locate
 from slurm_elastic.rendezvous.election.events import (
     Action,
-    AnnounceLeave,
     AnswerProbe,
     CancelConnect,
     CloseLink,
     Connect,
     Deliver,
-    Depart,
     Event,
     Join,
     LeaderEvent,
@@ -45,6 +43,7 @@ from slurm_elastic.rendezvous.election.events import (
     ReadLeaderLocation,
     Received,
     Send,
+    SendToLeader,
     Tick,
     Unreachable,
 )
@@ -52,7 +51,7 @@ from slurm_elastic.rendezvous.election.leader_location import Answer, LeaderLoca
 from slurm_elastic.rendezvous.election.state import ElectionConfig, initial_election
 from slurm_elastic.rendezvous.membership.agents import AgentInfo, LeaveReason
 from slurm_elastic.rendezvous.membership.config import adapted_limit
-from slurm_elastic.rendezvous.membership.events import Ended, Interrupted, Ponged
+from slurm_elastic.rendezvous.membership.events import Ended, Interrupted, Leaving, Left, Ponged
 from slurm_elastic.rendezvous.options import RendezvousOptions
 from slurm_elastic.rendezvous.records.api import open_records
 from slurm_elastic.rendezvous.records.etcd import load_config
@@ -270,8 +269,8 @@ class _Agent:
 
     def end(self, *, announced: bool) -> None:
         if announced:
-            self.handle(AnnounceLeave(LeaveReason.PREEMPTED, None))
-            self.handle(Depart(LeaveReason.PREEMPTED, stopped=False))
+            self.handle(SendToLeader(Leaving(self.name, LeaveReason.PREEMPTED)))
+            self.handle(SendToLeader(Left(self.name, LeaveReason.PREEMPTED)))
         self.woken = -1.0
         self.listener.close()
         for link in [*self.links.values()]:

@@ -9,7 +9,21 @@ from typing import TYPE_CHECKING
 from slurm_elastic.agent.lifecycle.states import Departure, LifecycleConfig, depart
 from slurm_elastic.rendezvous.election.follower import Follower
 from slurm_elastic.rendezvous.membership.agents import STEPPED, AgentInfo, LeaveReason, WorkerFailure
-from slurm_elastic.rendezvous.membership.events import Ended, Held, Holding, Interrupted, Ponged, Probed, Stopping
+from slurm_elastic.rendezvous.membership.events import (
+    Closed,
+    Ended,
+    Finished,
+    Held,
+    Holding,
+    Interrupted,
+    Leaving,
+    Left,
+    Ponged,
+    Probed,
+    Stopping,
+    WorkerFailed,
+)
+from slurm_elastic.rendezvous.transport.messages import AgentMessage
 from tests.simulation.network import Connection, Hello, Place, Welcome
 from tests.simulation.process import HeardProcess
 from tests.simulation.workers import UNUSABLE, Workers
@@ -147,6 +161,10 @@ class SimulatedAgent(HeardProcess):
     def _connect_soon(self) -> None:
         self.later(self.rng.random() * self.rng.choice((0.02, 0.05, 0.05, 0.5)), self.connect)
 
+    def _tell(self, message: AgentMessage) -> None:
+        self.follower = self.follower.told(message, self.world.now)
+        self._say(message)
+
     def _say(self, message: object) -> None:
         if self._connection is not None:
             self._connection.send_up(message)
@@ -198,8 +216,7 @@ class SimulatedAgent(HeardProcess):
         margin, now = self.world.schedule.settings.leave_margin, self.world.now
         config = LifecycleConfig("", "", "", shutdown_timeout=timeout, leave_margin=margin)
         self._departure = depart(config, reason, "", seconds, now)
-        self.follower, leaving = self.follower.leaving(reason, timeout, now)
-        self._say(leaving)
+        self._tell(Leaving(self.name, reason, timeout))
         self.world.at(now + max(timeout, 2.0) + 1e-6, self.world.checks.after_deadline, self)
         if self._stopping:
             # Workers that are being stopped already have no more time than others.
@@ -246,8 +263,7 @@ class SimulatedAgent(HeardProcess):
             self.follower = replace(self.follower, running=False)
             self._join()
             return
-        self.follower, left = self.follower.left(self.leaving, stopped=True)
-        self._say(left)
+        self._tell(Left(self.name, self.leaving, stopped=True))
         if self._serves_store:
             self._lingering = True
         else:
@@ -260,14 +276,12 @@ class SimulatedAgent(HeardProcess):
             self.stepping = None
 
     def _goodbye(self) -> None:
-        self.follower, left = self.follower.left(self.leaving or LeaveReason.FINISHED, stopped=False)
-        self._say(left)
+        self._tell(Left(self.name, self.leaving or LeaveReason.FINISHED))
         self._vanish()
 
     def close_run(self) -> None:
         """Close the run for everybody."""
-        self.follower, closed = self.follower.closing()
-        self._say(closed)
+        self._tell(Closed(self.name))
 
     # The workers.
 
@@ -297,8 +311,7 @@ class SimulatedAgent(HeardProcess):
             fingerprint="the same" if own and (seed + self.workers) % 3 else "",
             ran=max(ran, 0.1) if self.world.groups[self.workers].unusable else STEPPED,
         )
-        self.follower, failed = self.follower.failed(failure)
-        self._say(failed)
+        self._tell(WorkerFailed(self.name, self.workers, failure))
         if cause != UNUSABLE:
             self.world.break_collectives(self, self.workers, cause)
         if self._joins_by_itself:
@@ -316,8 +329,7 @@ class SimulatedAgent(HeardProcess):
         self.stepping.group.part(self.stepping)
         self._end_workers()
         self.done, self.workers = self.workers, None
-        self.follower, finished = self.follower.finished()
-        self._say(finished)
+        self._tell(Finished(self.name, self.done))
         if goes:
             self._goodbye()
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from slurm_elastic.rendezvous.election.campaign import Campaign, CampaignRecords
 from slurm_elastic.rendezvous.election.leader_location import Answer, LeaderLocation
-from slurm_elastic.rendezvous.membership.agents import AgentInfo, LeaveReason, WorkerFailure
+from slurm_elastic.rendezvous.membership.agents import AgentInfo
 from slurm_elastic.rendezvous.membership.events import Interrupted, MembershipMessage
 from slurm_elastic.rendezvous.transport import messages
 
@@ -120,43 +120,13 @@ class Join:
 
 
 @dataclass(frozen=True, slots=True)
-class AnnounceLeave:
-    """The agent leaves, within `seconds` if that is known; its workers may run on until then."""
-
-    reason: LeaveReason
-    seconds: float | None
-
-
-@dataclass(frozen=True, slots=True)
 class SendToLeader:
-    """The agent has a message for the leader. It is dropped if there is none: a leader that needs it will ask again."""
+    """The agent has a message for the leader.
+
+    Without a leader it is dropped, but for what each new leader is told; see :meth:`.Follower.told`.
+    """
 
     message: messages.AgentMessage
-
-
-@dataclass(frozen=True, slots=True)
-class Depart:
-    """The agent leaves now. Its workers have stopped, at the stop step if `stopped`."""
-
-    reason: LeaveReason
-    stopped: bool
-
-
-@dataclass(frozen=True, slots=True)
-class ReportFailure:
-    """A worker of the current round failed while the agent was not stopping it."""
-
-    failure: WorkerFailure
-
-
-@dataclass(frozen=True, slots=True)
-class ReportFinished:
-    """All workers of the current round ended with exit code 0."""
-
-
-@dataclass(frozen=True, slots=True)
-class CloseRun:
-    """The rendezvous ends for all agents."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +137,7 @@ class Stop:
 LinkEvent = LinkOpened | LinkFailed | LinkClosed | Received
 RecordsEvent = LeaderLocationRead | CampaignRecordsRead | CampaignRecordsFailed
 CampaignEvent = TermClaimed | CampaignBlocked | LeaderEnded
-AgentEvent = Join | AnnounceLeave | SendToLeader | Depart | ReportFailure | ReportFinished | CloseRun | Stop
+AgentEvent = Join | SendToLeader | Stop
 Event = Tick | LinkEvent | RecordsEvent | CampaignEvent | AgentEvent
 
 

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from slurm_elastic.rendezvous.membership.agents import AgentInfo, LeaveReason, WorkerFailure
+from slurm_elastic.rendezvous.membership.agents import AgentInfo
 from slurm_elastic.rendezvous.membership.events import Closed, Connected, Finished, Joined, Leaving, Left, WorkerFailed
 from slurm_elastic.rendezvous.membership.persistent import replace
+from slurm_elastic.rendezvous.transport.messages import AgentMessage
 
 
 @dataclass(frozen=True)
@@ -54,45 +55,27 @@ class Follower:
         )
         return joining, Joined(candidate, joining.attempt, joining.last_round, joining.restarts, joining.cut_off)
 
-    def failed(self, failure: WorkerFailure) -> tuple[Follower, WorkerFailed]:
-        """Return the report that a worker of the current round failed while the agent was not stopping it.
+    def told(self, message: AgentMessage, now: float) -> Follower:
+        """Note what the agent tells its leader, if each leader that follows has to know it, too.
 
-        The agent may stop the other workers and join again at once, or wait until the leader interrupts the round.
+        A leader that needs any other message asks for it again. `now` is own monotonic time.
         """
-        failed = WorkerFailed(self.agent, self._placed_in(), failure)
-        return replace(self, to_repeat=(*self.to_repeat, failed)), failed
-
-    def finished(self) -> tuple[Follower, Finished]:
-        """Return the report that all workers of the current round ended with exit code 0."""
-        finished = Finished(self.agent, self._placed_in())
-        return replace(self, to_repeat=(*self.to_repeat, finished)), finished
-
-    def leaving(self, reason: LeaveReason, seconds: float | None, now: float) -> tuple[Follower, Leaving]:
-        """Announce the leave; before its workers are stopped.
-
-        Args:
-            seconds: until it has to be gone; None if that is not known.
-            now: own monotonic time.
-        """
-        leaving = Leaving(self.agent, reason, seconds)
-        leave_by = None if seconds is None else now + seconds
-        to_repeat = tuple(message for message in self.to_repeat if not isinstance(message, Leaving))
-        return replace(self, candidate=None, leave_by=leave_by, to_repeat=(*to_repeat, leaving), coming=False), leaving
-
-    def left(self, reason: LeaveReason, *, stopped: bool) -> tuple[Follower, Left]:
-        """Say that this agent leaves now.
-
-        With `stopped`, the workers stopped at the agreed step, and :meth:`interrupted` tells when the others have, too.
-        """
-        left = Left(self.agent, reason, stopped)
-        # Another leader, which this agent meets on its way out, would wait for it.
-        running = self.running and stopped
-        return replace(self, running=running, to_repeat=(*self.to_repeat, left), coming=False, over=running), left
-
-    def closing(self) -> tuple[Follower, Closed]:
-        """Say that the run is closed for all agents."""
-        closed = Closed(self.agent)
-        return replace(self, to_repeat=(*self.to_repeat, closed)), closed
+        match message:
+            case Leaving(seconds=seconds):
+                # Its workers are stopped only then.
+                leave_by = None if seconds is None else now + seconds
+                earlier = tuple(said for said in self.to_repeat if not isinstance(said, Leaving))
+                return replace(self, candidate=None, leave_by=leave_by, to_repeat=(*earlier, message), coming=False)
+            case Left(stopped=stopped):
+                # Another leader, which this agent meets on its way out, would wait for it. With workers that stopped at
+                # the agreed step it stays until the others have, too.
+                running = self.running and stopped
+                to_repeat = (*self.to_repeat, message)
+                return replace(self, running=running, to_repeat=to_repeat, coming=False, over=running)
+            case WorkerFailed() | Finished() | Closed():
+                return replace(self, to_repeat=(*self.to_repeat, message))
+            case _:
+                return self
 
     def greet(
         self, now: float
@@ -157,8 +140,3 @@ class Follower:
     def owes_join(self) -> bool:
         """True from a cut until it joins again or leaves, which explains what its stopped workers did to others."""
         return self.cut_off and self.candidate is None
-
-    def _placed_in(self) -> int:
-        if self.last_round is None:
-            raise ValueError("an agent that never had a place has no workers")
-        return self.last_round

@@ -35,10 +35,19 @@ from slurm_elastic.rendezvous.election import events
 from slurm_elastic.rendezvous.election import leader_location as attempting
 from slurm_elastic.rendezvous.election.due import RECONNECT_AGAIN, Due, address
 from slurm_elastic.rendezvous.election.events import LeaderLost, Unreachable
-from slurm_elastic.rendezvous.election.follower import Follower
 from slurm_elastic.rendezvous.election.leader_location import Answer, Attempts
 from slurm_elastic.rendezvous.election.state import Campaigning, Election, Leading, Lookup, Preparing
-from slurm_elastic.rendezvous.membership.events import Ended, Held, Holding, Interrupted, Probed, Resigned, Stopping
+from slurm_elastic.rendezvous.membership.events import (
+    Ended,
+    Held,
+    Holding,
+    Interrupted,
+    Leaving,
+    Left,
+    Probed,
+    Resigned,
+    Stopping,
+)
 from slurm_elastic.rendezvous.membership.persistent import replace
 from slurm_elastic.rendezvous.transport import messages
 
@@ -187,32 +196,15 @@ class _Step(Due):
             self.act(events.Deliver(LeaderLost(event.problem)))
 
     def join(self, event: events.Join) -> None:
-        self._tell(*self.state.follower.join(event.candidate))
-
-    def announce_leave(self, event: events.AnnounceLeave) -> None:
-        self.change(known=self.state.known.leaves((self.config.agent,)))
-        self._tell(*self.state.follower.leaving(event.reason, event.seconds, self.now))
+        follower, joined = self.state.follower.join(event.candidate)
+        self.change(follower=follower)
+        self._send(joined)
 
     def send_to_leader(self, event: events.SendToLeader) -> None:
+        if isinstance(event.message, Leaving | Left):
+            self.change(known=self.state.known.leaves((self.config.agent,)))
+        self.change(follower=self.state.follower.told(event.message, self.now))
         self._send(event.message)
-
-    def depart(self, event: events.Depart) -> None:
-        self.change(known=self.state.known.leaves((self.config.agent,)))
-        self._tell(*self.state.follower.left(event.reason, stopped=event.stopped))
-
-    def report_failure(self, event: events.ReportFailure) -> None:
-        self._tell(*self.state.follower.failed(event.failure))
-
-    def report_finished(self, event: events.ReportFinished) -> None:
-        self._tell(*self.state.follower.finished())
-
-    def close_run(self, event: events.CloseRun) -> None:
-        self._tell(*self.state.follower.closing())
-
-    def _tell(self, follower: Follower, message: messages.AgentMessage) -> None:
-        """Send the leader what it has to know, and note it for each leader that follows."""
-        self.change(follower=follower)
-        self._send(message)
 
     def stop(self, event: events.Stop) -> None:
         self.end()
@@ -292,12 +284,7 @@ _HANDLERS: dict[type, Callable[[_Step, Any], None]] = {
     events.CampaignBlocked: _Step.campaign_blocked,
     events.LeaderEnded: _Step.leader_ended,
     events.Join: _Step.join,
-    events.AnnounceLeave: _Step.announce_leave,
     events.SendToLeader: _Step.send_to_leader,
-    events.Depart: _Step.depart,
-    events.ReportFailure: _Step.report_failure,
-    events.ReportFinished: _Step.report_finished,
-    events.CloseRun: _Step.close_run,
     events.Stop: _Step.stop,
 }
 

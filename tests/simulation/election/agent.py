@@ -23,7 +23,7 @@ from slurm_elastic.rendezvous.election.state import FOUNDER, ElectionConfig, Lea
 from slurm_elastic.rendezvous.membership import events as membership
 from slurm_elastic.rendezvous.membership.agents import STEPPED, AgentInfo, LeaveReason, Reason, WorkerFailure
 from slurm_elastic.rendezvous.membership.config import OnTie, Settings
-from slurm_elastic.rendezvous.membership.events import Interrupted, Ponged, Waiting
+from slurm_elastic.rendezvous.membership.events import Interrupted, Leaving, Left, Ponged, Waiting, WorkerFailed
 from slurm_elastic.rendezvous.transport.messages import Assignment, Endpoint, LeaderMessage
 from tests.simulation.election.checks import NAP, STOP
 from tests.simulation.election.leader import Leader
@@ -278,7 +278,8 @@ class Agent(Process):
     def fail(self, ran: float = STEPPED) -> None:
         """Say that a worker failed by itself, and wait until the round is over."""
         if self.workers is not None and self.election.follower.running and not self._stopping:
-            self.handle(events.ReportFailure(WorkerFailure(self.name, self.name, self.position, 1, ran=ran)))
+            failure = WorkerFailure(self.name, self.name, self.position, 1, ran=ran)
+            self.handle(events.SendToLeader(WorkerFailed(self.name, self.workers, failure)))
 
     def _work(self, round_: int, nodes: int) -> None:
         """The workers of a round are ready: they fail, or take a step once all are."""
@@ -294,7 +295,7 @@ class Agent(Process):
         if self.leaving:
             return
         self.leaving = True
-        self.handle(events.AnnounceLeave(LeaveReason.PREEMPTED, None))
+        self.handle(events.SendToLeader(Leaving(self.name, LeaveReason.PREEMPTED)))
         if not self.trains:
             self._wait_for_successor(self.world.now + GRACE)
             return
@@ -310,7 +311,7 @@ class Agent(Process):
         if self._said_goodbye:
             return
         self._said_goodbye = True
-        self.handle(events.Depart(LeaveReason.PREEMPTED, stopped=False))
+        self.handle(events.SendToLeader(Left(self.name, LeaveReason.PREEMPTED)))
         # A leader that leaves has some time for its successor.
         self.later(0.05 if self.leader is None else 5.0, lambda: self.end(silent=False))
 

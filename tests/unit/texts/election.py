@@ -123,7 +123,9 @@ class Agent(Play):
             return events.Received(self._number, message)
 
         return {
-            "it leaves: (?P<why>.*)": lambda why: events.AnnounceLeave(LeaveReason(why), None),
+            "it leaves: (?P<why>.*)": lambda why: events.SendToLeader(
+                messages.Leaving(self.state.config.agent, LeaveReason(why))
+            ),
             "it joins": lambda: events.Join(CANDIDATE),
             "the term is claimed": lambda: events.TermClaimed(self._campaign),
             "it keeps members from each other(?P<no> no more)?": lambda no: events.CampaignBlocked(

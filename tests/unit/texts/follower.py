@@ -7,7 +7,16 @@ from dataclasses import replace
 
 from slurm_elastic.rendezvous.election.follower import Follower
 from slurm_elastic.rendezvous.membership.agents import LeaveReason, WorkerFailure
-from slurm_elastic.rendezvous.membership.events import Connected, Joined, Leaving, Left, MemberMessage, WorkerFailed
+from slurm_elastic.rendezvous.membership.events import (
+    Closed,
+    Connected,
+    Finished,
+    Joined,
+    Leaving,
+    Left,
+    MemberMessage,
+    WorkerFailed,
+)
 from tests.unit.rendezvous.helpers.scenario import candidate
 from tests.unit.texts.cases import events, number
 
@@ -42,21 +51,21 @@ class Agent:
     def __init__(self, given: str) -> None:
         self._follower, self._now = Follower("n0", coming="gets ready" in given), 0.0
         self._events: dict[str, Callable[..., list[str]]] = {
-            "it joins": lambda: self._says(self._follower.join(candidate("n0"))),
+            "it joins": self._joins,
             "it connects": self._greets,
             r"the leader gives it a place in round (?P<round_>\d+), for attempt (?P<attempt>\d+)": (
                 lambda round_, attempt: self._takes(self._follower.placed(int(attempt), int(round_)))
             ),
             r"it leaves(?:, in (?P<seconds>\S+) s)?: (?P<why>.*)": lambda seconds, why: self._says(
-                self._follower.leaving(LeaveReason(why), number(seconds), self._now)
+                Leaving("n0", LeaveReason(why), number(seconds))
             ),
             "it has left(?P<stopped>, stopped at the step)?: (?P<why>.*)": lambda stopped, why: self._says(
-                self._follower.left(LeaveReason(why), stopped=bool(stopped))
+                Left("n0", LeaveReason(why), bool(stopped))
             ),
             "its workers have stopped": lambda: self._takes(replace(self._follower, running=False)),
-            "its workers finish": lambda: self._says(self._follower.finished()),
-            "a worker fails": lambda: self._says(self._follower.failed(FAILURE)),
-            "it closes the run": lambda: self._says(self._follower.closing()),
+            "its workers finish": lambda: self._says(Finished("n0", self._placed_in)),
+            "a worker fails": lambda: self._says(WorkerFailed("n0", self._placed_in, FAILURE)),
+            "it closes the run": lambda: self._says(Closed("n0")),
             r"the leader says that (?P<restarts>\d+) restarts are charged": lambda restarts: self._takes(
                 self._follower.charged(int(restarts))
             ),
@@ -73,8 +82,17 @@ class Agent:
             ),
         }
 
-    def _says(self, result: tuple[Follower, MemberMessage]) -> list[str]:
-        self._follower, said = result
+    @property
+    def _placed_in(self) -> int:
+        assert self._follower.last_round is not None
+        return self._follower.last_round
+
+    def _joins(self) -> list[str]:
+        self._follower, said = self._follower.join(candidate("n0"))
+        return [shown(said)]
+
+    def _says(self, said: MemberMessage) -> list[str]:
+        self._follower = self._follower.told(said, self._now)
         return [shown(said)]
 
     def _greets(self) -> list[str]:
