@@ -135,16 +135,7 @@ def connect(config: RendezvousConfig, journal: Callable[[Decision], None], *, ca
         return FencedRecords(config.records, config.incarnation, campaign.term, endpoint, campaign.follows)
 
     def leader(campaign: Campaign) -> Leader:
-        return Leader(
-            config.incarnation,
-            secret,
-            campaign.term,
-            campaign.settings,
-            fenced_records(campaign),
-            journal,
-            Controller(),
-            campaign.endpoints,
-        )
+        return Leader(config.incarnation, secret, campaign, fenced_records(campaign), journal, Controller())
 
     first = _first_term(config.records, settings) if founder else None
     coordination = Coordination(

@@ -62,8 +62,8 @@ class Coordination:
         config: FollowerConfig,
         listener: socket.socket,
         make_leader: Callable[[Campaign], Leader],
-        founder: Campaign | None = None,
-        release: Callable[[], None] = lambda: None,
+        founder: Campaign | None,
+        release: Callable[[], None],
     ) -> None:
         self._config, self._agent = config, config.election.agent
         self._round = -1

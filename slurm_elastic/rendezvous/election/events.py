@@ -134,11 +134,10 @@ class Stop:
     """The agent ends: it searches and campaigns no more."""
 
 
-LinkEvent = LinkOpened | LinkFailed | LinkClosed | Received
 RecordsEvent = LeaderLocationRead | CampaignRecordsRead | CampaignRecordsFailed
 CampaignEvent = TermClaimed | CampaignBlocked | LeaderEnded
-AgentEvent = Join | SendToLeader | Stop
-Event = Tick | LinkEvent | RecordsEvent | CampaignEvent | AgentEvent
+LinkEvent = LinkOpened | LinkFailed | LinkClosed | Received
+Event = Tick | LinkEvent | RecordsEvent | CampaignEvent | Join | SendToLeader | Stop
 
 
 # What the main thread hears.

@@ -35,12 +35,11 @@ class LeaderHost:
         listener: socket.socket,
         make: Callable[[Campaign], Leader],
         new_session: Callable[[], Session],
-        founder: Campaign | None = None,
+        founder: Campaign | None,
     ) -> None:
         self._listener, self._make, self._founder, self._new_session = listener, make, founder, new_session
         self._idle: Listener | None = None
         self._serving: asyncio.Task[None] | None = None
-        self._ended: Callable[[Event], None] = lambda event: None
         self.leader: Leader | None = None
         self.newest: Leader | None = None
         """The leader, also after its end."""
@@ -72,7 +71,10 @@ class LeaderHost:
 
     def lead(self, number: int, campaign: Campaign) -> None:
         """Lead without a term until there is a quorum."""
-        self._serve(number, self._make(campaign))
+        leader = self._make(campaign)
+        before, self.leader, self.newest = self._serving, leader, leader
+        leader.report = lambda action: self._reported(number, action)
+        self._serving = asyncio.create_task(self._live(number, leader, before))
 
     def stop_leading(self) -> None:
         """Leave it to another agent to lead."""
@@ -91,11 +93,6 @@ class LeaderHost:
         if self._idle is not None:
             self._idle.close()
         self._listener.close()
-
-    def _serve(self, number: int, leader: Leader) -> None:
-        before, self.leader, self.newest = self._serving, leader, leader
-        leader.report = lambda action: self._reported(number, action)
-        self._serving = asyncio.create_task(self._live(number, leader, before))
 
     def _reported(self, number: int, action: ReportClaimed | ReportBlocking) -> None:
         match action:

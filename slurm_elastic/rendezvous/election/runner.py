@@ -48,7 +48,7 @@ class FollowerConfig:
     secret: bytes
     election: ElectionConfig
     locate: Callable[[LeaderLocation], LeaderLocation]
-    read_campaign: Callable[[], CampaignRecords] | None = None
+    read_campaign: Callable[[], CampaignRecords]
 
 
 class Runner:
@@ -57,7 +57,7 @@ class Runner:
     Args:
         positions: Returns how far the workers here are, when the leader asks; its argument is True if they have to
             write their dumps, too.
-        host: where the agent leads; None for one that never does.
+        host: where the agent leads.
         report: returns what this agent does now as JSON, when the leader asks.
     """
 
@@ -65,15 +65,14 @@ class Runner:
         self,
         config: FollowerConfig,
         deliver: Callable[[events.LeaderEvent], None],
-        positions: Callable[[bool], tuple[WorkerPosition, ...]] = lambda _dumps: (),
-        host: LeaderHost | None = None,
-        report: Callable[[], str] = lambda: "{}",
+        positions: Callable[[bool], tuple[WorkerPosition, ...]],
+        host: LeaderHost,
+        report: Callable[[], str],
     ) -> None:
         self._config, self._deliver, self._positions, self._host = config, deliver, positions, host
         self._report = report
         self._loop = asyncio.get_running_loop()
-        founder = host is not None and host.founds
-        self._election = initial_election(config.election, self._loop.time(), founder=founder)
+        self._election = initial_election(config.election, self._loop.time(), founder=host.founds)
         self._events: deque[events.Event] = deque()
         self._busy = False
         self._timer: asyncio.TimerHandle | None = None
@@ -84,8 +83,7 @@ class Runner:
 
     async def open(self) -> None:
         """Accept connections of agents, or turn them away as long as no leader runs here."""
-        if self._host is not None:
-            await self._host.open(self.handle)
+        await self._host.open(self.handle)
 
     async def run(self) -> None:
         """Search for the leader and follow it, or lead, until the run has ended or :meth:`close` was called."""
@@ -182,10 +180,8 @@ class Runner:
             case events.ReadCampaignRecords(number):
                 self._start(number, self._read_campaign_records(number))
             case events.Lead(number, campaign):
-                assert self._host is not None
                 self._host.lead(number, campaign)
             case events.StopLeading():
-                assert self._host is not None
                 self._host.stop_leading()
             case events.Deliver(event):
                 self._deliver(event)
@@ -238,10 +234,8 @@ class Runner:
         self.handle(events.LeaderLocationRead(number, await run_in_thread(lambda: self._config.locate(location))))
 
     async def _read_campaign_records(self, number: int) -> None:
-        read = self._config.read_campaign
-        assert read is not None
         try:
-            seen = await run_in_thread(read)
+            seen = await run_in_thread(self._config.read_campaign)
         except (SlurmElasticError, LookupError, ValueError, TypeError) as error:
             self.handle(events.CampaignRecordsFailed(number, str(error)))
         else:

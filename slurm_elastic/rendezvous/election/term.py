@@ -144,11 +144,6 @@ TermAction = RecordsAction | CarryOut | Question | ProbeDisconnected | ReportCla
 
 
 @dataclass(frozen=True, slots=True)
-class Wake:
-    """The moment that :attr:`Term.deadline` names has come."""
-
-
-@dataclass(frozen=True, slots=True)
 class RecordsAnswered:
     """An action on the records is through, and was allowed or not."""
 
@@ -185,7 +180,7 @@ class AgentsGone:
     agents: frozenset[str]
 
 
-TermEvent = events.Event | Wake | RecordsAnswered | RecordsFailed | AgentsEnded | DisconnectedEnded | AgentsGone
+TermEvent = events.Event | RecordsAnswered | RecordsFailed | AgentsEnded | DisconnectedEnded | AgentsGone
 
 
 @dataclass(frozen=True)
@@ -193,8 +188,8 @@ class Term:
     """One leader's term. Times are the leader's monotonic time.
 
     Attributes:
-        deadline: when the machine has to see a Wake at the latest.
-        tick_at: when the membership machine has to see a Tick.
+        deadline: when the machine has to see a Tick at the latest.
+        tick_at: when the membership machine has to see it.
         queue: decisions that are not carried out yet, each with the state after it.
         writing: what is still to be done with the records for the first of these; its first action is under way.
         probe_at, ask_agents_at, ask_nodes_at, check_at: when to find out more; infinite while that is not wanted, or
@@ -272,9 +267,9 @@ class _Step:
             self.queue += tuple((self.state, decision) for decision in decisions)
             self._carry_out()
 
-    def wake(self, event: Wake) -> None:
+    def tick(self, event: events.Tick) -> None:
         if self.now >= self.term.tick_at:
-            self.happened(events.Tick())
+            self.happened(event)
 
     def disconnected(self, event: events.Disconnected) -> None:
         self.happened(event)
@@ -439,7 +434,7 @@ class _Step:
 
 
 _HANDLERS: dict[type, Callable[[_Step, Any], None]] = {
-    Wake: _Step.wake,
+    events.Tick: _Step.tick,
     RecordsAnswered: _Step.answered,
     RecordsFailed: _Step.failed,
     events.Disconnected: _Step.disconnected,

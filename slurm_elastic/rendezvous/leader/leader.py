@@ -9,11 +9,12 @@ import asyncio
 import functools
 import logging
 import socket
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import replace
 from itertools import islice
 
 from slurm_elastic.rendezvous.election import term
+from slurm_elastic.rendezvous.election.campaign import Campaign
 from slurm_elastic.rendezvous.leader.absent_agents import Releases, agents_ended, agents_gone, nodes_down
 from slurm_elastic.rendezvous.leader.agent_connections import AcceptedConnection, AgentConnections
 from slurm_elastic.rendezvous.leader.fenced_records import FencedRecords
@@ -21,7 +22,6 @@ from slurm_elastic.rendezvous.leader.status_collector import StatusCollector
 from slurm_elastic.rendezvous.membership import events
 from slurm_elastic.rendezvous.membership.agents import node_of
 from slurm_elastic.rendezvous.membership.assignment import Place, Table
-from slurm_elastic.rendezvous.membership.config import Settings
 from slurm_elastic.rendezvous.membership.state import Phase, State
 from slurm_elastic.rendezvous.records.api import RecordsError
 from slurm_elastic.rendezvous.run_in_thread import run_in_thread
@@ -47,27 +47,24 @@ class Leader:
 
     Args:
         journal: Called with each decision after the leader has carried it out.
-        controller: Asked, in threads, about nodes and members that are missing; None to ask none.
-        endpoints: Where members of the last round listen.
+        controller: Asked, in threads, about nodes and members that are missing.
     """
 
     def __init__(
         self,
         run: str,
         secret: bytes,
-        epoch: int,
-        settings: Settings,
+        campaign: Campaign,
         fenced_records: FencedRecords,
         journal: Callable[[events.Decision], None],
-        controller: Controller | None = None,
-        endpoints: Mapping[str, messages.Endpoint] | None = None,
+        controller: Controller,
     ) -> None:
-        self.run, self.secret, self.epoch = run, secret, epoch
-        self._settings = settings
+        self.run, self.secret, self.epoch = run, secret, campaign.term
+        self._settings = campaign.settings
         self._fenced_records = fenced_records
         self._journal = journal
         self._controller = controller
-        self._endpoints: dict[str, messages.Endpoint] = dict(endpoints or {})
+        self._endpoints = dict(campaign.endpoints)
         self.claimed = asyncio.Event()
         """Set once this leader has claimed its epoch."""
         self.connections = AgentConnections()
@@ -81,7 +78,7 @@ class Leader:
         """Called when the epoch is claimed, and when this candidate begins or ends to block others."""
         self._listener: Listener | None = None
         # Its times begin when it serves.
-        self._term = term.initial_term(epoch, settings, 0.0)
+        self._term = term.initial_term(self.epoch, self._settings, 0.0)
 
     @property
     def membership(self) -> State:
@@ -247,7 +244,7 @@ class Leader:
             # Time goes on for the membership, and the heartbeats that are missing come with the next tick.
             self._loop.call_exception_handler({"message": "the leader goes on after a fault", "exception": error})
         try:
-            self._handle(term.Wake())
+            self._handle(events.Tick())
         except Exception as error:
             # Without a clock it would judge no loss: another agent leads from here on.
             self._end(error)
@@ -322,14 +319,11 @@ class Leader:
         missing: Sequence[str],
         answer: Callable[[frozenset[str]], term.TermEvent],
     ) -> None:
-        controller = self._controller
-
-        async def ask(controller: Controller) -> None:
+        async def ask() -> None:
             # A cut of the network that separates an agent may also keep Slurm from answering.
-            self._found_out(answer(await run_in_thread(lambda: question(missing, controller))))
+            self._found_out(answer(await run_in_thread(lambda: question(missing, self._controller))))
 
-        if controller is not None:
-            self._start(ask(controller))
+        self._start(ask())
 
     def _start(self, coroutine: Coroutine[None, None, None]) -> None:
         task = self._loop.create_task(self._until_it_ends(coroutine))

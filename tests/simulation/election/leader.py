@@ -69,7 +69,7 @@ class Leader:
         now = self.world.now
         if now >= self.term.deadline:
             self.take_in_signs()
-            self.handle(term.Wake())
+            self.handle(Tick())
         if now >= self._beat_at and not self.over:
             self._beat_at = now + self.world.limit / 3
             for wire in [*self.wires.values()]:
@@ -84,7 +84,7 @@ class Leader:
         if self.over:
             return
         self.term, actions = term.step(self.term, event, self.world.now)
-        if self.world.transcript is not None and not isinstance(event, Tick | SignsOfLife | term.Wake):
+        if self.world.transcript is not None and not isinstance(event, Tick | SignsOfLife):
             shown = [action.decision if isinstance(action, term.CarryOut) else action for action in actions]
             self.world.tell(f"leader {self.epoch} on {self.agent.name}", f"{event} -> {shown}")
         for action in actions:

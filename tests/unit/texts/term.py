@@ -8,7 +8,7 @@ from collections.abc import Callable
 from slurm_elastic.rendezvous.election import term
 from slurm_elastic.rendezvous.election.term import RecordsAction, TermAction, TermEvent
 from slurm_elastic.rendezvous.membership.config import Settings
-from slurm_elastic.rendezvous.membership.events import Joined, SignsOfLife
+from slurm_elastic.rendezvous.membership.events import Joined, SignsOfLife, Tick
 from tests.unit.rendezvous.helpers.scenario import candidate
 from tests.unit.texts import membership
 from tests.unit.texts.cases import events
@@ -63,7 +63,7 @@ class Leader:
             f"of those that were asked {ALL} (?:has|have) ended": lambda names: term.AgentsEnded(some(names)),
             f"Slurm says that {ALL} (?:is|are) gone": lambda names: term.AgentsGone(some(names)),
             f"the process of {EACH} has ended": term.DisconnectedEnded,
-            "time passes": term.Wake,
+            "time passes": Tick,
             **membership.EVENTS,
         }
 
@@ -84,7 +84,7 @@ class Leader:
         while kind == "until" and self.term.deadline <= then:
             self.now = max(self.now, self.term.deadline)
             self._on(SignsOfLife(tuple((name, self.now) for name in self.term.membership.agents)))
-            self._on(term.Wake())
+            self._on(Tick())
             assert self.term.deadline > self.now, "it would look at its clock without end"
         self.now = then
         if kind == "at":

@@ -8,7 +8,7 @@ from typing import TypeVar
 import pytest
 
 from slurm_elastic.rendezvous.election import term
-from slurm_elastic.rendezvous.election.term import AgentsEnded, AgentsGone, ProbeMembers, TermAction, TermEvent, Wake
+from slurm_elastic.rendezvous.election.term import AgentsEnded, AgentsGone, ProbeMembers, TermAction, TermEvent
 from slurm_elastic.rendezvous.membership.config import Base, Settings
 from slurm_elastic.rendezvous.membership.events import Connected, Joined, SignsOfLife, Tick
 from tests.unit.rendezvous.helpers.scenario import candidate
@@ -39,7 +39,7 @@ class Play:
         while self.term.deadline <= end:
             self.now = max(self.now, self.term.deadline)
             actions += self.on(SignsOfLife(tuple((name, self.now) for name in self.term.membership.agents)))
-            actions += self.on(Wake())
+            actions += self.on(Tick())
             assert self.term.deadline > self.now, "it would look at its clock without end"
         self.now = end
         return actions
