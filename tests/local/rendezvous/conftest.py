@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from slurm_elastic.rendezvous import connect
+from slurm_elastic.rendezvous.election.campaign import Campaign
 from slurm_elastic.rendezvous.election.state import ElectionConfig
 from slurm_elastic.rendezvous.leader.leader import Leader
-from slurm_elastic.rendezvous.membership.config import Settings
 from slurm_elastic.rendezvous.worker_store import prepare_stores
 from tests.local.agents import HANG
 from tests.local.rendezvous.helpers.parties import Run
@@ -62,9 +62,10 @@ def leaders(monkeypatch: pytest.MonkeyPatch, leader_settings: dict[str, float]) 
     made: list[Leader] = []
     init = Leader.__init__
 
-    def remember(self: Leader, run: str, secret: bytes, epoch: int, settings: Settings, *others: Any) -> None:
+    def remember(self: Leader, run: str, secret: bytes, campaign: Campaign, *others: Any) -> None:
         made.append(self)
-        init(self, run, secret, epoch, dataclasses.replace(settings, **leader_settings), *others)  # type: ignore[arg-type]
+        settings = dataclasses.replace(campaign.settings, **leader_settings)  # type: ignore[arg-type]
+        init(self, run, secret, dataclasses.replace(campaign, settings=settings), *others)
 
     monkeypatch.setattr(Leader, "__init__", remember)
     return made
