@@ -19,10 +19,11 @@ import pytest
 
 from slurm_elastic.control import Agreement, Stop, WorkerControl
 from slurm_elastic.control._shared_page import BOUNDARY, HOLD
-from slurm_elastic.rendezvous.election import due, leader_location, term
+from slurm_elastic.rendezvous.election import due, term
 from slurm_elastic.rendezvous.election import machine as election
 from slurm_elastic.rendezvous.election import state as election_state
 from slurm_elastic.rendezvous.election.follower import Follower
+from slurm_elastic.rendezvous.election.leader_location import Leadership
 from slurm_elastic.rendezvous.election.term import CheckTerm, ConfirmLastRound, RecordsAction
 from slurm_elastic.rendezvous.leader import fenced_records
 from slurm_elastic.rendezvous.leader.fenced_records import FencedRecords, LastRound
@@ -380,7 +381,7 @@ def follows_too_soon(patch: pytest.MonkeyPatch) -> None:
     among=strikes_of(UNPUBLISHED),
 )
 def goes_by_an_old_round(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(leader_location, "newest_order", lambda told, told_in, recorded, recorded_in: told or recorded)
+    patch.setattr(Leadership, "order", lambda told, seen: told.successors or seen.successors)
 
 
 # Numbers of nodes.

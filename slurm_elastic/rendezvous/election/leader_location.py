@@ -101,8 +101,16 @@ class Leadership:
         return LeaderLocation(successors=self.successors, round=self.round, leading=leading)
 
     def order(self, seen: LeaderLocation) -> Sequence[Successor]:
-        """The agents that may follow the leader, the first to campaign first, if the records say this."""
-        return newest_order(self.successors, self.round, seen.successors, seen.round)
+        """Return the agents that may follow the leader, the first to campaign first, if the records say this.
+
+        The newest round that this agent knows of decides. A leader may be lost when it has written down a round that
+        some of its members, or all, were not told of. Agents that went by different rounds might each be the first in
+        their own order, campaign, and not look for each other. Nor would those that have no place in that round any
+        more; they come last.
+        """
+        if not seen.successors or (self.successors and seen.round <= self.round):
+            return self.successors
+        return [*seen.successors, *(member for member in self.successors if member not in seen.successors)]
 
 
 _SOON, _LATER = 0.03, 0.5
@@ -207,21 +215,3 @@ def answered(
     pause = _SOON if answer is Answer.IDLE else min(2 * pause, _LATER)
     tried = Tried(None, began, began + max(pause, least_pause, busy), pause, answer)
     return Attempts({**attempts.tried, endpoint: tried}, problem)
-
-
-def newest_order(
-    announced: Sequence[Successor], told_in: int, recorded: Sequence[Successor], recorded_in: int
-) -> Sequence[Successor]:
-    """Return the agents that may follow the leader, in order, by the newest round that this agent knows of.
-
-    A leader may be lost when it has written down a round that some of its members, or all, were not told of. Agents
-    that went by different rounds might each be the first in their own order, campaign, and not look for each other. Nor
-    would those that have no place in that round any more; they come last.
-
-    Args:
-        told, told_in: what the last leader said, and in which round; empty and -1 if none did.
-        recorded, recorded_in: the same of the last round on record.
-    """
-    if not recorded or (announced and recorded_in <= told_in):
-        return announced
-    return [*recorded, *(member for member in announced if member not in recorded)]

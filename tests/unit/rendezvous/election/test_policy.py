@@ -3,9 +3,10 @@ from __future__ import annotations
 import pytest
 
 from slurm_elastic.rendezvous.election import campaign
-from slurm_elastic.rendezvous.election.leader_location import newest_order
+from slurm_elastic.rendezvous.election.leader_location import LeaderLocation, Leadership
 from slurm_elastic.rendezvous.membership.config import Settings
 from slurm_elastic.rendezvous.membership.state import initial_state
+from slurm_elastic.rendezvous.transport.messages import Successor
 
 ORDER = ("a", "b", "c")
 
@@ -27,6 +28,14 @@ def test_the_times_follow_each_other(limit: float) -> None:
     assert limit + tick + stop < campaign.default_leader_limit(limit)
 
 
+def order_of(told: str, told_in: int, recorded: str, recorded_in: int) -> str:
+    """Return who follows whom, of agents whose names have one letter."""
+    announced, on_record = (tuple(Successor(name, name, 1) for name in names) for names in (told, recorded))
+    leadership = Leadership(successors=announced, round=told_in)
+    location = LeaderLocation(successors=on_record, round=recorded_in)
+    return "".join(successor.agent for successor in leadership.order(location))
+
+
 @pytest.mark.parametrize(
     ("told_in", "recorded", "recorded_in", "order"),
     [
@@ -43,11 +52,11 @@ def test_the_times_follow_each_other(limit: float) -> None:
 def test_who_stands_first_is_the_same_for_all_that_know_of_the_newest_round(
     told_in: int, recorded: str, recorded_in: int, order: str
 ) -> None:
-    assert "".join(newest_order("bc", told_in, recorded, recorded_in)) == order
+    assert order_of("bc", told_in, recorded, recorded_in) == order
 
 
 def test_who_was_told_nothing_goes_by_the_records() -> None:
-    assert list(newest_order("", -1, "ab", 0)) == ["a", "b"]
+    assert order_of("", -1, "ab", 0) == "ab"
 
 
 @pytest.mark.parametrize(("agents", "mean"), [(0, 0.0), (512, 0.0), (1024, 0.125), (16384, 3.875), (102400, 24.875)])
