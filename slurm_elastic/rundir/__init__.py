@@ -1,6 +1,14 @@
 """The run directory, which the agents of a run share on disk; only this package knows its file names."""
 
-from slurm_elastic.rundir._atomic_files import RecordError, RunDirError, claim_file, list_names, publish_file, read_file
+from slurm_elastic.rundir._atomic_files import (
+    RecordError,
+    RecordsError,
+    RunDirError,
+    claim_file,
+    list_names,
+    publish_file,
+    read_file,
+)
 from slurm_elastic.rundir._contents import LogFile, RunContents, RunFile, run_ids
 from slurm_elastic.rundir._job_runs import (
     JobRecords,
@@ -24,6 +32,7 @@ __all__ = [
     "KnownRun",
     "LogFile",
     "RecordError",
+    "RecordsError",
     "RunContents",
     "RunDir",
     "RunDirError",

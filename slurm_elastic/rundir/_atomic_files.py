@@ -17,7 +17,14 @@ from slurm_elastic.errors import SlurmElasticError, UsageError
 from slurm_elastic.ownership import NEW_DIRECTORY, NEW_FILE, group_may_write, open_own, write_own
 
 
-class RunDirError(SlurmElasticError):
+class RecordsError(SlurmElasticError):
+    """The records of a run cannot be read or written: run directory or etcd is full, gone, or holds something else.
+
+    A person has to fix it; the message is one line that says what and how. A write may have been carried out or not.
+    """
+
+
+class RunDirError(RecordsError):
     """The run directory has worked before and fails now: it is full, read-only or gone.
 
     The message names the file and says how to fix it.

@@ -9,10 +9,10 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from slurm_elastic import typed_json
-from slurm_elastic.errors import ExitCode, SlurmElasticError, UsageError
+from slurm_elastic.errors import ExitCode, UsageError
 from slurm_elastic.rendezvous.records.etcd.config import (
     ENVIRONMENT_PREFIX,
     OPTIONS,
@@ -20,7 +20,8 @@ from slurm_elastic.rendezvous.records.etcd.config import (
     EtcdConfig,
     load_config,
 )
-from slurm_elastic.rundir import RecordError, RunDir, RunDirError
+from slurm_elastic.rundir import RecordError, RunDir
+from slurm_elastic.rundir import RecordsError as RecordsError
 
 if TYPE_CHECKING:
     from slurm_elastic.rendezvous.records.etcd.records import EtcdRecords
@@ -31,15 +32,6 @@ Record = Mapping[str, Any]
 
 _SCHEMES = ("etcd://", "etcds://")
 _SELECTING = ("endpoint", "credentials")
-
-_T = TypeVar("_T")
-
-
-class RecordsError(SlurmElasticError):
-    """The records cannot be read or written: run directory or etcd is full, gone, or holds something else.
-
-    A person has to fix it; the message is one line that says what and how. A write may have been carried out or not.
-    """
 
 
 class RecordsUnreachableError(RecordsError):
@@ -87,19 +79,19 @@ class RunDirRecords:
             can_wait: False where the caller must not wait for an etcd that is silent: then the copy in the run
                 directory counts.
         """
-        return _translated(lambda: self._run_dir.newest_epoch(self._incarnation))
+        return self._run_dir.newest_epoch(self._incarnation)
 
     def claim_epoch(self, number: int, record: Record) -> bool:
         """Take an epoch. Returns False if another agent has it."""
-        return _translated(lambda: self._run_dir.claim_epoch(self._incarnation, number, _encode(record)))
+        return self._run_dir.claim_epoch(self._incarnation, number, _encode(record))
 
     def epoch(self, number: int) -> Record | None:
         """Return the record of an epoch, None if it is free."""
-        return _decode(_translated(lambda: self._run_dir.epoch_record(self._incarnation, number)))
+        return _decode(self._run_dir.epoch_record(self._incarnation, number))
 
     def publish_endpoint(self, record: Record) -> None:
         """Publish the leader's endpoint in place of an earlier one."""
-        _translated(lambda: self._run_dir.publish_endpoint(self._incarnation, _encode(record)))
+        self._run_dir.publish_endpoint(self._incarnation, _encode(record))
 
     def endpoint(self) -> Record | None:
         """Return the endpoint that was published last, None before the first.
@@ -110,20 +102,18 @@ class RunDirRecords:
             return _decode(self._run_dir.endpoint(self._incarnation))
         except RecordError:
             return None
-        except RunDirError as error:
-            raise RecordsError(str(error)) from error
 
     def claim_round(self, number: int, record: Record) -> bool:
         """Write the record of a round. Returns False if another leader has written it."""
-        return _translated(lambda: self._run_dir.claim_round(number, _encode(record)))
+        return self._run_dir.claim_round(number, _encode(record))
 
     def last_round(self) -> int | None:
         """Return the highest round written, None before the first."""
-        return _translated(self._run_dir.last_round)
+        return self._run_dir.last_round()
 
     def round(self, number: int) -> Record | None:
         """Return the record of a round, None if there is none."""
-        return _decode(_translated(lambda: self._run_dir.round_record(number)))
+        return _decode(self._run_dir.round_record(number))
 
     def situation(self, known_round: int | None = None) -> Situation:
         """Return the leader's endpoint and the newest round, by one request to etcd.
@@ -132,24 +122,24 @@ class RunDirRecords:
             known_round: Number of a round whose record the caller does not need again: no record of a round ever
                 changes, and that of thousands of agents is megabytes.
         """
-        endpoint, number = self.endpoint(), _translated(lambda: self._run_dir.last_round(known_round))
+        endpoint, number = self.endpoint(), self._run_dir.last_round(known_round)
         return Situation(endpoint, number, None if number is None or number == known_round else self.round(number))
 
     def mark_done(self, record: Record) -> bool:
         """Write the record that the run is finished. Returns False if there was one, which stays."""
-        return _translated(lambda: self._run_dir.mark_done(record))
+        return self._run_dir.mark_done(record)
 
     def is_done(self) -> bool:
         """Return True if the run is finished."""
-        return _translated(self._run_dir.is_done)
+        return self._run_dir.is_done()
 
     def publish_failure(self, record: Record) -> None:
         """Write the record of why the run failed in this incarnation."""
-        _translated(lambda: self._run_dir.publish_failure(self._incarnation, _encode(record)))
+        self._run_dir.publish_failure(self._incarnation, _encode(record))
 
     def failure(self) -> Record | None:
         """Return the record of why the run failed in this incarnation, None if it did not."""
-        return _decode(_translated(lambda: self._run_dir.failure(self._incarnation)))
+        return _decode(self._run_dir.failure(self._incarnation))
 
     def on_loss(self, report: Callable[[RecordsError], None]) -> None:
         """Have `report` called once, from any thread, when etcd counts as lost while no call waits for it.
@@ -171,13 +161,6 @@ def _encode(record: Record) -> bytes:
 def _decode(content: bytes | None) -> Record | None:
     # The run directory returns only JSON objects.
     return None if content is None else typed_json.loads(content)
-
-
-def _translated(call: Callable[[], _T]) -> _T:
-    try:
-        return call()
-    except RunDirError as error:
-        raise RecordsError(str(error)) from error
 
 
 def is_etcd(endpoint: str) -> bool:

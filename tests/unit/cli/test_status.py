@@ -90,6 +90,18 @@ def test_a_finished_run_is_0(run: WrittenRun, cli: Cli) -> None:
     assert err == ""
 
 
+def test_a_damaged_record_only_keeps_the_state_from_being_live(
+    base: Path, squeue: Callable[..., None], cli: Cli
+) -> None:
+    run = WrittenRun(base)
+    run.started(0, A)
+    squeue(f"7|7|7|PENDING|1764000120|BeginTime|{base}")
+    with leads(run):
+        (run.run_dir.path / "rounds/000000.json").write_text('{"epoch": 1')
+        _, err = cli(4, "status 7")
+    assert "warning: not live, but from the run directory: " in err
+
+
 def test_a_run_that_trains_is_3_and_one_that_waits_4(base: Path, squeue: Callable[..., None], cli: Cli) -> None:
     run = WrittenRun(base)
     run.started(0, A)
