@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from slurm_elastic.rendezvous.election.campaign import Campaign, CampaignRecords
 from slurm_elastic.rendezvous.election.leader_location import Answer, LeaderLocation
+from slurm_elastic.rendezvous.election.term import Report
 from slurm_elastic.rendezvous.membership.agents import AgentInfo
 from slurm_elastic.rendezvous.membership.events import Interrupted, MembershipMessage
 from slurm_elastic.rendezvous.transport import messages
@@ -89,19 +90,11 @@ class CampaignRecordsFailed:
 
 
 @dataclass(frozen=True, slots=True)
-class TermClaimed:
-    """The leader here has claimed its term, confirmed the last round and published its endpoint."""
+class LeaderReported:
+    """The leader or candidate here reports what its term has come to."""
 
     number: int
-
-
-@dataclass(frozen=True, slots=True)
-class CampaignBlocked:
-    """The candidate here keeps members of the last round from each other, or does so no more; see
-    :func:`~slurm_elastic.rendezvous.membership.leader_change.blocks_election`."""
-
-    number: int
-    blocks: bool
+    report: Report
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +128,7 @@ class Stop:
 
 
 RecordsEvent = LeaderLocationRead | CampaignRecordsRead | CampaignRecordsFailed
-CampaignEvent = TermClaimed | CampaignBlocked | LeaderEnded
+CampaignEvent = LeaderReported | LeaderEnded
 LinkEvent = LinkOpened | LinkFailed | LinkClosed | Received
 Event = Tick | LinkEvent | RecordsEvent | CampaignEvent | Join | SendToLeader | Stop
 
@@ -246,7 +239,7 @@ class ReadCampaignRecords:
 
 @dataclass(frozen=True, slots=True)
 class Lead:
-    """Accept joins, and claim the term once there is a quorum. Reported by TermClaimed, LeaderEnded."""
+    """Accept joins, and claim the term once there is a quorum. Reported by LeaderReported, LeaderEnded."""
 
     number: int
     campaign: Campaign

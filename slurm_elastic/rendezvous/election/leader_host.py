@@ -13,9 +13,8 @@ from collections.abc import Callable
 
 from slurm_elastic.errors import SlurmElasticError
 from slurm_elastic.rendezvous.election.campaign import Campaign
-from slurm_elastic.rendezvous.election.events import CampaignBlocked, Event, LeaderEnded, TermClaimed
+from slurm_elastic.rendezvous.election.events import Event, LeaderEnded, LeaderReported
 from slurm_elastic.rendezvous.election.state import FOUNDER
-from slurm_elastic.rendezvous.election.term import ReportBlocking, ReportClaimed
 from slurm_elastic.rendezvous.leader.leader import FencedError, Leader
 from slurm_elastic.rendezvous.transport.listener import Listener
 from slurm_elastic.rendezvous.transport.session import Session
@@ -73,7 +72,7 @@ class LeaderHost:
         """Lead without a term until there is a quorum."""
         leader = self._make(campaign)
         before, self.leader, self.newest = self._serving, leader, leader
-        leader.report = lambda action: self._reported(number, action)
+        leader.report = lambda report: self._report(LeaderReported(number, report))
         self._serving = asyncio.create_task(self._live(number, leader, before))
 
     def stop_leading(self) -> None:
@@ -93,13 +92,6 @@ class LeaderHost:
         if self._idle is not None:
             self._idle.close()
         self._listener.close()
-
-    def _reported(self, number: int, action: ReportClaimed | ReportBlocking) -> None:
-        match action:
-            case ReportClaimed():
-                self._report(TermClaimed(number))
-            case ReportBlocking(blocks):
-                self._report(CampaignBlocked(number, blocks))
 
     async def _live(self, number: int, leader: Leader, before: asyncio.Task[None] | None) -> None:
         problem = ""

@@ -16,8 +16,7 @@ those of all others.
 | Received | | obeys the message | |
 | LeaderLocationRead | tries its endpoints | | tries its endpoints |
 | CampaignRecordsRead | campaigns, or waits for another term | | |
-| TermClaimed | | | leads |
-| CampaignBlocked | | | steps down after BLOCKING_LIMIT |
+| LeaderReported | | | leads, or steps down after BLOCKING_LIMIT |
 | LeaderEnded | | | ends its campaign or its term |
 | Tick | reads records, connects, campaigns in its turn | by silence: connects, fences, searches | tries rivals |
 
@@ -37,6 +36,7 @@ from slurm_elastic.rendezvous.election.due import RECONNECT_AGAIN, Due, address
 from slurm_elastic.rendezvous.election.events import LeaderLost, Unreachable
 from slurm_elastic.rendezvous.election.leader_location import Answer, Attempts
 from slurm_elastic.rendezvous.election.state import Campaigning, Election, Leading, Lookup, Preparing
+from slurm_elastic.rendezvous.election.term import ReportBlocking, ReportClaimed
 from slurm_elastic.rendezvous.membership.events import (
     Ended,
     Held,
@@ -174,16 +174,16 @@ class _Step(Due):
             self.change(logged_problem=event.why)
             self.act(events.Warn(f"this agent cannot campaign to lead: {event.why}"))
 
-    def term_claimed(self, event: events.TermClaimed) -> None:
+    def leader_reported(self, event: events.LeaderReported) -> None:
         campaign = self.state.campaign
-        if isinstance(campaign, Campaigning) and campaign.number == event.number:
-            self._cancel_attempts(campaign.attempts)
-            self.change(campaign=Leading(campaign.number))
-
-    def campaign_blocked(self, event: events.CampaignBlocked) -> None:
-        campaign = self.state.campaign
-        if isinstance(campaign, Campaigning) and campaign.number == event.number:
-            self.change(campaign=replace(campaign, blocks_since=self.now if event.blocks else None))
+        if not isinstance(campaign, Campaigning) or campaign.number != event.number:
+            return
+        match event.report:
+            case ReportClaimed():
+                self._cancel_attempts(campaign.attempts)
+                self.change(campaign=Leading(campaign.number))
+            case ReportBlocking(blocks):
+                self.change(campaign=replace(campaign, blocks_since=self.now if blocks else None))
 
     def leader_ended(self, event: events.LeaderEnded) -> None:
         campaign = self.state.campaign
@@ -280,8 +280,7 @@ _HANDLERS: dict[type, Callable[[_Step, Any], None]] = {
     events.LeaderLocationRead: _Step.leader_location_read,
     events.CampaignRecordsRead: _Step.campaign_records_read,
     events.CampaignRecordsFailed: _Step.campaign_records_failed,
-    events.TermClaimed: _Step.term_claimed,
-    events.CampaignBlocked: _Step.campaign_blocked,
+    events.LeaderReported: _Step.leader_reported,
     events.LeaderEnded: _Step.leader_ended,
     events.Join: _Step.join,
     events.SendToLeader: _Step.send_to_leader,

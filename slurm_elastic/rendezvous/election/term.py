@@ -95,8 +95,8 @@ class ProbeMembers:
 
 @dataclass(frozen=True, slots=True)
 class ProbeDisconnected:
-    """Ask the node of an agent whose connection broke whether its process has ended; answered by DisconnectedEnded if
-    it has. Then the leader does not wait for the connection to come back."""
+    """Ask the node of an agent whose connection broke whether its process has ended; answered by DisconnectedEnded.
+    If it has, the leader does not wait for the connection to come back."""
 
     agent: str
 
@@ -117,12 +117,13 @@ class AskSlurmAboutNodes:
 
 @dataclass(frozen=True, slots=True)
 class ReportClaimed:
-    """The term is claimed, confirmed and published: this agent leads."""
+    """The term is claimed, the last round confirmed, the endpoint published: this agent leads."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReportBlocking:
-    """This candidate keeps members of the last round from each other, or does so no more."""
+    """This candidate keeps members of the last round from each other, or does so no more; see
+    :func:`~slurm_elastic.rendezvous.membership.leader_change.blocks_election`."""
 
     blocks: bool
 
@@ -136,8 +137,9 @@ class StepDown:
 
 
 Question = ProbeMembers | AskSlurmAboutAgents | AskSlurmAboutNodes
+Report = ReportClaimed | ReportBlocking
 
-TermAction = RecordsAction | CarryOut | Question | ProbeDisconnected | ReportClaimed | ReportBlocking | StepDown
+TermAction = RecordsAction | CarryOut | Question | ProbeDisconnected | Report | StepDown
 
 
 # Events, beside those of the membership.
@@ -168,9 +170,9 @@ class AgentsEnded:
 
 @dataclass(frozen=True, slots=True)
 class DisconnectedEnded:
-    """The node of an agent whose connection broke says that its process has ended."""
+    """The node of an agent whose connection broke says whether its process has ended."""
 
-    agent: str
+    agents: frozenset[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,8 +280,9 @@ class _Step:
 
     def disconnected_ended(self, event: DisconnectedEnded) -> None:
         # An agent that has come back meanwhile has not ended: another machine with its address has refused.
-        if event.agent in self.state.broken:
-            self.happened(events.Gone(frozenset({event.agent})))
+        ended = event.agents.intersection(self.state.broken)
+        if ended:
+            self.happened(events.Gone(ended))
 
     # Decisions, one after the other.
 

@@ -74,7 +74,7 @@ class Leader:
         self._status = StatusCollector(self.connections, self._agent_nodes, self._summary)
         self._timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
-        self.report: Callable[[term.ReportClaimed | term.ReportBlocking], None] = lambda action: None
+        self.report: Callable[[term.Report], None] = lambda action: None
         """Called when the epoch is claimed, and when this candidate begins or ends to block others."""
         self._listener: Listener | None = None
         # Its times begin when it serves.
@@ -275,9 +275,9 @@ class Leader:
             case term.RecordEnd(finish):
                 self._ask_records(action, functools.partial(self._fenced_records.finish, finish))
             case term.ProbeMembers(agents):
-                self._start(self._probe(agents))
+                self._start(self._probe(agents, term.AgentsEnded))
             case term.ProbeDisconnected(agent):
-                self._start(self._probe_disconnected(agent))
+                self._start(self._probe((agent,), term.DisconnectedEnded))
             case term.AskSlurmAboutAgents(agents):
                 self._ask_slurm(agents_gone, agents, term.AgentsGone)
             case term.AskSlurmAboutNodes(nodes):
@@ -301,17 +301,13 @@ class Leader:
 
         self._start(ask())
 
-    async def _probe(self, agents: Sequence[str]) -> None:
+    async def _probe(self, agents: Sequence[str], answer: Callable[[frozenset[str]], term.TermEvent]) -> None:
         ended: set[str] = set()
         for first in range(0, len(agents), _PROBED_AT_ONCE):
             some = agents[first : first + _PROBED_AT_ONCE]
             absent = [agent for agent in some if not self.connections.has(agent)]
             ended |= await agents_ended(absent, self._endpoints)
-        self._found_out(term.AgentsEnded(frozenset(ended)))
-
-    async def _probe_disconnected(self, agent: str) -> None:
-        if await agents_ended([agent], self._endpoints):
-            self._found_out(term.DisconnectedEnded(agent))
+        self._found_out(answer(frozenset(ended)))
 
     def _ask_slurm(
         self,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from slurm_elastic.rendezvous.election import term
 from slurm_elastic.rendezvous.election.campaign import Campaign
-from slurm_elastic.rendezvous.election.events import CampaignBlocked, LeaderEnded, TermClaimed
+from slurm_elastic.rendezvous.election.events import LeaderEnded, LeaderReported
 from slurm_elastic.rendezvous.leader.fenced_records import FencedRecords
 from slurm_elastic.rendezvous.leader.leader import send_decision
 from slurm_elastic.rendezvous.membership.events import Disconnected, Interrupt, Publish, SignsOfLife, Tick
@@ -158,14 +158,14 @@ class Leader:
             case term.ProbeMembers(agents):
                 self._probe(agents, term.AgentsEnded)
             case term.ProbeDisconnected(agent):
-                self._probe((agent,), lambda ended: term.DisconnectedEnded(agent) if ended else None)
+                self._probe((agent,), term.DisconnectedEnded)
             case term.AskSlurmAboutAgents(agents):
                 gone = frozenset(name for name in agents if self.world.slurm_knows(name))
                 self.agent.later(self.world.delay(), lambda: self._found_out(term.AgentsGone(gone)))
             case term.ReportClaimed():
-                self.agent.handle(TermClaimed(self.number))
-            case term.ReportBlocking(blocks):
-                self.agent.later(0.0, lambda: self.agent.handle(CampaignBlocked(self.number, blocks)))
+                self.agent.handle(LeaderReported(self.number, action))
+            case term.ReportBlocking():
+                self.agent.later(0.0, lambda: self.agent.handle(LeaderReported(self.number, action)))
             case term.StepDown():
                 self.world.tell(f"leader {self.epoch} on {self.agent.name}", f"steps down {action.why}")
                 self.end()
@@ -178,12 +178,10 @@ class Leader:
         self.take_in_signs()
         self.handle(event)
 
-    def _probe(self, agents: Sequence[str], answer: Callable[[frozenset[str]], term.TermEvent | None]) -> None:
+    def _probe(self, agents: Sequence[str], answer: Callable[[frozenset[str]], term.TermEvent]) -> None:
         ended, unanswered = self.world.probe(self.agent, agents)
         seconds = 1.0 if unanswered else self.world.delay()
-        event = answer(ended)
-        if event is not None:
-            self.agent.later(seconds, lambda: self._found_out(event))
+        self.agent.later(seconds, lambda: self._found_out(answer(ended)))
 
     def _ask_records(self, action: term.RecordsAction, operation: Callable[[], bool]) -> None:
         """The operation happens at some moment, and its result is known at a later one; a paused process learns it

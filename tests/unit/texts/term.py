@@ -62,7 +62,7 @@ class Leader:
             "the records fail: (?P<why>.*)": lambda why: term.RecordsFailed(self._asked[-1], why),
             f"of those that were asked {ALL} (?:has|have) ended": lambda names: term.AgentsEnded(some(names)),
             f"Slurm says that {ALL} (?:is|are) gone": lambda names: term.AgentsGone(some(names)),
-            f"the process of {EACH} has ended": term.DisconnectedEnded,
+            f"the process of {EACH} has ended": lambda name: term.DisconnectedEnded(frozenset({name})),
             "time passes": Tick,
             **membership.EVENTS,
         }
