@@ -117,9 +117,9 @@ def written(target: Path, content: bytes, mode: int = NEW_FILE) -> Iterator[Path
             temporary.unlink()
 
 
-def publish_file(target: Path, content: bytes, mode: int = NEW_FILE) -> None:
+def publish_file(target: Path, content: bytes) -> None:
     """Create or replace a file."""
-    with written(target, content, mode=mode) as temporary:
+    with written(target, content) as temporary:
         temporary.replace(target)
     _sync_directory(target.parent)
 

@@ -208,11 +208,11 @@ class RunDir:
 
     def publish_endpoint(self, incarnation: str, content: bytes) -> None:
         """Record the endpoint of the leader."""
-        self.publish_record(self._endpoint(incarnation), content)
+        self.publish_record(self._of_incarnation("endpoints", incarnation), content)
 
     def endpoint(self, incarnation: str) -> bytes | None:
         """Return the last record of `publish_endpoint`; None before the first."""
-        return self.read_record(self._endpoint(incarnation))
+        return self.read_record(self._of_incarnation("endpoints", incarnation))
 
     def incarnations(self) -> list[str]:
         """Return the incarnations that have an endpoint, in no order."""
@@ -220,11 +220,11 @@ class RunDir:
 
     def publish_failure(self, incarnation: str, content: bytes) -> None:
         """Record why an incarnation of the run failed."""
-        self.publish_record(self._failure(incarnation), content, make=True)
+        self.publish_record(self._of_incarnation("failures", incarnation), content, make=True)
 
     def failure(self, incarnation: str) -> bytes | None:
         """Return why an incarnation of the run failed; None if it did not."""
-        return self.read_record(self._failure(incarnation))
+        return self.read_record(self._of_incarnation("failures", incarnation))
 
     def failures(self) -> tuple[bytes, ...]:
         """Return the records of `publish_failure` of all incarnations, in no order."""
@@ -317,11 +317,8 @@ class RunDir:
     def _signed(self) -> SignedFiles:
         return SignedFiles(self.path)
 
-    def _endpoint(self, incarnation: str) -> Path:
-        return self.path / "endpoints" / f"{safe('incarnation', incarnation)}.json"
-
-    def _failure(self, incarnation: str) -> Path:
-        return self.path / "failures" / f"{safe('incarnation', incarnation)}.json"
+    def _of_incarnation(self, directory: str, incarnation: str) -> Path:
+        return self.path / directory / f"{safe('incarnation', incarnation)}.json"
 
     def _of_agent(self, directory: str, node: str, job: str, suffix: str = "json") -> Path:
         return self.path / directory / f"{safe('node name', node)}.{safe('job id', job)}.{suffix}"

@@ -404,7 +404,7 @@ class Due:
         campaign = self.state.campaign
         if isinstance(campaign, Campaigning):
             self._cancel_attempts(campaign.attempts)
-            self.act(events.StopLeading(campaign.number))
+            self.act(events.StopLeading())
             self.change(campaign=None, campaign_at=self.now + STEP_DOWN)
 
     def end(self) -> None:

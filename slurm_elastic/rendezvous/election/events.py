@@ -249,8 +249,6 @@ class Lead:
 class StopLeading:
     """Accept no more joins, and end all connections of agents to this one. Not reported."""
 
-    number: int
-
 
 @dataclass(frozen=True, slots=True)
 class Warn:

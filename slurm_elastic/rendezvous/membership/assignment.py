@@ -65,15 +65,7 @@ class Table:
     unusable: tuple[int, ...] = ()
 
 
-def build_table(
-    round_: int,
-    reason: Reason,
-    candidates: Iterable[AgentInfo],
-    restarts: int,
-    heartbeat_limit: float = 0.0,
-    origin: str = "",
-    last_failure: str = "",
-) -> Table:
+def build_table(round_: int, reason: Reason, candidates: Iterable[AgentInfo], restarts: int) -> Table:
     """Rank the candidates by failure domain, and within one in Slurm's node order.
 
     The order depends on the candidates alone, so agents that stay keep their relative order from round to round.
@@ -115,9 +107,6 @@ def build_table(
         store_address=chosen[0].address,
         store_port=chosen[0].store_port,
         restarts=restarts,
-        heartbeat_limit=heartbeat_limit,
-        origin=origin,
-        last_failure=last_failure,
     )
 
 

@@ -154,7 +154,10 @@ def publish(state: State, now: float) -> Result:
     )
     members_next = [agent.candidate for agent in members_by_segment(agents, settings.segment, size)]
     table = dataclasses.replace(
-        build_table(state.round, state.reason, members_next, state.restarts, limit, origin, state.last_failure),
+        build_table(state.round, state.reason, members_next, state.restarts),
+        heartbeat_limit=limit,
+        origin=origin,
+        last_failure=state.last_failure,
         ran=tuple(sorted(state.ran.items())),
         unusable=tuple(sorted(state.unusable)),
     )

@@ -76,10 +76,6 @@ class RefusedError(SessionError):
 class ClosedError(ForeignError):
     """The other end is an agent of this run, as it has proved, and does not lead."""
 
-    def __init__(self, agent: str) -> None:
-        super().__init__("an agent that does not lead")
-        self.agent = agent
-
 
 class BusyError(SessionError):
     """The other end leads this run, as it has proved, and has no room for one more connection now.
@@ -272,7 +268,7 @@ class Session:
                 continue
             self._check(message, self._proof(word, self._nonce, nonce, str(value), str(self.port)))
             if isinstance(value, str):
-                raise ClosedError(str(value))
+                raise ClosedError("an agent that does not lead")
             assert isinstance(value, float)
             raise BusyError(value)
 

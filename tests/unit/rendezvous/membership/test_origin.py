@@ -22,7 +22,7 @@ def joined(name: str, inventory: str, attempt: int = 1, last: int | None = None)
 
 
 def test_a_leader_that_follows_reads_the_origin_from_the_record() -> None:
-    table = build_table(4, Reason.START, [candidate("n0")], 0, 3.0, "from step 7")
+    table = replace(build_table(4, Reason.START, [candidate("n0")], 0), heartbeat_limit=3.0, origin="from step 7")
     record = {"scope": "7.0", "leader": "n0", **msgspec.to_builtins(table)}
     found = last_round(Situation(None, 4, record), "7.0")
     assert found is not None
