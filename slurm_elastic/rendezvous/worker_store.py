@@ -40,7 +40,7 @@ class ReservedPort:
     def __init__(self, address: str = "") -> None:
         self.address = address
         try:
-            self._socket: socket.socket | None = socket.create_server((address, 0), backlog=4096)
+            self._socket = socket.create_server((address, 0), backlog=4096)
         except OSError:
             if not address:
                 raise
@@ -50,7 +50,7 @@ class ReservedPort:
 
     def withdraw(self) -> None:
         """Listen on the loopback in place of the address that was announced, on the same port."""
-        if self._socket is None or self.address == _LOOPBACK:
+        if self.address == _LOOPBACK:
             return
         if not self.address:
             # The kernel gives one address of a port that is bound on all to no process, not even to its holder.
@@ -61,17 +61,12 @@ class ReservedPort:
 
     def take(self) -> int:
         """Return the listening socket's descriptor; the caller closes it."""
-        if self._socket is None:
-            raise ValueError("the port was taken already")
-        taken, self._socket = self._socket, None
-        taken.setblocking(False)
-        return taken.detach()
+        self._socket.setblocking(False)
+        return self._socket.detach()
 
     def close(self) -> None:
         """Give the port back, unless it was taken."""
-        if self._socket is not None:
-            self._socket.close()
-            self._socket = None
+        self._socket.close()
 
 
 class FreshPorts:

@@ -242,7 +242,7 @@ class AcceptedConnection:
         self._loop = asyncio.get_running_loop()
         stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._loop.add_reader(self._descriptor, self._read)
-        self._deadline: asyncio.TimerHandle | None = self._loop.call_later(_HANDSHAKE_TIMEOUT, self._too_slow)
+        self._deadline = self._loop.call_later(_HANDSHAKE_TIMEOUT, self._too_slow)
         leader.opened(self)
 
     def send(self, content: bytes) -> None:
@@ -298,7 +298,7 @@ class AcceptedConnection:
             self.close()
             return
         if not self.agent and self._session.established:
-            self._in_time()
+            self._deadline.cancel()
             self.agent = self._session.agent
             self._leader.authenticated(self)
         for message in messages:
@@ -325,14 +325,9 @@ class AcceptedConnection:
         if self._descriptor < 0:
             return
         self._descriptor = -1
-        self._in_time()
+        self._deadline.cancel()
         self._stream.close()
         self._leader.closed(self)
-
-    def _in_time(self) -> None:
-        if self._deadline is not None:
-            self._deadline.cancel()
-            self._deadline = None
 
     def _too_slow(self) -> None:
         self._leader.connections.reject(self.peer, "a handshake that was never completed")
