@@ -8,21 +8,8 @@ from typing import TYPE_CHECKING
 
 from slurm_elastic.agent.lifecycle.states import Departure, LifecycleConfig, depart
 from slurm_elastic.rendezvous.election.follower import Follower
+from slurm_elastic.rendezvous.membership import events as messages
 from slurm_elastic.rendezvous.membership.agents import STEPPED, AgentInfo, LeaveReason, WorkerFailure
-from slurm_elastic.rendezvous.membership.events import (
-    Closed,
-    Ended,
-    Finished,
-    Held,
-    Holding,
-    Interrupted,
-    Leaving,
-    Left,
-    Ponged,
-    Probed,
-    Stopping,
-    WorkerFailed,
-)
 from slurm_elastic.rendezvous.transport.messages import AgentMessage
 from tests.simulation.network import Connection, Hello, Place, Welcome
 from tests.simulation.process import HeardProcess
@@ -133,19 +120,19 @@ class SimulatedAgent(HeardProcess):
                 self._connection = None
                 if self._pending is None:
                     self._connect_soon()
-            case Probed(probe):
+            case messages.Probed(probe):
                 self.answered = probe
-                self._say(Ponged(self.name, probe))
+                self._say(messages.Ponged(self.name, probe))
             case Place():
                 self._take(message)
-            case Holding(round=round_):
+            case messages.Holding(round=round_):
                 if self.follower.holding(round_):
                     self._hold(round_)
-            case Stopping(round=round_, step=step):
+            case messages.Stopping(round=round_, step=step):
                 self._stop_at(round_, step)
-            case Interrupted(round=round_):
+            case messages.Interrupted(round=round_):
                 self._interrupt(round_)
-            case Ended():
+            case messages.Ended():
                 self.over = True
                 self._stop_workers(self._vanish)
 
@@ -216,7 +203,7 @@ class SimulatedAgent(HeardProcess):
         margin, now = self.world.schedule.settings.leave_margin, self.world.now
         config = LifecycleConfig("", "", "", shutdown_timeout=timeout, leave_margin=margin)
         self._departure = depart(config, reason, "", seconds, now)
-        self._tell(Leaving(self.name, reason, timeout))
+        self._tell(messages.Leaving(self.name, reason, timeout))
         self.world.at(now + max(timeout, 2.0) + 1e-6, self.world.checks.after_deadline, self)
         if self._stopping:
             # Workers that are being stopped already have no more time than others.
@@ -228,11 +215,11 @@ class SimulatedAgent(HeardProcess):
 
     def _hold(self, round_: int) -> None:
         if self._stopping:
-            self._say(Held(self.name, round_, None))
+            self._say(messages.Held(self.name, round_, None))
         elif self.stepping is not None:
             step = self.stepping.hold()
             self.world.checks.after_answer(self, self.stepping, step, takes_part=self._takes_part)
-            self._say(Held(self.name, round_, step))
+            self._say(messages.Held(self.name, round_, step))
 
     def _stop_at(self, round_: int, step: int) -> None:
         told = self.follower.stop
@@ -244,7 +231,7 @@ class SimulatedAgent(HeardProcess):
 
     def _force(self) -> None:
         if self.workers is not None and not self._stopping and self.follower.last_round is not None:
-            self._say(Held(self.name, self.follower.last_round, None))
+            self._say(messages.Held(self.name, self.follower.last_round, None))
         if not self._lingering:
             self._stop_workers(self._goodbye)
         else:
@@ -263,7 +250,7 @@ class SimulatedAgent(HeardProcess):
             self.follower = replace(self.follower, running=False)
             self._join()
             return
-        self._tell(Left(self.name, self.leaving, stopped=True))
+        self._tell(messages.Left(self.name, self.leaving, stopped=True))
         if self._serves_store:
             self._lingering = True
         else:
@@ -276,12 +263,12 @@ class SimulatedAgent(HeardProcess):
             self.stepping = None
 
     def _goodbye(self) -> None:
-        self._tell(Left(self.name, self.leaving or LeaveReason.FINISHED))
+        self._tell(messages.Left(self.name, self.leaving or LeaveReason.FINISHED))
         self._vanish()
 
     def close_run(self) -> None:
         """Close the run for everybody."""
-        self._tell(Closed(self.name))
+        self._tell(messages.Closed(self.name))
 
     # The workers.
 
@@ -311,7 +298,7 @@ class SimulatedAgent(HeardProcess):
             fingerprint="the same" if own and (seed + self.workers) % 3 else "",
             ran=max(ran, 0.1) if self.world.groups[self.workers].unusable else STEPPED,
         )
-        self._tell(WorkerFailed(self.name, self.workers, failure))
+        self._tell(messages.WorkerFailed(self.name, self.workers, failure))
         if cause != UNUSABLE:
             self.world.break_collectives(self, self.workers, cause)
         if self._joins_by_itself:
@@ -329,7 +316,7 @@ class SimulatedAgent(HeardProcess):
         self.stepping.group.part(self.stepping)
         self._end_workers()
         self.done, self.workers = self.workers, None
-        self._tell(Finished(self.name, self.done))
+        self._tell(messages.Finished(self.name, self.done))
         if goes:
             self._goodbye()
 

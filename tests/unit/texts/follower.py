@@ -6,38 +6,29 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from slurm_elastic.rendezvous.election.follower import Follower
+from slurm_elastic.rendezvous.membership import events as messages
 from slurm_elastic.rendezvous.membership.agents import LeaveReason, WorkerFailure
-from slurm_elastic.rendezvous.membership.events import (
-    Closed,
-    Connected,
-    Finished,
-    Joined,
-    Leaving,
-    Left,
-    MemberMessage,
-    WorkerFailed,
-)
 from tests.unit.rendezvous.helpers.scenario import candidate
 from tests.unit.texts.cases import events, number
 
 FAILURE = WorkerFailure("n0", "n0", rank=0, exit_code=1)
 
 
-def shown(message: MemberMessage) -> str:
+def shown(message: messages.MemberMessage) -> str:
     """What is said in a message."""
     match message:
-        case Connected(_, running, coming, over):
+        case messages.Connected(_, running, coming, over):
             more = "" if running is None else f", runs round {running}{', which is over' * over}"
             return f"say: connected{', will join' * coming}{more}"
-        case Joined(_, attempt, last, restarts, cut_off):
+        case messages.Joined(_, attempt, last, restarts, cut_off):
             after = f" after round {last}" if last is not None else ""
             more = f"{f', restarts {restarts}' * bool(restarts)}{', cut off' * cut_off}"
             return f"say: joins, attempt {attempt}{after}{more}"
-        case Leaving(_, reason, seconds):
+        case messages.Leaving(_, reason, seconds):
             return f"say: leaves{f' in {seconds:g} s' if seconds is not None else ''}, {reason.value}"
-        case Left(_, reason, stopped):
+        case messages.Left(_, reason, stopped):
             return f"say: has left{', stopped at the step' * stopped}, {reason.value}"
-        case WorkerFailed(_, round_):
+        case messages.WorkerFailed(_, round_):
             return f"say: a worker failed in round {round_}"
         case _:
             return (
@@ -57,15 +48,15 @@ class Agent:
                 lambda round_, attempt: self._takes(self._follower.placed(int(attempt), int(round_)))
             ),
             r"it leaves(?:, in (?P<seconds>\S+) s)?: (?P<why>.*)": lambda seconds, why: self._says(
-                Leaving("n0", LeaveReason(why), number(seconds))
+                messages.Leaving("n0", LeaveReason(why), number(seconds))
             ),
             "it has left(?P<stopped>, stopped at the step)?: (?P<why>.*)": lambda stopped, why: self._says(
-                Left("n0", LeaveReason(why), bool(stopped))
+                messages.Left("n0", LeaveReason(why), bool(stopped))
             ),
             "its workers have stopped": lambda: self._takes(replace(self._follower, running=False)),
-            "its workers finish": lambda: self._says(Finished("n0", self._placed_in)),
-            "a worker fails": lambda: self._says(WorkerFailed("n0", self._placed_in, FAILURE)),
-            "it closes the run": lambda: self._says(Closed("n0")),
+            "its workers finish": lambda: self._says(messages.Finished("n0", self._placed_in)),
+            "a worker fails": lambda: self._says(messages.WorkerFailed("n0", self._placed_in, FAILURE)),
+            "it closes the run": lambda: self._says(messages.Closed("n0")),
             r"the leader says that (?P<restarts>\d+) restarts are charged": lambda restarts: self._takes(
                 self._follower.charged(int(restarts))
             ),
@@ -91,7 +82,7 @@ class Agent:
         self._follower, said = self._follower.join(candidate("n0"))
         return [shown(said)]
 
-    def _says(self, said: MemberMessage) -> list[str]:
+    def _says(self, said: messages.MemberMessage) -> list[str]:
         self._follower = self._follower.told(said, self._now)
         return [shown(said)]
 
