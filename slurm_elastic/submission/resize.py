@@ -245,10 +245,9 @@ def further_job(
         GROWS_VARIABLE: run_dir.run_id,
     }
     kept = {name: value for name, value in merged.items() if name not in _ONCE}
-    return BatchScript(
+    return replace(
+        script,
         options=tuple({**kept, **made}.items()),
         arguments=started.arguments,
         setup=tuple(f"export {name}={shlex.quote(value)}" for name, value in variables.items()),
-        site=script.site,
-        body=script.body,
     )
