@@ -131,9 +131,9 @@ class Controller:
         answer = self._ask("scontrol", "show", "config")
         return output.parse_config(answer.stdout) if answer else None
 
-    def partitions(self) -> tuple[output.PartitionView, ...] | None:
-        """Return the partitions that this user may see; None if the controller does not answer."""
-        return self._parsed(output.parse_partitions, "scontrol", "--oneliner", "show", "partition")
+    def partitions(self, *names: str) -> tuple[output.PartitionView, ...] | None:
+        """Return a partition, or those that this user may see; None if the controller does not answer."""
+        return self._parsed(output.parse_partitions, "scontrol", "--oneliner", "show", "partition", *names)
 
     def qos(self) -> tuple[output.QosView, ...] | None:
         """Return every QOS; None without slurmdbd, or if it does not answer."""
@@ -167,13 +167,13 @@ class Controller:
 
         This is for a job whose EndTime is unknown: a preemption moves EndTime to the end of the grace.
         """
-        if preempt_type == "preempt/qos":
-            # slurmctld knows it, but scontrol does not print it ("scontrol show assoc_mgr", 22.05 to 26.05).
-            command = ("sacctmgr", "--noheader", "--parsable2", "show", "qos", "format=GraceTime", f"name={view.qos}")
-            answer = self._ask(*command) if view.qos else None
-            return output.parse_duration(answer.stdout.strip()) if answer else None
-        answer = self._ask("scontrol", "show", "partition", view.partition) if view.partition else None
-        return output.parse_partition_grace(answer.stdout) if answer else None
+        # slurmctld knows that of a QOS, but scontrol does not print it ("scontrol show assoc_mgr", 22.05 to 26.05).
+        by_qos = preempt_type == "preempt/qos"
+        name = view.qos if by_qos else view.partition
+        if not name:
+            return None
+        rows = (self.qos() if by_qos else self.partitions(name)) or ()
+        return next((row.grace for row in rows if row.name == name), None)
 
     def requeue(self, job_id: str, *, if_running: bool = False) -> bool:
         """Requeue a job, which ends this start of it. Returns True if Slurm accepted it.

@@ -234,12 +234,6 @@ def parse_release(text: str) -> tuple[int, int] | None:
     return (int(match[1]), int(match[2])) if match else None
 
 
-def parse_partition_grace(text: str) -> int | None:
-    """Return GraceTime in seconds from ``scontrol show partition``."""
-    match = re.search(r"\sGraceTime=([0-9]{1,9})\s", text)
-    return int(match[1]) if match else None
-
-
 def parse_duration(text: str) -> int | None:
     """Return the seconds of a time as Slurm prints it, such as ``1-00:00:15``; None for UNLIMITED or NONE."""
     match = re.fullmatch(r"(?:([0-9]{1,6})-)?([0-9]{1,2}):([0-9]{2}):([0-9]{2})", text)

@@ -59,18 +59,6 @@ def test_a_time_that_is_not_told_is_none_and_never_zero(field: str, word: str) -
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ((OUTPUTS / "partition.txt").read_text(), 15),
-        ((OUTPUTS / "partition.txt").read_text().replace("GraceTime=15", "GraceTime=0"), 0),
-        ("Partition nix not found\n", None),
-    ],
-)
-def test_the_grace_of_a_partition(text: str, expected: int | None) -> None:
-    assert output.parse_partition_grace(text) == expected
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
         ("00:00:15\n", 15),
         ("01:02:03\n", 3723),
         ("1-00:00:00\n", 86400),
