@@ -17,7 +17,7 @@ starts an agent itself uses it so::
     program = Program.from_command_line(arguments)                        # or Program.script(...), FUNCTION, None
     fork_server = ForkServer(program, preload=["numpy"], environment=worker_environment(os.environ, 8))
     ...                                                                   # import torch, rendezvous
-    from slurm_elastic.agent.forkserver.torch_context import start_workers    # needs torch
+    from slurm_elastic.agent.forkserver.worker_processes import start_workers    # needs torch
 
     context = start_workers(name, entrypoint, args, envs, logs_specs, ..., fork_server=fork_server)
     select(context.exit_fds()); context.exits(); context.signal(SIGTERM); context.close(SIGTERM, 30)

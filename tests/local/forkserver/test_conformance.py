@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from slurm_elastic.agent.forkserver.worker_command import Program
-from tests.local.forkserver.helpers.workplace import Workplace, comparable
+from tests.local.forkserver.helpers.workplace import Workplace, comparable, result_of
 
 SCRIPTS = {path.stem: path.read_text() for path in sorted((Path(__file__).parent / "scripts").glob("*.py"))}
 SCRIPTS["syntax_error"] = 'print("never printed"\n'
@@ -101,7 +101,7 @@ def test_random_numbers_are_fresh(place: Workplace) -> None:
     )
     context = place.context(workers=2)
     try:
-        assert context.wait(60) is not None
+        result_of(context)
         outputs = [Path(context.stdouts[rank]).read_text() for rank in (0, 1)]
     finally:
         context.close()

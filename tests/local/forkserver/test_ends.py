@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from slurm_elastic.agent.forkserver._linux import children
-from tests.local.forkserver.helpers.workplace import HANG, Workplace
+from tests.local.forkserver.helpers.workplace import HANG, Workplace, result_of
 from tests.local.waiting import eventually
 
 Make = Callable[..., Workplace]
@@ -108,8 +108,7 @@ def test_nothing_outlives_a_round(place: Workplace, pids: Pids, environment: dic
     place.script.write_text(FAMILY + "sys.exit(3)\n")
     context = place.context(environment={**environment, **pids.environment})
     assert select.select(context.exit_fds(), [], [], HANG)[0]
-    result = context.wait(HANG)
-    assert result is not None
+    result = result_of(context)
     assert result.failures[0].exitcode == 3
     family = pids.wait()
     assert is_alive(family["child"])
@@ -182,8 +181,7 @@ def test_torn_error_file_is_no_error_of_the_agent(place: Workplace) -> None:
     )
     context = place.context()
     try:
-        result = context.wait(HANG)
-        assert result is not None
+        result = result_of(context)
         assert result.failures[0].exitcode == 5
     finally:
         context.close()
@@ -309,8 +307,7 @@ def test_workers_die_with_the_fork_server_and_start_cold_then(
     dead = place.fork_server.pid
     with subprocess.Popen(["sleep", "1000"], start_new_session=True) as own:
         os.kill(dead, signal.SIGKILL)
-        result = context.wait(HANG)
-        assert result is not None
+        result = result_of(context)
         assert result.failures[0].exitcode == -signal.SIGKILL
         assert_gone(*family.values())
         assert own.poll() is None
@@ -405,8 +402,7 @@ def test_a_worker_ends_whose_model_owns_the_process_group_last(workplace: Make, 
     for number in range(6):
         context = place.context([str(tmp_path / f"store{number}")], workers=2)
         try:
-            ended = context.wait(HANG / 4, 0.01)
-            assert ended is not None, "it hangs"
+            result_of(context, HANG / 4)
             assert [Path(context.stdouts[rank]).read_text() for rank in range(2)] == ["done\n"] * 2
         finally:
             context.close(signal.SIGKILL)

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from slurm_elastic.agent.forkserver._linux import children
-from tests.local.forkserver.helpers.workplace import HANG, Ended, Workplace, comparable
+from tests.local.forkserver.helpers.workplace import Ended, Workplace, comparable, result_of
 from tests.local.forkserver.test_ends import assert_gone
 from tests.local.waiting import eventually
 
@@ -91,8 +91,7 @@ class Site:
     def learn_in(self, place: Workplace, *, workers: int = 1) -> str:
         context = place.context(workers=workers)
         try:
-            result = context.wait(HANG)
-            assert result is not None
+            result = result_of(context)
             assert not result.failures, Path(context.stderrs[0]).read_text()
             self.wait_prepared(place)
         finally:
@@ -383,7 +382,7 @@ def test_a_killed_worker_has_reported(site: Site) -> None:
     context = place.context()
     eventually(lambda: "[]" in Path(context.stdouts[0]).read_text())
     os.kill(context.pids()[0], signal.SIGKILL)
-    assert context.wait(HANG) is not None
+    result_of(context)
     site.wait_prepared(place)
     context.close()
     assert site.run().stdout == "['plain']\n"
