@@ -84,19 +84,20 @@ class Controller:
         answer = self._ask("scontrol", "show", "job", array_job_id)
         return output.parse_jobs(answer.stdout) if answer else ()
 
-    def own_jobs(self) -> tuple[output.QueuedJob, ...] | None:
-        """Return all jobs of this user that wait or run, by one question; None if Slurm does not answer."""
-        return self._parsed(output.parse_queue, "squeue", "--noheader", "--me", f"--format={output.QUEUE_FORMAT}")
+    def own_jobs(self, *, by_element: bool = False) -> tuple[output.QueuedJob, ...] | None:
+        """Return all jobs of this user that wait or run, by one question; None if Slurm does not answer.
+
+        Args:
+            by_element: List each element of an array by itself, also those that wait.
+        """
+        each = ("--array",) if by_element else ()
+        return self._parsed(
+            output.parse_queue, "squeue", "--noheader", "--me", *each, f"--format={output.QUEUE_FORMAT}"
+        )
 
     def batch_script(self, job_id: str) -> str | None:
         """Return the batch script of a job or array of this user; None if it has none, or Slurm does not answer."""
         return self._parsed(str, "scontrol", "write", "batch_script", job_id, "-")
-
-    def nodes_in_queue(self) -> tuple[output.NodesInQueue, ...] | None:
-        """Return this user's jobs that wait or run, with their nodes; None if Slurm does not answer."""
-        return self._parsed(
-            output.parse_nodes_in_queue, "squeue", "--noheader", "--me", "--array", f"--format={output.NODES_FORMAT}"
-        )
 
     def requested(self, job_id: str) -> dict[str, str] | None:
         """Return what a job has asked for, as options of sbatch; None if Slurm does not answer."""

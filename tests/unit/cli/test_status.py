@@ -68,6 +68,12 @@ def leads(run: WrittenRun, says: bytes = b"") -> Iterator[None]:
         thread.join()
 
 
+def waiting(name: str, reason: str, directory: Path, start: int | None = None) -> str:
+    """The line of squeue for a job that waits."""
+    job = name.partition("_")[0]
+    return "\x1f".join((name, job, "PENDING", "1", job, reason, str(start or "N/A"), str(directory), ""))
+
+
 def squeue(base: Path, monkeypatch: pytest.MonkeyPatch, *lines: str, script: str = "slurm-elastic agent") -> None:
     """Put a squeue into PATH that prints these lines, and a scontrol that knows a batch script."""
     tools = base / "tools"
@@ -106,7 +112,7 @@ def test_a_run_that_trains_is_3_and_one_that_waits_4(
     assert err.count("warning: not live, but from the run directory: the leader at 127.0.0.1:") == 2
     # Nothing listens where the leader was.
     assert main(["status", "7"]) == 5
-    squeue(base, monkeypatch, f"7|7|7|PENDING|1764000120|BeginTime|{base}")
+    squeue(base, monkeypatch, waiting("7", "BeginTime", base, 1764000120))
     assert main(["status", "7"]) == 4
     out, err = capsys.readouterr()
     assert "7 pending (BeginTime), expected to start at 2025-11-24" in out
@@ -165,7 +171,7 @@ def test_list_of_queued_jobs_finds_their_directories(
     elsewhere.mkdir()
     run = WrittenRun(elsewhere)
     run.started(0, A)
-    squeue(base, monkeypatch, f"7|7|7|PENDING|N/A|Resources|{elsewhere}")
+    squeue(base, monkeypatch, waiting("7", "Resources", elsewhere))
     assert main(["list", "--queued"]) == 0
     assert "waiting   7" in capsys.readouterr().out
     # status finds it, too, from wherever it is called.
@@ -179,9 +185,9 @@ def test_a_first_job_that_waits_is_known(
     squeue(
         base,
         monkeypatch,
-        f"3|3|3|PENDING|{soon}|Resources|{base}",
-        f"4|4|4|PENDING|{year}|Priority|{base / 'other'}",
-        f"8_[2-5]|8|8|PENDING|N/A|Resources|{base}",
+        waiting("3", "Resources", base, soon),
+        waiting("4", "Priority", base / "other", year),
+        waiting("8_[2-5]", "Resources", base),
     )
     start = time.strftime("%H:%M", time.localtime(soon))
     assert main(["status", "3"]) == 4
@@ -211,7 +217,7 @@ def test_a_first_job_that_waits_is_known(
 def test_jobs_of_other_programs_are_no_runs(
     base: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    squeue(base, monkeypatch, f"3|3|3|PENDING|N/A|Resources|{base}", script="sleep 5")
+    squeue(base, monkeypatch, waiting("3", "Resources", base), script="sleep 5")
     assert main(["list", "--queued"]) == 0
     assert capsys.readouterr().out == "no runs of queued jobs\n"
 

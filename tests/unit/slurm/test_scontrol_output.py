@@ -157,8 +157,13 @@ def test_node_states(text: str, state: output.NodeState) -> None:
 
 
 def test_the_queue_is_parsed_with_any_directory() -> None:
-    lines = ["12|12|12|RUNNING|1764000000|None|/home/a b|c", "7_[3-7]|9|7|PENDING|N/A|Priority|/w", "damaged|line"]
-    running, waiting = output.parse_queue("\n".join(lines))
+    lines = [
+        ("12", "12", "RUNNING", "2", "12", "None", "1764000000", "/home/a b|c", "two"),
+        ("lines",),
+        ("7_[3-7]", "9", "PENDING", "1", "7", "Priority", "N/A", "/w", ""),
+    ]
+    running, waiting = output.parse_queue("\n".join("\x1f".join(words) for words in lines))
+    assert (running.nodes, running.comment, waiting.comment) == (2, "two", "")
     assert (running.name, running.state, running.reason, running.work_dir) == ("12", "RUNNING", None, "/home/a b|c")
     assert running.start_time == 1764000000
     assert (waiting.name, waiting.job_id, waiting.array_job_id, waiting.start_time) == ("7_[3-7]", "9", "7", None)
