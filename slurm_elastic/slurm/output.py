@@ -286,7 +286,7 @@ def _node_list(text: str) -> tuple[str, ...]:
         return ()
 
 
-QOS_FORMAT = "Name,GraceTime,PreemptMode,Preempt"
+QOS_FORMAT = "Name,GraceTime,PreemptMode"
 """sacctmgr(1), ``format=`` of ``show qos``."""
 
 
@@ -324,8 +324,6 @@ class PartitionView:
     """GraceTime."""
     preempt_mode: str
     """PreemptMode, such as ``REQUEUE`` or ``OFF``."""
-    tier: int
-    """PriorityTier: with preempt/partition_prio jobs of a higher tier preempt those of a lower one."""
     max_time: int | None
     default_time: int | None
     """DefaultTime, or MaxTime where the site sets none."""
@@ -341,8 +339,6 @@ class QosView:
     grace: int
     preempt_mode: str
     """Empty where it is that of the cluster."""
-    preempts: tuple[str, ...]
-    """The QOS whose jobs this one preempts."""
 
 
 def parse_config(text: str) -> ClusterConfig | None:
@@ -369,7 +365,6 @@ def parse_partitions(text: str) -> tuple[PartitionView, ...]:
                 state=fields.get("State", ""),
                 grace=_seconds(fields.get("GraceTime")) or 0,
                 preempt_mode=fields.get("PreemptMode", ""),
-                tier=_seconds(fields.get("PriorityTier")) or 0,
                 max_time=most,
                 default_time=most if default is None else default,
                 nodes=_seconds(fields.get("TotalNodes")) or 0,
@@ -383,10 +378,9 @@ def parse_qos(text: str) -> tuple[QosView, ...]:
     qos = []
     for line in text.splitlines():
         words = line.split("|")
-        if len(words) == 4 and words[0]:
-            name, grace, mode, preempts = words
-            mode = "" if mode.lower() == "cluster" else mode.upper()
-            qos.append(QosView(name, parse_duration(grace) or 0, mode, tuple(preempts.split(",")) if preempts else ()))
+        if len(words) == 3 and words[0]:
+            name, grace, mode = words
+            qos.append(QosView(name, parse_duration(grace) or 0, "" if mode.lower() == "cluster" else mode.upper()))
     return tuple(qos)
 
 
