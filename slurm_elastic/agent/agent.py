@@ -364,7 +364,7 @@ class Agent:
 
     def _describe(self, rank: int, failure: ProcessFailure) -> WorkerFailure:
         rendezvous = self._rendezvous_config
-        log = self._processes.stderr_of(failure.local_rank) if self._processes is not None else ""
+        log = self._processes.stderrs[failure.local_rank] if self._processes is not None else ""
         described = WorkerFailure(
             agent=rendezvous.agent,
             node=rendezvous.node,
@@ -395,7 +395,7 @@ class Agent:
         if self._processes is not None:
             self._processes.leave_out(self._is_consequence)
             self._processes.close(signal.SIGKILL)
-            unended = self._processes.left()
+            unended = self._processes.unended
             self._processes = None
         for feature in self._features:
             feature.round_ended(self.progress())

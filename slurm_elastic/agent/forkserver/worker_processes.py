@@ -91,6 +91,7 @@ class WorkerProcesses:
     ) -> None:
         self._name, self._entrypoint, self._args, self._envs = name, entrypoint, args, envs
         files = logs_specs.reify(envs)
+        # Paths by local rank; empty where the output goes to no file.
         self.stdouts, self.stderrs, self.error_files = files.stdouts, files.stderrs, files.error_files
         self._filtered: list[TextIO] = []
         followed: list[FollowedFile] = []
@@ -127,7 +128,8 @@ class WorkerProcesses:
         self._results: dict[int, int] = {}
         self._return_values: dict[int, Any] = {}
         self._swept = False
-        self._unended: tuple[int, ...] = ()
+        self.unended: tuple[int, ...] = ()
+        """The pids of the processes that `close` could not end (uninterruptible sleep)."""
 
     def start(self) -> None:
         """Start the workers; see `start_workers`. The signal handlers of the process stay, which are the agent's."""
@@ -185,14 +187,6 @@ class WorkerProcesses:
         self.exits()
         return not self.running_fds()
 
-    def left(self) -> tuple[int, ...]:
-        """Return the pids of the processes that `close` could not end (uninterruptible sleep)."""
-        return self._unended
-
-    def stderr_of(self, local_rank: int) -> str:
-        """Return the path of the file that a worker's stderr goes to; empty if it goes to no file."""
-        return self.stderrs[local_rank]
-
     def leave_out(self, is_consequence: Callable[[int, str], bool]) -> None:
         """Do not show the last words of workers for which this returns True, by local rank; call it before `close`."""
         for rank, words in self._last_words.items():
@@ -217,7 +211,7 @@ class WorkerProcesses:
             self.signal(death_sig)
             while (running := self.running_fds()) and time.monotonic() < end:
                 wait_on(running, end - time.monotonic())
-        self._unended = tuple(self._fork_server.sweep(_KILLED_WITHIN))
+        self.unended = tuple(self._fork_server.sweep(_KILLED_WITHIN))
         self.exits()
         for descriptor in (*self._results.values(), *self._pidfds.values()):
             os.close(descriptor)
