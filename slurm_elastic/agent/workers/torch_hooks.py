@@ -52,7 +52,7 @@ class Hook(NamedTuple):
     path: str
     """``module:name.name``."""
     names: str
-    """The parameters, attributes or methods of `kind`; ``a|b`` where releases of torch differ in the name."""
+    """The parameters or attributes of `kind`."""
 
 
 _ELASTIC = "torch.distributed.elastic"
@@ -176,26 +176,22 @@ def _missing(hook: Hook) -> list[str]:
     if hook.kind is Kind.SET:
         # Names that the constructor's code uses as attributes; a dataclass has no such code, but fields.
         attributes = {*target.__init__.__code__.co_names, *getattr(target, "__dataclass_fields__", ())}
-        return [f"{shown}.{name}" for name in names if attributes.isdisjoint(name.split("|"))]
+        return [f"{shown}.{name}" for name in names if name not in attributes]
     if not callable(target) or not names:
         return []
     parameters = {name: parameter for name, parameter in inspect.signature(target).parameters.items() if name != "self"}
     if hook.kind is Kind.OVERRIDDEN:
         return [f"{shown}({name}), new" for name in parameters if name not in names]
-    accepted = {alternative for name in names for alternative in name.split("|")}
-    return [
-        *(f"{shown}({name})" for name in names if parameters.keys().isdisjoint(name.split("|"))),
-        *(
-            f"{shown}({name}), new"
-            for name, parameter in parameters.items()
-            if name not in accepted and _is_required(parameter)
-        ),
-    ]
-
-
-def _is_required(parameter: inspect.Parameter) -> bool:
     variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    return parameter.default is inspect.Parameter.empty and parameter.kind not in variadic
+    required = [
+        name
+        for name, parameter in parameters.items()
+        if parameter.default is inspect.Parameter.empty and parameter.kind not in variadic
+    ]
+    return [
+        *(f"{shown}({name})" for name in names if name not in parameters),
+        *(f"{shown}({name}), new" for name in required if name not in names),
+    ]
 
 
 def release_numbers(release: str) -> tuple[int, ...]:

@@ -59,7 +59,6 @@ def test_the_check_takes_less_than_5_ms() -> None:
     ("kind", "path", "names", "found"),
     [
         (Kind.CALLED, "Parts.take", "index options", ()),
-        (Kind.CALLED, "Parts.take", "device|index", ()),
         (Kind.CALLED, "Parts.take", "device", ("Parts.take(device)", "Parts.take(index), new")),
         (Kind.CALLED, "Parts.need", "index", ("Parts.need(more), new",)),
         (Kind.CALLED, "Parts.gone", "index", ("Parts.gone",)),
