@@ -69,8 +69,7 @@ class Controller:
 
         The nodes of a heterogeneous job are those of all its components: srun gives their processes one job id.
         """
-        answer = self._ask("scontrol", "show", "job", job_id)
-        views = output.parse_jobs(answer.stdout) if answer else ()
+        views = self.elements(job_id)
         for view in views:
             if job_id in (view.job_id, f"{view.array_job_id}_{view.array_task_id}"):
                 if view.het_job_id is None:
