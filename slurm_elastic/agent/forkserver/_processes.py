@@ -53,14 +53,6 @@ class ForkedProcess:
                 signal.pidfd_send_signal(self._handle, signal.SIGKILL)
 
 
-class Replacement(ForkedProcess):
-    """A forked fork server."""
-
-    def __init__(self, pid: int, channel: int, handle: int) -> None:
-        super().__init__(pid, handle)
-        self.channel = Channel.inherited(channel)
-
-
 def spawn(
     program: Program, environment: Mapping[str, str], preload: Sequence[str], *, warm: bool, imports: str | None
 ) -> tuple[Channel, subprocess.Popen[bytes]]:

@@ -115,8 +115,7 @@ def test_nothing_outlives_a_round(place: Workplace, pids: Pids, environment: dic
     assert is_alive(family["daemon"])
     context.close()
     assert_gone(*family.values())
-    # The one that is to take its place may not have been told of yet.
-    eventually(lambda: place.left() == [], lambda: str(place.left()))
+    assert place.left() == []
 
 
 @pytest.mark.parametrize("environment", [{}, COLD], ids=["warm", "cold"])

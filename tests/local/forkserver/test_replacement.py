@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 
+from slurm_elastic.agent.forkserver._linux import children
 from tests.local.forkserver.helpers.workplace import Workplace
 from tests.local.forkserver.test_ends import assert_gone
 from tests.local.waiting import eventually
@@ -32,12 +32,7 @@ def test_it_starts_the_workers_of_all_rounds(workplace: Make, caplog: pytest.Log
 def test_it_ends_with_a_fork_server_that_is_killed(workplace: Make) -> None:
     place = workplace(modules={"slow": "import time\ntime.sleep(1000)\n"}, preload=["slow"])
     place.script.write_text("import sys\nprint('torch' in sys.modules)\n")
-
-    def replacement() -> Any:
-        place.fork_server.read()
-        return place.fork_server.replacement
-
-    pid = eventually(replacement).pid
+    (pid,) = eventually(lambda: children(place.fork_server.pid))
     os.kill(place.fork_server.pid, signal.SIGKILL)
     assert place.run_warm().stdout == "False\n"
     assert_gone(pid)

@@ -77,13 +77,8 @@ class Workplace:
         self.fork_server.close()
 
     def left(self) -> list[int]:
-        """The children of the fork server, without those that are to take its place."""
-        found = children(self.fork_server.pid)
-        self.fork_server.read()
-        replacements = {
-            other.pid for other in (self.fork_server.replacement, self.fork_server.prepared) if other is not None
-        }
-        return [pid for pid in found if pid not in replacements]
+        """The children of the fork server: none is to take its place where nothing is learned or preloaded."""
+        return children(self.fork_server.pid)
 
     def context(
         self, arguments: Sequence[Any] = (), environment: Mapping[str, str] | None = None, workers: int = 1
