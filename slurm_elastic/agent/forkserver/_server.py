@@ -411,7 +411,6 @@ class ServerProcess:
         environment = order["environment"] | extra
         if order["how"] == "exec":
             signal.pthread_sigmask(signal.SIG_SETMASK, self._settings["signal_mask"])
-            os.chdir(order["directory"])
             child.execute(order["execute"], environment)
         child.change(environment, self._environment_by_imports)
         child.become_fresh_interpreter(order, environment, streams, self._task_name, self._torch_seed)

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from slurm_elastic.agent.forkserver._fork_eligibility import (
-    Launch,
     early_setting,
     obstacle_to_any_warm_start,
     obstacle_to_warm_start,
@@ -68,7 +67,7 @@ class ForkServer:
         self._preload = tuple(preload)
         self._imports = imports
         self._distrusted = False
-        self._launch = Launch(dict(os.environ if environment is None else environment), str(Path.cwd()))
+        self._environment = dict(os.environ if environment is None else environment)
         self.exit_codes: dict[int, int] = {}
         """Exit codes, or minus signal numbers, of workers by pid; the caller removes those that it has handled."""
         self.reason = ""
@@ -126,7 +125,7 @@ class ForkServer:
             return self._cold_reason
         if self.state is not State.WARM:
             return self.reason or "the fork server is not ready"
-        reason = obstacle_to_warm_start(program, self._launch, command, Launch(environment, str(Path.cwd())))
+        reason = obstacle_to_warm_start(program, self._environment, command, environment)
         path = script_file(program.options)
         if reason is not None or path is None:
             return reason
@@ -252,8 +251,8 @@ class ForkServer:
 
     def _spawn(self) -> tuple[Channel, subprocess.Popen[bytes]]:
         self._reset(FUNCTION if self.program is None or self._cold_reason else self.program)
-        environment, warm = self._launch.environment, not self._cold_reason
-        return spawn(self._launched, environment, self._preload, warm=warm, imports=self._imports)
+        warm = not self._cold_reason
+        return spawn(self._launched, self._environment, self._preload, warm=warm, imports=self._imports)
 
     def _reset(self, program: Program) -> None:
         self._launched = program
