@@ -110,13 +110,12 @@ def _warm_settings(
     for descriptor in settings["inherited"]:
         os.close(descriptor)
     os.setsid()
-    _forget_agent()
     return {**settings, "channel": far_end.detach(), "environment": before}
 
 
-def _forget_agent() -> None:
+def forget_agent(modules_before: set[str]) -> None:
     """Remove the agent's modules and loggers from the fork server: a script may have modules with the same names."""
-    for name in [name for name in sys.modules if name.partition(".")[0] in _AGENT_PACKAGES]:
+    for name in [name for name in sys.modules.keys() - modules_before if name.partition(".")[0] in _AGENT_PACKAGES]:
         # The module is kept, not cleared: that would take as long as a fork.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(sys.modules.pop(name)))
     loggers = logging.root.manager.loggerDict
