@@ -40,26 +40,11 @@ _KILLED_WITHIN = 5.0
 """Seconds after SIGKILL in which a process has to be gone, unless the kernel holds it."""
 
 
-def start_workers(*arguments: Any, **options: Any) -> WorkerProcesses:
-    """Start one worker per local rank, warm if possible; otherwise cold, with one line in the log that says why.
-
-    See `WorkerProcesses` for the arguments. Functions start as multiprocessing's spawn starts them.
-
-    Raises:
-        UsageError: A preload cannot be imported.
-        StartInterruptedError: `should_stop` has returned True.
-        OSError: A worker could not be started.
-    """
-    workers = WorkerProcesses(*arguments, **options)
-    with contextlib.ExitStack() as failed:
-        failed.callback(workers.close, signals.SIGKILL)
-        workers.start()
-        failed.pop_all()
-    return workers
-
-
 class WorkerProcesses:
-    """The workers of one round, warm or cold.
+    """The workers of one round: one per local rank, warm if possible; otherwise cold, and one line in the log says why.
+
+    Functions start as multiprocessing's spawn starts them. The signal handlers of the process stay, which are the
+    agent's.
 
     Args:
         name: The role of the workers, which begins the lines of their output.
@@ -71,6 +56,11 @@ class WorkerProcesses:
         duplicate_stdout_filters, duplicate_stderr_filters: Lines with one of these go to a file of their own, too.
         should_stop: Called every 0.1 s while the fork server still imports; the start ends when it returns True.
         brief: True to hold back the last words of workers from the console until they have ended.
+
+    Raises:
+        UsageError: A preload cannot be imported.
+        StartInterruptedError: `should_stop` has returned True.
+        OSError: A worker could not be started.
     """
 
     def __init__(
@@ -131,8 +121,12 @@ class WorkerProcesses:
         self.unended: tuple[int, ...] = ()
         """The pids of the processes that `close` could not end (uninterruptible sleep)."""
 
-    def start(self) -> None:
-        """Start the workers; see `start_workers`. The signal handlers of the process stay, which are the agent's."""
+        with contextlib.ExitStack() as failed:
+            failed.callback(self.close, signals.SIGKILL)
+            self._start()
+            failed.pop_all()
+
+    def _start(self) -> None:
         self._fork_server.wait_ready(float("inf"), self._should_stop)
         self._fork_server.refresh()
         self._fork_server.wait_ready(float("inf"), self._should_stop)

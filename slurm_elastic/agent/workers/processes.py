@@ -11,7 +11,7 @@ from torch.distributed.elastic.utils.api import macros
 from torch.numa.binding import NumaOptions
 
 from slurm_elastic.agent.forkserver.client import ForkServer
-from slurm_elastic.agent.forkserver.worker_processes import WorkerProcesses, numa_prefixes, start_workers
+from slurm_elastic.agent.forkserver.worker_processes import WorkerProcesses, numa_prefixes
 from slurm_elastic.agent.watchdog.stacks import process_state
 from slurm_elastic.errors import UsageError
 from slurm_elastic.rendezvous.connect import RendezvousConfig
@@ -93,7 +93,7 @@ def worker_starter(
 
     def start(spec: WorkerSpec, envs: Mapping[int, dict[str, str]], should_stop: Callable[[], bool]) -> WorkerProcesses:
         assert spec.entrypoint is not None
-        return start_workers(
+        return WorkerProcesses(
             name=spec.role,
             entrypoint=spec.entrypoint,
             args={rank: tuple(macros.substitute(list(spec.args), str(rank))) for rank in envs},

@@ -19,7 +19,7 @@ from slurm_elastic.agent.forkserver._linux import children
 from slurm_elastic.agent.forkserver.client import ForkServer
 from slurm_elastic.agent.forkserver.protocol import wait_on
 from slurm_elastic.agent.forkserver.worker_command import Program
-from slurm_elastic.agent.forkserver.worker_processes import WorkerProcesses, start_workers
+from slurm_elastic.agent.forkserver.worker_processes import WorkerProcesses
 from tests.local.torch_signals import signal_handlers_kept
 
 HANG = 120.0
@@ -83,7 +83,7 @@ class Workplace:
     def context(
         self, arguments: Sequence[Any] = (), environment: Mapping[str, str] | None = None, workers: int = 1
     ) -> WorkerProcesses:
-        return start_workers(*self.call(arguments, environment, workers), fork_server=self.fork_server)
+        return WorkerProcesses(*self.call(arguments, environment, workers), fork_server=self.fork_server)
 
     def call(self, arguments: Sequence[Any], environment: Mapping[str, str] | None, workers: int) -> tuple[Any, ...]:
         variables = {**self.variables, **(environment or {})}
