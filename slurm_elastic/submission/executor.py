@@ -192,7 +192,7 @@ class ElasticExecutor(slurm.SlurmExecutor):
         self.template = template
         if self.shape is Shape.ARRAY and "%a" in str(folder):
             raise UsageError(f"folder {folder}: the elements of an array are one run with one folder; leave %a out")
-        self.script(())
+        self.plan(())
 
     def submit(self, fn: Callable[..., core.R], *args: Any, **kwargs: Any) -> ElasticJob[core.R]:
         """Submit a function that every worker calls with these arguments."""
@@ -220,7 +220,7 @@ class ElasticExecutor(slurm.SlurmExecutor):
                 raise UnknownParameterError(f"no parameter {name!r}; {fix}")
             named[name] = value
         merged = {**self.parameters, **named}
-        self._script((), merged)
+        self._planned((), merged)
         self.parameters = merged
 
     def _nodes(self, nodes: int | None) -> NodeRange:
@@ -232,15 +232,15 @@ class ElasticExecutor(slurm.SlurmExecutor):
         # With a maximum alone the job takes the nodes that are free, at least one.
         return NodeRange(1 if self.min_nodes is None else self.min_nodes, most)
 
-    def script(self, program: tuple[str, ...]) -> BatchScript:
-        """Return the batch script of a submission.
+    def plan(self, program: tuple[str, ...]) -> BatchScript:
+        """Return the plan of a submission: its batch script.
 
         Args:
             program: What the workers run, with its arguments; options of the agents may stand before it.
         """
-        return self._script(program, self.parameters)
+        return self._planned(program, self.parameters)
 
-    def _script(self, program: tuple[str, ...], parameters: Mapping[str, Any]) -> BatchScript:
+    def _planned(self, program: tuple[str, ...], parameters: Mapping[str, Any]) -> BatchScript:
         translated, without = _sbatch_options(parameters)
         delay = parameters.get("signal_delay_s")
         if delay is not None and (isinstance(delay, bool) or not isinstance(delay, int) or delay < 0):
@@ -283,7 +283,7 @@ class ElasticExecutor(slurm.SlurmExecutor):
         payload = Payload(delayed, self.folder, uid, self.max_pickle_size_gb)
         file = writable_folder(self.folder) / f".submission_file_{uid}.sh"
         try:
-            file.write_text(self.script((*payload.agent_options, *payload.words)).text())
+            file.write_text(self.plan((*payload.agent_options, *payload.words)).text())
             self._throttle()
             self._last_job_submitted = time.time()
             job: ElasticJob[Any] = self.job_class(folder=self.folder, job_id=submit([str(file)]))

@@ -55,7 +55,7 @@ def _script(name: str, folder: str | Path = FOLDER) -> str:
     constructor, parameters, entry = SUBMISSIONS[name]
     executor = ElasticExecutor(folder, **constructor)
     executor.update_parameters(**parameters)
-    return executor.script(entry).text()
+    return executor.plan(entry).text()
 
 
 @pytest.mark.parametrize("name", SUBMISSIONS)
