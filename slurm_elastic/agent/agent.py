@@ -24,12 +24,13 @@ from torch.distributed.elastic.rendezvous.api import RendezvousGracefulExitError
 from slurm_elastic.agent.event_log import Reached
 from slurm_elastic.agent.features import EARLY, Feature, RunningRound
 from slurm_elastic.agent.forkserver.protocol import StartInterruptedError
+from slurm_elastic.agent.forkserver.worker_processes import WorkerProcesses
 from slurm_elastic.agent.job.preemption import LEAVE_REASONS, REQUESTED_CAUSES, SignalDiagnosis
 from slurm_elastic.agent.lifecycle import actions, events, machine, states
 from slurm_elastic.agent.node.claims import NodeDirectory
 from slurm_elastic.agent.root_cause import elsewhere, last_output
 from slurm_elastic.agent.signals import Notices
-from slurm_elastic.agent.workers.processes import Starter, WorkerProcesses, survivors, worker_environment
+from slurm_elastic.agent.workers.processes import Starter, survivors, worker_environment
 from slurm_elastic.agent.workers.torch_agent import TorchAgent
 from slurm_elastic.control import Agreement, RoundControl, WorkerProgress
 from slurm_elastic.errors import ExitCode
@@ -363,7 +364,7 @@ class Agent:
 
     def _describe(self, rank: int, failure: ProcessFailure) -> WorkerFailure:
         rendezvous = self._rendezvous_config
-        log = self._processes.stderr_of(failure.local_rank) if self._processes is not None else ""
+        log = self._processes.stderrs[failure.local_rank] if self._processes is not None else ""
         described = WorkerFailure(
             agent=rendezvous.agent,
             node=rendezvous.node,
@@ -394,7 +395,7 @@ class Agent:
         if self._processes is not None:
             self._processes.leave_out(self._is_consequence)
             self._processes.close(signal.SIGKILL)
-            unended = self._processes.left()
+            unended = self._processes.unended
             self._processes = None
         for feature in self._features:
             feature.round_ended(self.progress())

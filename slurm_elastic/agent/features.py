@@ -216,7 +216,7 @@ class SnapshotFeature(Feature):
     """Keeps the snapshots of workers in memory for the workers of later rounds.
 
     Args:
-        fork_server: Forks the process that writes checkpoints; None if that has to import torch itself.
+        fork_server: Forks the process that writes checkpoints, where it can.
 
     Raises:
         OSError: The memory cannot be made.

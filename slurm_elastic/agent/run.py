@@ -91,14 +91,14 @@ def join(settings: AgentSettings, command: Sequence[str]) -> RunDir:
 
 def launch(
     settings: AgentSettings,
-    fork_server: ForkServer | None,
+    fork_server: ForkServer,
     summarize: Callable[[RunDir], str],
     submission: Callable[[], Submission],
 ) -> ExitCode:
     """Take part in the run until it ends or this agent has to leave.
 
     Args:
-        fork_server: The process that starts the workers; None where torch itself has to start them.
+        fork_server: The process that starts the workers.
         summarize: Returns the line with which the leader of a run that has succeeded ends.
         submission: Makes what submits jobs for nodes that were lost.
 
@@ -107,8 +107,7 @@ def launch(
         RecordsError: The records of the run cannot be read; no worker was started.
     """
     prepare_stores()
-    if fork_server is not None:
-        require_numa_binding(settings.launch_config.nproc_per_node, settings.launch_config.numa_options)
+    require_numa_binding(settings.launch_config.nproc_per_node, settings.launch_config.numa_options)
     # A requeued element of an array joins the run that goes on; a requeued allocation begins with records of its own,
     # unless agents of other jobs have joined it before.
     own = incarnation_of(settings.run_dir, None if settings.shared else settings.restart_count)
@@ -153,7 +152,7 @@ def _end_before_the_start(settings: AgentSettings, records: Records) -> ExitCode
 
 class _Run:
     def __init__(
-        self, settings: AgentSettings, rendezvous: RendezvousConfig, fork_server: ForkServer | None, health: NodePages
+        self, settings: AgentSettings, rendezvous: RendezvousConfig, fork_server: ForkServer, health: NodePages
     ) -> None:
         config = settings.launch_config
         self._settings, self._rendezvous, self._fork_server, self._health = settings, rendezvous, fork_server, health
@@ -181,7 +180,7 @@ class _Run:
             self._progress,
             AttributionFeature(compare=settings.stop_on_same_failure),
             self._notify,
-            LearnedImportsFeature(self._fork_server) if self._fork_server is not None else None,
+            LearnedImportsFeature(self._fork_server),
             snapshots,
             StepTimingFeature(partial(leader_reports, settings.run_dir), self._events.add, LOOK),
             replacing,
@@ -271,7 +270,7 @@ class _Run:
 
     def _import_before_join(self) -> None:
         """Import before this node joins a run that trains: the workers of the other nodes wait for the new round."""
-        if self._fork_server is None or not self._settings.shared or self._settings.run_dir.last_round() is None:
+        if not self._settings.shared or self._settings.run_dir.last_round() is None:
             return
         with contextlib.suppress(StartInterruptedError):
             self._fork_server.wait_ready(_IMPORT_TIMEOUT, lambda: _is_leaving() or self._coordination.has_event)

@@ -36,7 +36,6 @@ class TorchFacts:
     Attributes:
         release: Its version; empty if it cannot be imported.
         error: Why an agent would refuse it; empty if it would not.
-        missing_hooks: What the fork server needs and this release lacks.
         cuda: Release of CUDA that it was built with; empty for a CPU build.
         devices: Number of GPUs that it can use.
         device_error: Why it cannot use the GPUs of this machine; empty if it can, or if there are none.
@@ -44,7 +43,6 @@ class TorchFacts:
 
     release: str = ""
     error: str = ""
-    missing_hooks: tuple[str, ...] = ()
     cuda: str = ""
     devices: int = 0
     device_error: str = ""

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from slurm_elastic._version import __version__
-from slurm_elastic.agent.workers.torch_hooks import HOOKS, Part, gaps, require_torch
+from slurm_elastic.agent.workers.torch_hooks import require_torch
 from slurm_elastic.control import has_membarrier
 from slurm_elastic.doctor.facts import EtcdFacts, GpuFacts, NodeFacts, RunDirFacts, SlurmFacts, StopFacts, TorchFacts
 from slurm_elastic.errors import SlurmElasticError, UsageError, did_you_mean
@@ -219,7 +219,6 @@ def _torch_facts() -> TorchFacts:
                 why = str(error).splitlines()[0]
     return TorchFacts(
         release=str(torch.__version__),
-        missing_hooks=gaps(HOOKS, Part.FORK_SERVER),
         cuda=torch.version.cuda or "",
         devices=devices,
         device_error=why,

@@ -115,12 +115,6 @@ def _torch(node: NodeFacts) -> Finding:
     if torch.error:
         what, _, fix = torch.error.partition("; ")
         return check.broken(what, "no agent starts", fix)
-    if torch.missing_hooks:
-        return check.limit(
-            f"{torch.release}, which lacks {', '.join(torch.missing_hooks)}",
-            "torch itself starts the workers, each with its own imports: a new round takes seconds more",
-            "upgrade slurm_elastic, or install a release of torch that it was tested with (docs/versions.md)",
-        )
     if release_numbers(torch.release) > release_numbers(NEWEST):
         tested = f"the tested releases are {OLDEST} to {NEWEST}"
         return check.unknown(torch.release, f"{tested}; {why}", "look for a newer release of slurm_elastic")

@@ -22,7 +22,7 @@ from slurm_elastic.errors import UsageError
 from slurm_elastic.rendezvous.records.api import etcd_wanted
 from slurm_elastic.rundir import RunDir
 from slurm_elastic.slurm import AddressPreference, Controller
-from slurm_elastic.submission.batch_script import BatchScript, NodeRange, Plan, Shape, environment_lines, read_template
+from slurm_elastic.submission.batch_script import BatchScript, NodeRange, Shape, environment_lines, read_template
 from slurm_elastic.submission.sbatch import submit
 
 _LEFT_OUT = ("array", "open-mode", "requeue", "signal", "no-kill")
@@ -63,8 +63,8 @@ def batch_script(
     """
     made: dict[str, str | None] = {**_DEFAULTS, "nodes": str(nodes), "no-requeue": None, "output": str(output)}
     without = (*_LEFT_OUT, *(("exclusive",) if "cpus-per-task" in options else ()))
-    plan = Plan(Shape.ALLOCATION, None, {**made, **options}, without, (), tuple(arguments), environment_lines())
-    return replace(plan.script(template), body=tuple(_BODY.splitlines()))
+    script = BatchScript.from_template(template).with_options({**made, **options}, without=without)
+    return replace(script, arguments=tuple(arguments), setup=environment_lines(), body=tuple(_BODY.splitlines()))
 
 
 @contextlib.contextmanager

@@ -69,8 +69,7 @@ class Controller:
 
         The nodes of a heterogeneous job are those of all its components: srun gives their processes one job id.
         """
-        answer = self._ask("scontrol", "show", "job", job_id)
-        views = output.parse_jobs(answer.stdout) if answer else ()
+        views = self.elements(job_id)
         for view in views:
             if job_id in (view.job_id, f"{view.array_job_id}_{view.array_task_id}"):
                 if view.het_job_id is None:
@@ -84,19 +83,20 @@ class Controller:
         answer = self._ask("scontrol", "show", "job", array_job_id)
         return output.parse_jobs(answer.stdout) if answer else ()
 
-    def own_jobs(self) -> tuple[output.QueuedJob, ...] | None:
-        """Return all jobs of this user that wait or run, by one question; None if Slurm does not answer."""
-        return self._parsed(output.parse_queue, "squeue", "--noheader", "--me", f"--format={output.QUEUE_FORMAT}")
+    def own_jobs(self, *, by_element: bool = False) -> tuple[output.QueuedJob, ...] | None:
+        """Return all jobs of this user that wait or run, by one question; None if Slurm does not answer.
+
+        Args:
+            by_element: List each element of an array by itself, also those that wait.
+        """
+        each = ("--array",) if by_element else ()
+        return self._parsed(
+            output.parse_queue, "squeue", "--noheader", "--me", *each, f"--format={output.QUEUE_FORMAT}"
+        )
 
     def batch_script(self, job_id: str) -> str | None:
         """Return the batch script of a job or array of this user; None if it has none, or Slurm does not answer."""
         return self._parsed(str, "scontrol", "write", "batch_script", job_id, "-")
-
-    def nodes_in_queue(self) -> tuple[output.NodesInQueue, ...] | None:
-        """Return this user's jobs that wait or run, with their nodes; None if Slurm does not answer."""
-        return self._parsed(
-            output.parse_nodes_in_queue, "squeue", "--noheader", "--me", "--array", f"--format={output.NODES_FORMAT}"
-        )
 
     def requested(self, job_id: str) -> dict[str, str] | None:
         """Return what a job has asked for, as options of sbatch; None if Slurm does not answer."""
@@ -131,9 +131,9 @@ class Controller:
         answer = self._ask("scontrol", "show", "config")
         return output.parse_config(answer.stdout) if answer else None
 
-    def partitions(self) -> tuple[output.PartitionView, ...] | None:
-        """Return the partitions that this user may see; None if the controller does not answer."""
-        return self._parsed(output.parse_partitions, "scontrol", "--oneliner", "show", "partition")
+    def partitions(self, *names: str) -> tuple[output.PartitionView, ...] | None:
+        """Return a partition, or those that this user may see; None if the controller does not answer."""
+        return self._parsed(output.parse_partitions, "scontrol", "--oneliner", "show", "partition", *names)
 
     def qos(self) -> tuple[output.QosView, ...] | None:
         """Return every QOS; None without slurmdbd, or if it does not answer."""
@@ -167,13 +167,13 @@ class Controller:
 
         This is for a job whose EndTime is unknown: a preemption moves EndTime to the end of the grace.
         """
-        if preempt_type == "preempt/qos":
-            # slurmctld knows it, but scontrol does not print it ("scontrol show assoc_mgr", 22.05 to 26.05).
-            command = ("sacctmgr", "--noheader", "--parsable2", "show", "qos", "format=GraceTime", f"name={view.qos}")
-            answer = self._ask(*command) if view.qos else None
-            return output.parse_duration(answer.stdout.strip()) if answer else None
-        answer = self._ask("scontrol", "show", "partition", view.partition) if view.partition else None
-        return output.parse_partition_grace(answer.stdout) if answer else None
+        # slurmctld knows that of a QOS, but scontrol does not print it ("scontrol show assoc_mgr", 22.05 to 26.05).
+        by_qos = preempt_type == "preempt/qos"
+        name = view.qos if by_qos else view.partition
+        if not name:
+            return None
+        rows = (self.qos() if by_qos else self.partitions(name)) or ()
+        return next((row.grace for row in rows if row.name == name), None)
 
     def requeue(self, job_id: str, *, if_running: bool = False) -> bool:
         """Requeue a job, which ends this start of it. Returns True if Slurm accepted it.

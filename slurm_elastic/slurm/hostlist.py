@@ -23,7 +23,6 @@ MAX_RANGE = 65536
 
 _ERRORS = (hostlist.BadHostlist, ValueError, AttributeError, RecursionError)
 """The last three for numbers of thousands of digits, and for names with a line break (python-hostlist 2.3)."""
-_RANGE = re.compile(r"([0-9]+)-([0-9]+)")
 _LONGEST_QUOTE = 120
 
 
@@ -35,12 +34,13 @@ def expand(text: str) -> tuple[str, ...]:
     """
     names: list[str] = []
     for part in _split(text):
-        if _size(part) > MAX_RANGE - len(names):
-            raise UsageError(f"host list {_quote(text)} stands for more than {MAX_RANGE} nodes; name fewer")
         try:
+            # Refuses a part that stands for more than 100,000 names before it makes them.
             names.extend(hostlist.expand_hostlist(part, allow_duplicates=True))
         except _ERRORS as error:
             raise UsageError(f"malformed host list {_quote(text)}: {error}; write it as in n[1-3,7] or n1,n2") from None
+        if len(names) > MAX_RANGE:
+            raise UsageError(f"host list {_quote(text)} stands for more than {MAX_RANGE} nodes; name fewer")
     if not names:
         raise UsageError("the host list is empty; write it as in n[1-3,7] or n1,n2")
     return tuple(names)
@@ -69,21 +69,6 @@ def natural_key(name: str) -> tuple[tuple[tuple[int, str], ...], str]:
 def _split(text: str) -> list[str]:
     """Split at the separators outside of brackets."""
     return [part for part in re.split(r"[,\s]+(?![^\[]*\])", text) if part]
-
-
-def _size(part: str) -> int:
-    """Return an upper bound of the number of names, without expanding them."""
-    size = 1
-    for bracket in re.findall(r"\[([^\]]*)\]", part):
-        in_bracket = 0
-        for item in bracket.split(","):
-            match = _RANGE.fullmatch(item)
-            # Ten digits suffice for every node; int() itself refuses thousands of digits with a ValueError.
-            if match and max(map(len, match.groups())) > 18:
-                return MAX_RANGE + 1
-            in_bracket += max(int(match[2]) - int(match[1]) + 1, 1) if match else 1
-        size *= in_bracket
-    return size
 
 
 def _quote(text: str) -> str:

@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import hostlist
+
 from slurm_elastic.errors import UsageError
 from slurm_elastic.slurm import variables
 
@@ -178,8 +180,14 @@ def _context(environ: Mapping[str, str]) -> Context:
 
 
 def _require_one_task_per_node(environ: Mapping[str, str]) -> None:
-    tasks = variables.expand_counts(environ, "SLURM_STEP_TASKS_PER_NODE")
-    if max(tasks, default=1) > 1 or (variables.optional_number(environ, "SLURM_LOCALID") or 0) > 0:
+    name = "SLURM_STEP_TASKS_PER_NODE"
+    text = variables.present(environ, name) or "1"
+    try:
+        # Such as 2(x3),1.
+        tasks = hostlist.parse_slurm_tasks_per_node(text)
+    except (hostlist.BadHostlist, ValueError):
+        raise UsageError(f"{name}={text!r} is not of the form 2(x3),1; Slurm sets it, do not set it by hand") from None
+    if max(tasks) > 1 or (variables.optional_number(environ, "SLURM_LOCALID") or 0) > 0:
         raise UsageError("more than one task on a node; start one agent per node: srun --ntasks-per-node=1")
 
 

@@ -124,32 +124,23 @@ class QueuedJob:
     name: str
     """The job's id for people: ``12``, ``12_3``, or ``12_[4-7]`` for elements that have not started yet."""
     job_id: str
-    array_job_id: str
-    """The same as `job_id` for a job that is no array element."""
-    state: str
-    reason: str | None
-    """Why a job waits; None for none."""
-    start_time: int | None
-    """Of a pending job the expected start in seconds since 1970, None where Slurm has not planned it yet."""
-    work_dir: str
-    """The directory in which the job was submitted."""
-
-
-@dataclass(frozen=True, slots=True)
-class NodesInQueue:
-    """A job in the queue with its comment, each element of an array by itself; other fields as in QueuedJob."""
-
-    name: str
-    job_id: str
     state: str
     nodes: int
     comment: str = ""
+    array_job_id: str = ""
+    """The same as `job_id` for a job that is no array element."""
+    reason: str | None = None
+    """Why a job waits; None for none."""
+    start_time: int | None = None
+    """Of a pending job the expected start in seconds since 1970, None where Slurm has not planned it yet."""
+    work_dir: str = ""
+    """The directory in which the job was submitted."""
 
 
-NODES_FORMAT = "%i|%A|%T|%D|%k"
-"""squeue(1); a comment, which may contain any character, is the last."""
-QUEUE_FORMAT = "%i|%A|%F|%T|%S|%r|%Z"
-"""squeue(1); a directory, which may contain any character, is the last."""
+_BETWEEN = "\x1f"
+"""The unit separator of ASCII: directories and comments may contain any other character."""
+QUEUE_FORMAT = _BETWEEN.join(("%i", "%A", "%T", "%D", "%F", "%r", "%S", "%Z", "%k"))
+"""squeue(1). Of a comment with several lines the first one counts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,24 +187,13 @@ def parse_requested(text: str) -> dict[str, str] | None:
 def parse_queue(text: str) -> tuple[QueuedJob, ...]:
     """Parse squeue with `QUEUE_FORMAT`, printed with SLURM_TIME_FORMAT=%s."""
     jobs = []
-    for line in text.splitlines():
-        words = line.split("|", 6)
-        if len(words) == 7:
-            name, job, array, state, start, reason, work_dir = words
-            jobs.append(
-                QueuedJob(name, job, array, state, None if reason == "None" else reason, _seconds(start), work_dir)
-            )
+    for line in text.split("\n"):
+        words = line.split(_BETWEEN)
+        if len(words) == 9 and (count := _seconds(words[3])) is not None:
+            name, job, state, _nodes, array, reason, start, work_dir, comment = words
+            why, planned = None if reason == "None" else reason, _seconds(start)
+            jobs.append(QueuedJob(name, job, state, count, comment.strip(), array, why, planned, work_dir))
     return tuple(jobs)
-
-
-def parse_nodes_in_queue(text: str) -> tuple[NodesInQueue, ...]:
-    """Parse squeue with `NODES_FORMAT`."""
-    lines = [line.split("|", 4) for line in text.splitlines()]
-    return tuple(
-        NodesInQueue(words[0], words[1], words[2], nodes, words[4].strip())
-        for words in lines
-        if len(words) == 5 and (nodes := _seconds(words[3])) is not None
-    )
 
 
 def parse_clock(text: str) -> ControllerClock | None:
@@ -232,12 +212,6 @@ def parse_release(text: str) -> tuple[int, int] | None:
     """Return Slurm's release, such as 22 and 5, as ``scontrol show config`` and ``show node`` print it."""
     match = re.search(r"(?:^SLURM_VERSION\s*=\s*|\sVersion=)([0-9]{1,4})\.([0-9]{1,4})\.", text, flags=re.MULTILINE)
     return (int(match[1]), int(match[2])) if match else None
-
-
-def parse_partition_grace(text: str) -> int | None:
-    """Return GraceTime in seconds from ``scontrol show partition``."""
-    match = re.search(r"\sGraceTime=([0-9]{1,9})\s", text)
-    return int(match[1]) if match else None
 
 
 def parse_duration(text: str) -> int | None:
@@ -312,7 +286,7 @@ def _node_list(text: str) -> tuple[str, ...]:
         return ()
 
 
-QOS_FORMAT = "Name,GraceTime,PreemptMode,Preempt"
+QOS_FORMAT = "Name,GraceTime,PreemptMode"
 """sacctmgr(1), ``format=`` of ``show qos``."""
 
 
@@ -350,8 +324,6 @@ class PartitionView:
     """GraceTime."""
     preempt_mode: str
     """PreemptMode, such as ``REQUEUE`` or ``OFF``."""
-    tier: int
-    """PriorityTier: with preempt/partition_prio jobs of a higher tier preempt those of a lower one."""
     max_time: int | None
     default_time: int | None
     """DefaultTime, or MaxTime where the site sets none."""
@@ -367,8 +339,6 @@ class QosView:
     grace: int
     preempt_mode: str
     """Empty where it is that of the cluster."""
-    preempts: tuple[str, ...]
-    """The QOS whose jobs this one preempts."""
 
 
 def parse_config(text: str) -> ClusterConfig | None:
@@ -395,7 +365,6 @@ def parse_partitions(text: str) -> tuple[PartitionView, ...]:
                 state=fields.get("State", ""),
                 grace=_seconds(fields.get("GraceTime")) or 0,
                 preempt_mode=fields.get("PreemptMode", ""),
-                tier=_seconds(fields.get("PriorityTier")) or 0,
                 max_time=most,
                 default_time=most if default is None else default,
                 nodes=_seconds(fields.get("TotalNodes")) or 0,
@@ -409,10 +378,9 @@ def parse_qos(text: str) -> tuple[QosView, ...]:
     qos = []
     for line in text.splitlines():
         words = line.split("|")
-        if len(words) == 4 and words[0]:
-            name, grace, mode, preempts = words
-            mode = "" if mode.lower() == "cluster" else mode.upper()
-            qos.append(QosView(name, parse_duration(grace) or 0, mode, tuple(preempts.split(",")) if preempts else ()))
+        if len(words) == 3 and words[0]:
+            name, grace, mode = words
+            qos.append(QosView(name, parse_duration(grace) or 0, "" if mode.lower() == "cluster" else mode.upper()))
     return tuple(qos)
 
 

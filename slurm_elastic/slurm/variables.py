@@ -126,29 +126,17 @@ def optional_number(environ: Mapping[str, str], *names: str) -> int | None:
     return None if text is None else number(names[0], text)
 
 
-def expand_counts(environ: Mapping[str, str], name: str) -> tuple[int, ...]:
-    """Return the distinct counts of a variable such as SLURM_TASKS_PER_NODE, ``2(x3),1``."""
-    text = present(environ, name)
-    if text is None:
-        return ()
-    items = [re.fullmatch(r"([0-9]{1,9})(\(x[0-9]{1,9}\))?", item) for item in text.split(",")]
-    if None in items:
-        raise UsageError(f"{name}={text!r} is not of the form 2(x3),1; Slurm sets it, do not set it by hand")
-    return tuple(int(item[1]) for item in items if item)
-
-
 def port_list(environ: Mapping[str, str], name: str) -> tuple[int, ...]:
     """Return the ports of a variable such as SLURM_STEP_RESV_PORTS, ``21000-21001,21005``."""
     text = present(environ, name)
     if text is None:
         return ()
-    ports: list[int] = []
-    for item in text.strip("[]").split(","):
-        match = re.fullmatch(r"([0-9]{1,5})(?:-([0-9]{1,5}))?", item)
-        first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
-        if not 0 < first <= last < 65536:
-            raise UsageError(f"{name}={text!r} is not a list of ports; Slurm sets it, do not set it by hand")
-        ports.extend(range(first, last + 1))
+    try:
+        ports = [int(port) for port in expand(f"[{text.strip('[]')}]")]
+    except (UsageError, ValueError):
+        ports = [0]
+    if not 0 < min(ports) <= max(ports) < 65536:
+        raise UsageError(f"{name}={text!r} is not a list of ports; Slurm sets it, do not set it by hand")
     return tuple(ports)
 
 

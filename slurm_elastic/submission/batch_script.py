@@ -1,4 +1,4 @@
-"""Batch scripts as data, made from a template by the plan of a submission; templates and examples that are shipped."""
+"""Batch scripts as data, made from a template for a submission; templates and examples that are shipped."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import shlex
 import shutil
 import sys
 import sysconfig
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from slurm_elastic._version import __version__
@@ -55,8 +55,65 @@ LONG_NAMES = {
 }
 """Long names of sbatch's short options (sbatch(1), 22.05 to 26.05)."""
 
+_RANGE = re.compile(r"([0-9]{1,6})(?:[:-]([0-9]{1,6}))?")
 _DIRECTIVE = "#SBATCH"
 _SITE_END = "# ---- End of the site block"
+
+
+class Shape(enum.Enum):
+    """The way in which a run gets its nodes. The values are the names of the templates."""
+
+    ALLOCATION = "allocation"
+    ARRAY = "array"
+
+    @classmethod
+    def parse(cls, text: object) -> Shape:
+        """Return the shape with a name.
+
+        Raises:
+            UsageError: There is no such shape.
+        """
+        try:
+            return cls(text)
+        except ValueError:
+            raise UsageError(f"shape {text!r} is neither allocation (one job) nor array (a job per node)") from None
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRange:
+    """The number of nodes that the job asks for and that a round needs.
+
+    Attributes:
+        least: A round needs, and the job asks for, at least this many nodes.
+        most: The job asks for at most this many nodes.
+    """
+
+    least: int
+    most: int
+
+    def __post_init__(self) -> None:
+        for number in (self.least, self.most):
+            if isinstance(number, bool) or not isinstance(number, int) or number < 1:
+                raise UsageError(f"{number!r} is no number of nodes; give one from 1 on")
+        if self.least > self.most:
+            raise UsageError(f"at least {self.least} nodes and at most {self.most}: lower the least or raise the most")
+
+    @classmethod
+    def parse(cls, text: str) -> NodeRange:
+        """Parse ``4``, ``2:4`` or, as sbatch writes it, ``2-4``.
+
+        Raises:
+            UsageError: The text is none of them.
+        """
+        match = _RANGE.fullmatch(text.strip())
+        if match is None:
+            raise UsageError(f"--nodes {text!r} is neither a number nor MIN:MAX; write it as in 4 or 2:4")
+        return cls(int(match[1]), int(match[2] or match[1]))
+
+    @property
+    def for_agents(self) -> str:
+        """The option of the agents."""
+        return f"--nnodes={self.least}:{self.most}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +164,34 @@ class BatchScript:
                 options.update(_parse(line))
         end = next((i + 1 for i, line in enumerate(lines) if i >= head and line.startswith(_SITE_END)), head)
         return cls(tuple(options.items()), site=tuple(lines[head:end]), body=tuple(lines[end:]))
+
+    def with_options(
+        self,
+        options: Options,
+        nodes: NodeRange | None = None,
+        shape: Shape = Shape.ALLOCATION,
+        without: Collection[str] = (),
+    ) -> BatchScript:
+        """Return the script with other options of sbatch.
+
+        Args:
+            options: Options that replace those of the script.
+            nodes: The number of nodes; None for that of the script.
+            shape: The way in which the run gets its nodes.
+            without: Options that the script does not keep.
+
+        Raises:
+            UsageError: An option would break the run.
+        """
+        for name in options:
+            require_possible(name)
+        made: dict[str, str | None] = {}
+        if nodes is not None and shape is Shape.ARRAY:
+            made = {"array": f"0-{nodes.most - 1}", "nodes": "1"}
+        elif nodes is not None:
+            made = {"nodes": str(nodes.most) if nodes.least == nodes.most else f"{nodes.least}-{nodes.most}"}
+        kept = {name: value for name, value in self.options if name not in without}
+        return replace(self, options=tuple({**kept, **made, **options}.items()))
 
     def text(self) -> str:
         """Return the text of the script.
@@ -208,8 +293,6 @@ TEMPLATE_VARIABLE = "SLURM_ELASTIC_TEMPLATE"
 
 WHOLE_ARRAY = "SLURM_ELASTIC_VERDICT=array"
 
-_RANGE = re.compile(r"([0-9]{1,6})(?:[:-]([0-9]{1,6}))?")
-
 _TASKS = "one agent per node starts its workers; give their number by workers_per_node (--nproc-per-node)"
 _IMPOSSIBLE = {
     "ntasks": _TASKS,
@@ -225,120 +308,6 @@ _IMPOSSIBLE = {
     "parsable": "the job id is printed anyway",
 }
 """Options of sbatch that a submission refuses, and why."""
-
-
-class Shape(enum.Enum):
-    """The way in which a run gets its nodes. The values are the names of the templates."""
-
-    ALLOCATION = "allocation"
-    ARRAY = "array"
-
-    @classmethod
-    def parse(cls, text: object) -> Shape:
-        """Return the shape with a name.
-
-        Raises:
-            UsageError: There is no such shape.
-        """
-        try:
-            return cls(text)
-        except ValueError:
-            raise UsageError(f"shape {text!r} is neither allocation (one job) nor array (a job per node)") from None
-
-
-@dataclass(frozen=True, slots=True)
-class NodeRange:
-    """The number of nodes that the job asks for and that a round needs.
-
-    Attributes:
-        least: A round needs, and the job asks for, at least this many nodes.
-        most: The job asks for at most this many nodes.
-    """
-
-    least: int
-    most: int
-
-    def __post_init__(self) -> None:
-        for number in (self.least, self.most):
-            if isinstance(number, bool) or not isinstance(number, int) or number < 1:
-                raise UsageError(f"{number!r} is no number of nodes; give one from 1 on")
-        if self.least > self.most:
-            raise UsageError(f"at least {self.least} nodes and at most {self.most}: lower the least or raise the most")
-
-    @classmethod
-    def parse(cls, text: str) -> NodeRange:
-        """Parse ``4``, ``2:4`` or, as sbatch writes it, ``2-4``.
-
-        Raises:
-            UsageError: The text is none of them.
-        """
-        match = _RANGE.fullmatch(text.strip())
-        if match is None:
-            raise UsageError(f"--nodes {text!r} is neither a number nor MIN:MAX; write it as in 4 or 2:4")
-        return cls(int(match[1]), int(match[2] or match[1]))
-
-    @property
-    def for_agents(self) -> str:
-        """The option of the agents."""
-        return f"--nnodes={self.least}:{self.most}"
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """A submission.
-
-    Attributes:
-        shape: The way in which the run gets its nodes.
-        nodes: The number of nodes; None for that of the template.
-        options: Options of sbatch, which replace the template's.
-        without: Options of the template that the script leaves out.
-        agent: Options of the agents.
-        program: What the workers run, with its arguments.
-        setup: Lines before the site block.
-        srun_options: Options of srun that are added to those of the site block.
-        teardown: Lines that bash runs when the script exits.
-
-    Raises:
-        UsageError: An option would break the run.
-    """
-
-    shape: Shape
-    nodes: NodeRange | None = None
-    options: Mapping[str, str | None] = field(default_factory=dict)
-    without: tuple[str, ...] = ()
-    agent: tuple[str, ...] = ()
-    program: tuple[str, ...] = ()
-    setup: tuple[str, ...] = ()
-    srun_options: tuple[str, ...] = ()
-    teardown: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        for name in self.options:
-            require_possible(name)
-
-    def script(self, template: str) -> BatchScript:
-        """Return the batch script that a template becomes.
-
-        Raises:
-            UsageError: The template cannot be used.
-        """
-        made: dict[str, str | None] = {}
-        if self.nodes is not None and self.shape is Shape.ARRAY:
-            made = {"array": f"0-{self.nodes.most - 1}", "nodes": "1"}
-        elif self.nodes is not None:
-            least, most = self.nodes.least, self.nodes.most
-            made = {"nodes": str(most) if least == most else f"{least}-{most}"}
-        script = BatchScript.from_template(template)
-        kept = {name: value for name, value in script.options if name not in self.without}
-        of_nodes = () if self.nodes is None else (self.nodes.for_agents,)
-        return replace(
-            script,
-            options=tuple({**kept, **made, **self.options}.items()),
-            arguments=(*of_nodes, *self.agent, *self.program),
-            setup=self.setup,
-            srun_options=self.srun_options,
-            teardown=self.teardown,
-        )
 
 
 def require_possible(option: str) -> None:

@@ -12,7 +12,7 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -22,8 +22,8 @@ from submitit.slurm import slurm
 
 from slurm_elastic.errors import UsageError, did_you_mean
 from slurm_elastic.submission.batch_script import (
+    BatchScript,
     NodeRange,
-    Plan,
     Shape,
     environment_lines,
     read_template,
@@ -232,15 +232,15 @@ class ElasticExecutor(slurm.SlurmExecutor):
         # With a maximum alone the job takes the nodes that are free, at least one.
         return NodeRange(1 if self.min_nodes is None else self.min_nodes, most)
 
-    def plan(self, program: tuple[str, ...]) -> Plan:
-        """Return the plan of a submission.
+    def plan(self, program: tuple[str, ...]) -> BatchScript:
+        """Return the plan of a submission: its batch script.
 
         Args:
             program: What the workers run, with its arguments; options of the agents may stand before it.
         """
         return self._planned(program, self.parameters)
 
-    def _planned(self, program: tuple[str, ...], parameters: Mapping[str, Any]) -> Plan:
+    def _planned(self, program: tuple[str, ...], parameters: Mapping[str, Any]) -> BatchScript:
         translated, without = _sbatch_options(parameters)
         delay = parameters.get("signal_delay_s")
         if delay is not None and (isinstance(delay, bool) or not isinstance(delay, int) or delay < 0):
@@ -258,13 +258,14 @@ class ElasticExecutor(slurm.SlurmExecutor):
         marks = {"%j_%t": "%A_%a", "%j": "%A"} if self.shape is Shape.ARRAY else {"%t": "0"}
         for mark, text in marks.items():
             streams = {name: path.replace(mark, text) for name, path in streams.items()}
-        return Plan(
-            shape=self.shape,
-            nodes=self._nodes(parameters.get("nodes")),
-            options={"job-name": "elastic", **translated, **streams, "open-mode": "append", **warning},
-            without=without,
-            agent=self.agent.words(utils.JobPaths.get_first_id_independent_folder(self.folder)),
-            program=program,
+        nodes = self._nodes(parameters.get("nodes"))
+        options = {"job-name": "elastic", **translated, **streams, "open-mode": "append", **warning}
+        run_dir = utils.JobPaths.get_first_id_independent_folder(self.folder)
+        return replace(
+            BatchScript.from_template(read_template(self.template, self.shape)).with_options(
+                options, nodes, self.shape, without
+            ),
+            arguments=(nodes.for_agents, *self.agent.words(run_dir), *program),
             setup=(*environment_lines(), *setup),
             srun_options=srun_options,
             teardown=teardown,
@@ -277,13 +278,12 @@ class ElasticExecutor(slurm.SlurmExecutor):
         return [self._submit_one(delayed) for delayed in delayed_submissions]
 
     def _submit_one(self, delayed: utils.DelayedSubmission) -> core.Job[Any]:
-        template = read_template(self.template, self.shape)
         delayed.set_timeout(self.parameters.get("time", 0), self.max_num_timeout)
         uid = uuid.uuid4().hex
         payload = Payload(delayed, self.folder, uid, self.max_pickle_size_gb)
         file = writable_folder(self.folder) / f".submission_file_{uid}.sh"
         try:
-            file.write_text(self.plan((*payload.agent_options, *payload.words)).script(template).text())
+            file.write_text(self.plan((*payload.agent_options, *payload.words)).text())
             self._throttle()
             self._last_job_submitted = time.time()
             job: ElasticJob[Any] = self.job_class(folder=self.folder, job_id=submit([str(file)]))

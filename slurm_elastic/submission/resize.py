@@ -27,7 +27,7 @@ from slurm_elastic.rendezvous.leader_client import (
 from slurm_elastic.rendezvous.membership.agents import AgentIdentity, LeaveReason, job_of
 from slurm_elastic.rendezvous.transport.messages import LeaveRequest
 from slurm_elastic.rundir import RunContents, RunDir
-from slurm_elastic.slurm import Controller, NodesInQueue, natural_key
+from slurm_elastic.slurm import Controller, QueuedJob, natural_key
 from slurm_elastic.submission.batch_script import WHOLE_ARRAY, BatchScript, require_possible
 from slurm_elastic.submission.sbatch import Started, UnansweredError, read_start, submit
 
@@ -62,7 +62,7 @@ class ResizePlan:
 
 
 def plan_resize(
-    change: int | None, size: int, agents: Sequence[str], coming: Sequence[NodesInQueue], least: int, most: int
+    change: int | None, size: int, agents: Sequence[str], coming: Sequence[QueuedJob], least: int, most: int
 ) -> ResizePlan:
     """Decide what is done for another size.
 
@@ -129,7 +129,7 @@ def resize(
             raise UsageError(f"--{name} is not possible: slurm-elastic sets it for the jobs of a run")
     controller = Controller()
     leader, live = _ask(run_dir)
-    queue = controller.nodes_in_queue()
+    queue = controller.own_jobs(by_element=True)
     if queue is None:
         raise UsageError("squeue gives no answer on this machine; do this on a login node, outside of containers")
     begun = {AgentIdentity.parse(agent) for agent in live.agents}
@@ -168,9 +168,9 @@ def _ask(run_dir: RunDir) -> tuple[LeaderEndpoint, LiveRun]:
     return leader, live
 
 
-def further_jobs(run_dir: RunDir) -> tuple[NodesInQueue, ...]:
+def further_jobs(run_dir: RunDir) -> tuple[QueuedJob, ...]:
     """Return the jobs in the queue that were submitted to make the run larger; empty if Slurm does not answer."""
-    return tuple(job for job in Controller().nodes_in_queue() or () if grows(job, run_dir))
+    return tuple(job for job in Controller().own_jobs(by_element=True) or () if grows(job, run_dir))
 
 
 class ReplacementJobs:
@@ -245,10 +245,9 @@ def further_job(
         GROWS_VARIABLE: run_dir.run_id,
     }
     kept = {name: value for name, value in merged.items() if name not in _ONCE}
-    return BatchScript(
+    return replace(
+        script,
         options=tuple({**kept, **made}.items()),
         arguments=started.arguments,
         setup=tuple(f"export {name}={shlex.quote(value)}" for name, value in variables.items()),
-        site=script.site,
-        body=script.body,
     )

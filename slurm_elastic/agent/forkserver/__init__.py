@@ -17,10 +17,10 @@ starts an agent itself uses it so::
     program = Program.from_command_line(arguments)                        # or Program.script(...), FUNCTION, None
     fork_server = ForkServer(program, preload=["numpy"], environment=worker_environment(os.environ, 8))
     ...                                                                   # import torch, rendezvous
-    from slurm_elastic.agent.forkserver.torch_context import start_workers    # needs torch
+    from slurm_elastic.agent.forkserver.worker_processes import WorkerProcesses    # needs torch
 
-    context = start_workers(name, entrypoint, args, envs, logs_specs, ..., fork_server=fork_server)
-    select(context.exit_fds()); context.exits(); context.signal(SIGTERM); context.close(SIGTERM, 30)
+    workers = WorkerProcesses(name, entrypoint, args, envs, logs_specs, ..., fork_server=fork_server)
+    select(workers.exit_fds()); workers.exits(); workers.signal(SIGTERM); workers.close(SIGTERM, 30)
     fork_server.close()
 
 The same process executes cold workers (`--start cold`, or a fork is not possible), with the command and environment of

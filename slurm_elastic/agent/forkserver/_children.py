@@ -10,7 +10,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from typing import Any, TextIO
 
 from slurm_elastic.agent.forkserver._linux import (
@@ -40,7 +40,6 @@ class ChildReaper:
         self.kept: set[int] = set()
         """Children that `sweep` does not kill: fork servers that replace this one, and children for the agent."""
         self._ended: set[int] = set()
-        self._unreported: list[tuple[int, int]] = []
         self._descriptor = -1
         self._previous_handler: Any = None
 
@@ -62,9 +61,7 @@ class ChildReaper:
     def exits(self) -> Iterator[tuple[int, int]]:
         """Yield each worker that has ended once: its pid, and its exit code or minus the signal's number."""
         sent_signals(self._descriptor)
-        has_exits = bool(self._unreported)
-        yield from self._unreported
-        self._unreported.clear()
+        has_exits = False
         for pid in sorted(self.workers - self._ended):
             result = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             if result is not None:
@@ -73,9 +70,13 @@ class ChildReaper:
                 yield pid, result.si_status if result.si_code == os.CLD_EXITED else -result.si_status
         if not has_exits:
             # A descendant has ended whose own parent had ended before.
-            self._reap_orphans()
+            self._reap(self.workers)
 
-    def _kill(self) -> None:
+    def sweep(self, seconds: float, between: Callable[[], None]) -> list[int]:
+        """Kill every descendant, in at most `seconds` seconds, and call `between`, which asks for `exits`, meanwhile.
+
+        Returns the pids of those that have not ended in time (uninterruptible sleep).
+        """
         for pid in self.workers:
             try:
                 os.killpg(pid, signal.SIGKILL)
@@ -84,56 +85,43 @@ class ChildReaper:
                 os.kill(pid, signal.SIGKILL)
             except PermissionError:
                 continue
-
-    def _kill_children(self) -> list[int]:
-        """Reap the children that have ended, kill the others, and return the pids of those that still lived.
-
-        Only children are killed: the kernel gives a child's pid to no other process before this process reaps it. When
-        a child ends its own children become children of this process (PR_SET_CHILD_SUBREAPER); the next call kills
-        them.
-        """
-        with contextlib.suppress(ChildProcessError):
-            while True:
-                pid, status = os.waitpid(-1, os.WNOHANG)
-                if pid == 0:
-                    break
-                if pid in self.workers - self._ended:
-                    self._unreported.append((pid, os.waitstatus_to_exitcode(status)))
-                self._forget_child(pid)
-            living = [pid for pid in children(os.getpid()) if pid not in self.kept]
-            for pid in living:
-                with contextlib.suppress(PermissionError, ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-            return living
-        return []
-
-    def sweep(self, seconds: float, between: Callable[[], None]) -> list[int]:
-        """Kill every descendant, in at most `seconds` seconds, and call `between` after each look at the children.
-
-        Returns the pids of those that have not ended in time (uninterruptible sleep).
-        """
-        self._kill()
         end = time.monotonic() + seconds
         while True:
-            left = self._kill_children()
+            # A worker that has ended is reaped when its exit is known.
             between()
+            left = [pid for pid in self._reap(self.workers - self._ended) if pid not in self.kept]
             if not left or time.monotonic() > end:
                 return left
-            # Until a child ends.
+            for pid in left:
+                with contextlib.suppress(PermissionError):
+                    os.kill(pid, signal.SIGKILL)
+            # Until a child ends: its own children become children of this process then (PR_SET_CHILD_SUBREAPER).
             wait_on([self._descriptor], 0.02)
             sent_signals(self._descriptor)
 
-    def _reap_orphans(self) -> None:
-        for pid in children(os.getpid()):
-            if pid not in self.workers:
-                with contextlib.suppress(ChildProcessError):
-                    if os.waitpid(pid, os.WNOHANG)[0]:
-                        self._forget_child(pid)
+    def end(self, pid: int, seconds: float) -> None:
+        """Kill a child of `kept`, unless it has been reaped, and reap it if it ends in this time."""
+        if pid in self.kept:
+            os.kill(pid, signal.SIGKILL)
+            handle = os.pidfd_open(pid)
+            wait_on([handle], seconds)
+            os.close(handle)
+            if os.waitpid(pid, os.WNOHANG)[0]:
+                self.kept.discard(pid)
 
-    def _forget_child(self, pid: int) -> None:
-        self.workers.discard(pid)
-        self._ended.discard(pid)
-        self.kept.discard(pid)
+    def _reap(self, spared: Set[int]) -> list[int]:
+        """Reap the children that have ended, but for the spared ones, and return the pids of all others.
+
+        Until then the kernel gives the pid of a child to no other process.
+        """
+        left = []
+        for pid in children(os.getpid()):
+            if pid not in spared and os.waitpid(pid, os.WNOHANG)[0]:
+                for known in (self.workers, self._ended, self.kept):
+                    known.discard(pid)
+            else:
+                left.append(pid)
+        return left
 
 
 Changes = Mapping[str, tuple[str | None, str | None]]

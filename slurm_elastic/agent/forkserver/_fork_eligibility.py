@@ -6,20 +6,10 @@ import os
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 from slurm_elastic.agent.forkserver.worker_command import FUNCTION, Program
 
 SWITCHED_OFF = "warm start is switched off"
-
-
-@dataclass(frozen=True, slots=True)
-class Launch:
-    """Environment and working directory that a process is started with."""
-
-    environment: Mapping[str, str]
-    directory: str
-    """The working directory."""
 
 
 def obstacle_to_any_warm_start(program: Program | None, *, wanted: bool) -> str:
@@ -33,10 +23,12 @@ def obstacle_to_any_warm_start(program: Program | None, *, wanted: bool) -> str:
     return ""
 
 
-def obstacle_to_warm_start(program: Program, warm: Launch, command: Sequence[str], wanted: Launch) -> str | None:
+def obstacle_to_warm_start(
+    program: Program, warm: Mapping[str, str], command: Sequence[str], wanted: Mapping[str, str]
+) -> str | None:
     """Return why this command cannot be forked from the fork server of a program, for people; None if it can.
 
-    The fork server was started as `warm` says, and the worker has to be as `wanted` says.
+    The fork server was started with the environment `warm`, and the worker has to have that of `wanted`.
     """
     if program.arguments_of(command) is None:
         words = 1 + len(program.options)
@@ -45,10 +37,8 @@ def obstacle_to_warm_start(program: Program, warm: Launch, command: Sequence[str
             for each in (command, (program.interpreter, *program.options))
         )
         return f"the entry point is {wanted_start}, the fork server was started for {start}"
-    if wanted.directory != warm.directory:
-        return f"the working directory is {wanted.directory}, that of the fork server {warm.directory}"
-    for name in sorted({*warm.environment, *wanted.environment}):
-        if is_read_at_import(name) and warm.environment.get(name) != wanted.environment.get(name):
+    for name in sorted({*warm, *wanted}):
+        if is_read_at_import(name) and warm.get(name) != wanted.get(name):
             return f"{name} is {_shown(wanted, name)} for the worker, and was {_shown(warm, name)} for the fork server"
     return None
 
@@ -101,8 +91,8 @@ _READ_USE = (
 """Variables that scripts often set and that are read at their use."""
 
 
-def _shown(launch: Launch, name: str) -> str:
-    value = launch.environment.get(name)
+def _shown(environment: Mapping[str, str], name: str) -> str:
+    value = environment.get(name)
     return "unset" if value is None else repr(value)
 
 

@@ -36,7 +36,8 @@ from slurm_elastic.agent.forkserver._imports import ImportTrial, is_installed, i
 from slurm_elastic.errors import UsageError
 
 _QUIET_SECONDS = 2.0
-"""Seconds without a new import after which the fork server has tried what was recorded so far."""
+"""Seconds after the start of a worker, and without a new import, before what was recorded so far is imported: that has
+to take no CPU time from workers that start."""
 _LONGEST_INTERVAL = 60.0
 _MOST_FILES = 200
 """Files whose change times the agent compares before a round, at most."""
@@ -153,10 +154,8 @@ class ImportLearner:
         return max(0.0, self._next_look - time.monotonic()) if self._records else None
 
     def is_quiet(self) -> bool:
-        """Return whether workers have imported nothing new since the last call, at least 2 s ago."""
-        if not self._records:
-            return True
-        if self.seconds_to_look():
+        """Return whether workers have imported nothing new since the last call, and been started at least 2 s ago."""
+        if not self._records or self.seconds_to_look():
             return False
         recorded = sum(len(record) for record in self._records.values())
         quiet = recorded == self._seen

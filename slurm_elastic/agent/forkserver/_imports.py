@@ -219,6 +219,8 @@ class ImportTrial:
 
     def _import(self, module: str) -> None:
         if module not in sys.modules:
+            # import_module raises no event of this module.
+            self._progress()
             states = random_states() if module in self._seeded else {}
             try:
                 import_module(module)

@@ -53,14 +53,6 @@ class ForkedProcess:
                 signal.pidfd_send_signal(self._handle, signal.SIGKILL)
 
 
-class Replacement(ForkedProcess):
-    """A forked fork server."""
-
-    def __init__(self, pid: int, channel: int, handle: int) -> None:
-        super().__init__(pid, handle)
-        self.channel = Channel.inherited(channel)
-
-
 def spawn(
     program: Program, environment: Mapping[str, str], preload: Sequence[str], *, warm: bool, imports: str | None
 ) -> tuple[Channel, subprocess.Popen[bytes]]:
@@ -90,7 +82,7 @@ _MARKS = ("SLURM_ELASTIC_WARM", "SLURM_ELASTIC_ROUND")
 """Variables that a process has only if it was forked from the fork server, or executed by a worker."""
 
 
-def kill_orphans(sessions: Collection[int], timeout: float, spared: Collection[int] = ()) -> dict[int, int]:
+def kill_orphans(sessions: Collection[int], timeout: float, spared: Collection[int]) -> dict[int, int]:
     """Kill and reap the children of this process that belong to these sessions of workers, and what they leave in turn.
 
     After `timeout` seconds processes are left that do not end (uninterruptible sleep); `spared` ones are no workers'.

@@ -6,6 +6,7 @@ import contextlib
 import gc
 import importlib
 import json
+import math
 import os
 import signal
 import sys
@@ -31,26 +32,30 @@ from slurm_elastic.agent.forkserver._linux import (
 from slurm_elastic.agent.forkserver.protocol import Channel, wait_on
 from slurm_elastic.control import start_answering
 
-_IDLE_BEFORE_IMPORTS = 2.0
-"""Seconds without an event before imports begin, so that they take no CPU time from workers that start."""
 _TASK_NAME = b"slurm-elastic-w"
 _LONGEST_WAIT = 15.0
-"""The first workers wait for learned imports this many seconds, and as long after each report of progress. Where
-thousands of nodes import at once, workers that import for themselves would be later still, and make the others
-later."""
+"""The first workers wait for learned imports this many seconds, and as long after each report of progress, but for the
+user's preloads without a limit. Where thousands of nodes import at once, workers that import for themselves would be
+later still, and make the others later."""
 _PROGRESS_INTERVAL = 1.0
 """Seconds between two reports of progress, at least."""
+_END_WAIT = 1.0
+"""Seconds for a killed replacement to end, which a file system may hold."""
 _SWEEP_AFTER_AGENT = 5.0
 """Seconds to kill all workers when the agent has ended, before this process ends."""
 
 
 class _Replacement(NamedTuple):
-    """A forked process that imports modules, to replace its parent as the fork server."""
+    """A forked process that imports modules, to replace its parent as the fork server.
+
+    It reports progress by empty messages, then what has come of its imports, and waits until it has to take over. It
+    has the same channel to the agent as its parent, of which only the fork server reads.
+    """
 
     attempt: Attempt
     pid: int
-    outcome_fd: int
-    """Its end of the pipe: the child writes a line that says what keeps workers from being forked from it."""
+    link: Channel
+    """The own end of the channel between both."""
 
 
 @contextlib.contextmanager
@@ -95,12 +100,13 @@ class ServerProcess:
         self._environment_by_imports: child.Changes = {}
         self._learner = ImportLearner(None, (), (), ())
         self._replacement: _Replacement | None = None
-        self._next_attempt: Attempt | None = None
-        self._is_awaited = False
-        """True while the first workers wait for the replacement's imports."""
+        """The replacement that still imports."""
+        self._prepared: _Replacement | None = None
+        """The replacement that has imported, and takes over between two rounds; kept until the next one has."""
+        self._first_attempt: Attempt | None = None
+        self._awaited_until: float | None = None
+        """The monotonic time until which the first workers wait for the replacement; None for not at all."""
         self._progress_reported = 0.0
-        self._has_workers = True
-        """True if this process, and not the one that it was forked from, starts the workers of the current round."""
         become_subreaper()
 
     def serve(self) -> None:
@@ -118,50 +124,38 @@ class ServerProcess:
         self._children.watch()
         # From here on this process sees the agent's end at once, and kills the workers before it ends itself.
         set_parent_death_signal(0)
-        idle_since = time.monotonic()
-        if self._next_attempt is not None and self._fork_replacement():
-            return False
+        attempt, self._first_attempt = self._first_attempt, None
         while True:
-            outcome_fd = self._replacement.outcome_fd if self._replacement is not None else None
-            descriptors = self._channel.fileno(), self._agent, self._signals, self._children.fileno(), outcome_fd
-            ready = wait_on([each for each in descriptors if each is not None], self._timeout(idle_since))
+            if attempt is not None and self._fork_replacement(attempt):
+                return False
+            link = self._replacement.link.fileno() if self._replacement is not None else None
+            descriptors = self._channel.fileno(), self._agent, self._signals, self._children.fileno(), link
+            ready = wait_on([each for each in descriptors if each is not None], self._timeout())
             if self._agent in ready:
                 self._shut_down()
             if self._signals in ready:
                 self._forward_signals()
             if self._children.fileno() in ready:
                 self._report_exits()
-            if outcome_fd in ready and self._finish_attempt() and self._fork_replacement():
-                return False
+            attempt = self._hear_replacement() if link in ready else None
             if self._channel.fileno() in ready:
                 if self._handle_order():
                     return True
             else:
                 self._report_starts()
-            if ready:
-                idle_since = time.monotonic()
-            elif self._imports_are_due(time.monotonic() - idle_since) and self._fork_replacement():
-                return False
+            if self._awaited_until is not None and time.monotonic() > self._awaited_until:
+                self._report_ready()
+            if not ready and self._replacement is None and self._learner.is_quiet():
+                # To import what workers have imported and this process has not.
+                attempt = self._learner.next_attempt()
 
-    def _imports_are_due(self, idle: float) -> bool:
-        """Return whether a replacement has to be forked now, to import what this process has not.
-
-        A replacement itself waits until it starts workers.
-        """
-        if self._replacement is not None or not self._settings["warm"] or idle < _IDLE_BEFORE_IMPORTS:
-            return False
-        if not self._has_workers or not self._learner.is_quiet():
-            return False
-        self._next_attempt, self._is_awaited = self._learner.next_attempt(), False
-        return self._next_attempt is not None
-
-    def _timeout(self, idle_since: float) -> float | None:
+    def _timeout(self) -> float | None:
         if self._started:
             return 0
-        look = self._learner.seconds_to_look()
-        if look is None or self._replacement is not None or not self._has_workers:
-            return None
-        return max(look, idle_since + _IDLE_BEFORE_IMPORTS - time.monotonic())
+        if self._replacement is None:
+            return self._learner.seconds_to_look()
+        awaited = self._awaited_until
+        return None if awaited is None or awaited == math.inf else awaited - time.monotonic()
 
     # Imports
 
@@ -187,10 +181,10 @@ class ServerProcess:
         if state["state"] == "warm":
             keep_owned_groups()
             # An import may make a process unfit to fork workers: a replacement tries, and this process stays.
-            self._next_attempt, self._is_awaited = self._learner.begin(), True
-            if self._next_attempt is not None:
-                # Workers wait for the user's preloads without a limit.
-                state["awaited"] = None if self._settings["preload"] else _LONGEST_WAIT
+            self._first_attempt = self._learner.begin()
+            if self._first_attempt is not None:
+                state["awaits"] = True
+                self._awaited_until = math.inf if self._settings["preload"] else time.monotonic() + _LONGEST_WAIT
         self._task_name = Path("/proc/self/comm").read_bytes().strip()
         flush_c_streams()
         self._freeze_imports()
@@ -205,99 +199,128 @@ class ServerProcess:
 
     # The replacement
 
-    def _fork_replacement(self) -> bool:
-        """Fork the process that starts the workers of later rounds; this one remains the parent of those that run.
+    def _fork_replacement(self, attempt: Attempt) -> bool:
+        """Fork a process that starts the workers of later rounds; this one remains the parent of those that run.
 
         The replacement imports what workers have imported, which takes longer than a round change may: until it is
         done, this process starts the workers. Returns True in the replacement.
         """
-        attempt, self._next_attempt = self._next_attempt, None
-        assert attempt is not None
         near_end, far_end = Channel.pair()
-        outcome_reader, outcome_writer = os.pipe()
         me = os.getpid()
         try:
             pid = os.fork()
         except OSError:
             # The limit on processes is reached (EAGAIN) or memory is short: go on without a replacement.
-            for descriptor in (near_end, far_end):
-                descriptor.close()
-            os.close(outcome_reader)
-            os.close(outcome_writer)
-            self._report(state="alone")
+            near_end.close()
+            far_end.close()
+            self._report_ready()
             return False
         if pid == 0:
-            os.setsid()
-            set_parent_death_signal(signal.SIGKILL)
-            if os.getppid() != me:
-                os._exit(0)
+            child.enter_own_session(me)
             become_subreaper()
             self._children.forget()
             self._children = child.ChildReaper()
-            self._channel.close()
             near_end.close()
-            os.close(outcome_reader)
-            self._channel, self._replacement = far_end, _Replacement(attempt, os.getpid(), outcome_writer)
-            self._has_workers = False
+            if self._prepared is not None:
+                self._prepared.link.close()
+            self._prepared, self._replacement = None, _Replacement(attempt, os.getpid(), far_end)
             return True
-        self._children.kept.add(pid)
-        self._replacement = _Replacement(attempt, pid, outcome_reader)
-        handle = os.pidfd_open(pid)
-        with contextlib.suppress(OSError):
-            self._channel.send({"state": "replacement", "pid": pid}, [near_end.fileno(), handle])
-        os.close(handle)
-        os.close(outcome_writer)
-        near_end.close()
         far_end.close()
+        self._children.kept.add(pid)
+        self._replacement = _Replacement(attempt, pid, near_end)
         return False
 
     def _import_learned(self) -> None:
-        """In the replacement: import; end if no workers can be forked from this process after that."""
+        """In the replacement: import, and take over when the fork server says so; ends where that does not come."""
         replacement, self._replacement = self._replacement, None
         assert replacement is not None
+        link, harm, broken = replacement.link, "", ""
         set_task_name(self._task_name)
-        harm, broken = "", None
         with _output_dropped():
             try:
-                harm = self._learner.carry_out(replacement.attempt, self._report_progress)
+                harm = self._learner.carry_out(replacement.attempt, lambda: self._report_progress(link))
             except imports.BrokenPreloadError as error:
-                broken = error
+                broken = str(error)
         set_task_name(_TASK_NAME)
+        if not harm and not broken:
+            self._freeze_imports()
         with contextlib.suppress(OSError):
-            os.write(replacement.outcome_fd, f"{harm}\n".encode())
-        os.close(replacement.outcome_fd)
-        if harm:
+            link.send({"harm": harm, "broken": broken})
+        received = link.receive()
+        if received is None:
             os._exit(0)
-        if broken is not None:
-            self._report(state="broken", reason=str(broken))
-            return
-        self._freeze_imports()
-        # From now on the replacement outlives the process that it was forked from.
+        # From now on it outlives the process that it was forked from, which ends at the answer.
         set_parent_death_signal(0)
-        self._report(state="complete", **self._learner.message_fields())
+        with contextlib.suppress(OSError):
+            link.send({})
+        link.close()
+        self._awaited_until = None
+        self._learner.round_over()
+        handle = os.pidfd_open(os.getpid())
+        self._report(descriptors=[handle], state="warm", pid=os.getpid(), **self._learner.message_fields())
+        os.close(handle)
+        if received[0]:
+            self._report(**received[0])
 
-    def _report_progress(self) -> None:
+    def _report_progress(self, link: Channel) -> None:
         """Report once a second that another module is imported: the first workers wait while that goes on."""
         now = time.monotonic()
-        if self._is_awaited and now >= self._progress_reported + _PROGRESS_INTERVAL:
+        if now >= self._progress_reported + _PROGRESS_INTERVAL:
             self._progress_reported = now
-            self._report(state="progress")
+            with contextlib.suppress(OSError):
+                link.send({})
 
-    def _finish_attempt(self) -> bool:
-        """Read the outcome of the replacement's imports; return True if another replacement has to try."""
-        replacement, self._replacement = self._replacement, None
+    def _hear_replacement(self) -> Attempt | None:
+        """Handle a message of the replacement that imports; return what another one has to try."""
+        replacement = self._replacement
         assert replacement is not None
-        with os.fdopen(replacement.outcome_fd) as file:
-            # A replacement that was killed has written nothing.
-            harm = (file.read() or "ends the process").strip()
-        if harm:
-            self._children.kept.discard(replacement.pid)
-            with contextlib.suppress(ChildProcessError):
-                os.waitpid(replacement.pid, 0)
-            self._next_attempt = self._learner.attempt_after(replacement.attempt, harm)
-            if self._next_attempt is None:
-                self._report(state="alone", **self._learner.message_fields())
-        return self._next_attempt is not None
+        received = replacement.link.receive()
+        # One that was killed has said nothing.
+        outcome = {"harm": "ends the process", "broken": ""} if received is None else received[0]
+        if not outcome:
+            if self._awaited_until is not None:
+                self._awaited_until = max(self._awaited_until, time.monotonic() + _LONGEST_WAIT)
+            return None
+        self._replacement = None
+        if outcome["broken"]:
+            self._dismiss(replacement)
+            self._awaited_until = None
+            self._report(state="broken", reason=outcome["broken"])
+        elif outcome["harm"]:
+            self._dismiss(replacement)
+            attempt = self._learner.attempt_after(replacement.attempt, outcome["harm"])
+            if attempt is None:
+                self._report_ready(**self._learner.message_fields())
+            return attempt
+        else:
+            self._dismiss(self._prepared)
+            self._prepared = replacement
+            if not self._children.workers and not self._started:
+                self._hand_over({})
+        return None
+
+    def _hand_over(self, message: dict[str, Any]) -> None:
+        """Have the replacement that is ready report this and be the fork server, and end; return if it has died."""
+        prepared, self._prepared = self._prepared, None
+        assert prepared is not None
+        self._dismiss(self._replacement)
+        self._replacement = None
+        with contextlib.suppress(OSError):
+            prepared.link.send(message)
+            if prepared.link.receive() is not None:
+                os._exit(0)
+        self._dismiss(prepared)
+        self._report_ready()
+
+    def _dismiss(self, replacement: _Replacement | None) -> None:
+        if replacement is not None:
+            replacement.link.close()
+            self._children.end(replacement.pid, _END_WAIT)
+
+    def _report_ready(self, **fields: Any) -> None:
+        """Report that workers can be forked from this process, for which the first ones may have waited."""
+        self._awaited_until = None
+        self._report(state="warm", **fields)
 
     # Orders
 
@@ -313,14 +336,14 @@ class ServerProcess:
         if order["order"] == "child":
             self._fork_agent_child(order["module"], descriptors[0])
         if order["order"] == "sweep":
-            left = self._sweep(order["seconds"])
-            self._report(state="swept", left=left)
+            swept: dict[str, Any] = {"state": "swept", "left": self._sweep(order["seconds"])}
+            # What is left would have no parent that reaps it.
+            if self._prepared is not None and not swept["left"]:
+                self._hand_over(swept)
+            self._report(**swept)
         return False
 
     def _start(self, order: dict[str, Any], descriptors: Sequence[int]) -> bool:
-        if not self._has_workers:
-            self._has_workers = True
-            self._learner.round_over()
         error_reader, error_writer = os.pipe()
         record = self._learner.new_record()
         pid, me = -1, os.getpid()
@@ -367,8 +390,9 @@ class ServerProcess:
         started = (reader for _rank, _pid, reader in self._started)
         for descriptor in (self._agent, self._signals, *started, *not_inherited):
             os.close(descriptor)
-        if self._replacement is not None:
-            os.close(self._replacement.outcome_fd)
+        for other in (self._replacement, self._prepared):
+            if other is not None:
+                other.link.close()
         self._children.forget()
         self._channel.close()
 
@@ -387,7 +411,6 @@ class ServerProcess:
         environment = order["environment"] | extra
         if order["how"] == "exec":
             signal.pthread_sigmask(signal.SIG_SETMASK, self._settings["signal_mask"])
-            os.chdir(order["directory"])
             child.execute(order["execute"], environment)
         child.change(environment, self._environment_by_imports)
         child.become_fresh_interpreter(order, environment, streams, self._task_name, self._torch_seed)
@@ -422,9 +445,9 @@ class ServerProcess:
             self._sweep(_SWEEP_AFTER_AGENT)
         os._exit(0)
 
-    def _report(self, **message: Any) -> None:
+    def _report(self, *, descriptors: Sequence[int] = (), **message: Any) -> None:
         try:
-            self._channel.send(message)
+            self._channel.send(message, descriptors)
         except OSError:
             if message["state"] != "exited":
                 self._shut_down()

@@ -18,7 +18,7 @@ from typing import Any
 
 from slurm_elastic.agent.forkserver import _imports as imports
 from slurm_elastic.agent.forkserver._linux import flush_c_streams, read_memory_file, set_task_name, set_title
-from slurm_elastic.agent.forkserver._processes import Replacement
+from slurm_elastic.agent.forkserver._processes import ForkedProcess
 from slurm_elastic.agent.forkserver.client import ForkServer
 from slurm_elastic.agent.forkserver.protocol import Channel
 from slurm_elastic.agent.forkserver.worker_command import Program
@@ -110,13 +110,12 @@ def _warm_settings(
     for descriptor in settings["inherited"]:
         os.close(descriptor)
     os.setsid()
-    _forget_agent()
     return {**settings, "channel": far_end.detach(), "environment": before}
 
 
-def _forget_agent() -> None:
+def forget_agent(modules_before: set[str]) -> None:
     """Remove the agent's modules and loggers from the fork server: a script may have modules with the same names."""
-    for name in [name for name in sys.modules if name.partition(".")[0] in _AGENT_PACKAGES]:
+    for name in [name for name in sys.modules.keys() - modules_before if name.partition(".")[0] in _AGENT_PACKAGES]:
         # The module is kept, not cleared: that would take as long as a fork.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(sys.modules.pop(name)))
     loggers = logging.root.manager.loggerDict
@@ -124,20 +123,20 @@ def _forget_agent() -> None:
         del loggers[name]
 
 
-def _child(pid: int, near_end: Channel, far_end: Channel) -> Replacement | None:
+def _child(pid: int, near_end: Channel, far_end: Channel) -> tuple[Channel, ForkedProcess] | None:
     """Return the fork server; kill it and return None if threads run here, which it lacks."""
     far_end.close()
-    child = Replacement(pid, near_end.detach(), os.pidfd_open(pid))
+    child = ForkedProcess(pid, os.pidfd_open(pid))
     if imports.threads_after_fork():
         child.kill()
         child.wait()
-        child.channel.close()
+        near_end.close()
         return None
-    return child
+    return near_end, child
 
 
 def _run_agent(
-    settings: dict[str, Any], before: dict[str, str], child: Replacement | None, obstacle: str | None
+    settings: dict[str, Any], before: dict[str, str], child: tuple[Channel, ForkedProcess] | None, obstacle: str | None
 ) -> int:
     """Restore environment, arguments and title that the agent was started with, run it, and return its exit code."""
     state = json.loads(read_memory_file(settings["joint"]))

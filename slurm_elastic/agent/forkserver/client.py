@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from slurm_elastic.agent.forkserver._fork_eligibility import (
-    Launch,
     early_setting,
     obstacle_to_any_warm_start,
     obstacle_to_warm_start,
@@ -23,7 +22,7 @@ from slurm_elastic.agent.forkserver._fork_eligibility import (
 )
 from slurm_elastic.agent.forkserver._import_list import fingerprint, forget_list
 from slurm_elastic.agent.forkserver._linux import become_subreaper
-from slurm_elastic.agent.forkserver._processes import ForkedProcess, Replacement, kill_orphans, spawn
+from slurm_elastic.agent.forkserver._processes import ForkedProcess, kill_orphans, spawn
 from slurm_elastic.agent.forkserver.protocol import Channel, Order, StartInterruptedError, State, wait_on
 from slurm_elastic.agent.forkserver.worker_command import FUNCTION, Program
 from slurm_elastic.errors import UsageError
@@ -50,7 +49,7 @@ class ForkServer:
         environment: The workers' environment, as far as known now (see `worker_environment`); default: this process's.
         imports: The directory of the lists of learned imports; None to learn none.
         child: A fork server that was forked from this process, before this process became the agent (see
-            `worker_command`), with the same preloads; None to start one.
+            `worker_command`), with the same preloads, and the channel to it; None to start one.
     """
 
     def __init__(
@@ -61,33 +60,23 @@ class ForkServer:
         preload: Sequence[str] = (),
         environment: Mapping[str, str] | None = None,
         imports: str | None = None,
-        child: Replacement | None = None,
+        child: tuple[Channel, ForkedProcess] | None = None,
     ) -> None:
         become_subreaper()
         self.program = program
         self._preload = tuple(preload)
         self._imports = imports
         self._distrusted = False
-        self._launch = Launch(dict(os.environ if environment is None else environment), str(Path.cwd()))
+        self._environment = dict(os.environ if environment is None else environment)
         self.exit_codes: dict[int, int] = {}
         """Exit codes, or minus signal numbers, of workers by pid; the caller removes those that it has handled."""
         self.reason = ""
         """The reason of the states COLD, BROKEN and DEAD, for people; else empty."""
         self.state = State.IMPORTING
         self._cold_reason = obstacle_to_any_warm_start(program, wanted=warm)
-        self._process: subprocess.Popen[bytes] | Replacement
-        self.replacement: Replacement | None = None
-        """The replacement that still imports."""
-        self.prepared: Replacement | None = None
-        """The replacement that has imported its plan; kept until the next one has."""
-        self._prepared_message: dict[str, Any] = {}
-        """The only message of `prepared`, to be handled when it becomes the fork server."""
-        self._wait_until: float | None = None
-        """The monotonic time until which the first workers wait for the replacement; None for not at all."""
-        self._awaited = 0.0
-        """Seconds that they wait for its next report of progress, or for its end."""
-        self._former: list[subprocess.Popen[bytes] | Replacement] = []
-        """Fork servers that were told to end and are not reaped yet."""
+        self._process: subprocess.Popen[bytes] | ForkedProcess
+        self._former: list[subprocess.Popen[bytes] | ForkedProcess] = []
+        """Fork servers that end and are not reaped yet."""
         self._forked: list[ForkedProcess] = []
         """Children for the agent."""
         self._switching = threading.Lock()
@@ -97,7 +86,7 @@ class ForkServer:
         else:
             assert program is not None
             self._reset(program)
-            self._channel, self._process = child.channel, child
+            self._channel, self._process = child
 
     @property
     def pid(self) -> int:
@@ -115,34 +104,13 @@ class ForkServer:
         """Handle the messages that have arrived; never waits."""
         while self.state is not State.DEAD and self._channel.readable():
             self._handle(self._channel.receive())
-        self._read_replacements()
-
-    def _read_replacements(self) -> None:
-        while self.replacement is not None and self.replacement.channel.readable():
-            received = self.replacement.channel.receive()
-            if received is None:
-                # It has ended: no workers can be forked from it. `prepared` stays.
-                self._drop(self.replacement)
-            elif received[0]["state"] != "progress":
-                self._drop(self.prepared)
-                self.prepared, self.replacement, self._prepared_message = self.replacement, None, received[0]
-            elif self._wait_until is not None:
-                self._wait_until = time.monotonic() + self._awaited
-        if self.prepared is not None and self.prepared.channel.readable():
-            # It says no more before it is the fork server: it has ended.
-            self._drop(self.prepared)
 
     def wait_ready(self, timeout: float, should_stop: Callable[[], bool] | None = None) -> bool:
         """Wait at most `timeout` seconds until workers can be started; returns False if that took longer.
 
         `should_stop` is called every 0.1 s; StartInterruptedError is raised when it returns True.
         """
-        return self._wait(self._is_ready, timeout, should_stop)
-
-    def _is_ready(self) -> bool:
-        """Return whether workers can be started, and learned imports are done or have taken too long."""
-        late = self._wait_until is None or time.monotonic() > self._wait_until
-        return self.state is not State.IMPORTING and (late or self.prepared is not None)
+        return self._wait(lambda: self.state is not State.IMPORTING and not self._awaits_imports, timeout, should_stop)
 
     def check_preload(self) -> None:
         """Raise UsageError if a module of `preload` cannot be imported, which the user has to change."""
@@ -157,7 +125,7 @@ class ForkServer:
             return self._cold_reason
         if self.state is not State.WARM:
             return self.reason or "the fork server is not ready"
-        reason = obstacle_to_warm_start(program, self._launch, command, Launch(environment, str(Path.cwd())))
+        reason = obstacle_to_warm_start(program, self._environment, command, environment)
         path = script_file(program.options)
         if reason is not None or path is None:
             return reason
@@ -171,19 +139,13 @@ class ForkServer:
         return f"{path}, line {line}, sets {name}, which is read at import; set it in the batch script to start warm"
 
     def refresh(self) -> None:
-        """Between two rounds: switch to a replacement that has imported its plan, if there is one.
+        """Between two rounds: if files have changed that the fork server has imported, start a new one.
 
-        If files have changed that the fork server has imported, start a new one: workers must not find one half of a
-        package in memory and the other half on disk.
+        Workers must not find one half of a package in memory and the other half on disk.
         """
         self.read()
         if self._sessions or self.state is not State.WARM:
             return
-        if self.prepared is not None:
-            replacement, self.prepared, self._wait_until = self.prepared, None, None
-            self._former.insert(0, self._process)
-            self._switch_to(lambda: (replacement.channel, replacement))
-            self._handle((self._prepared_message, []))
         # Files of the script's own count only if they may import something else now.
         changed = [
             *(path for path, when in self._import_times.items() if _mtime_ns(path) != when),
@@ -193,10 +155,8 @@ class ForkServer:
             logger.warning("%s has changed since modules were imported: they are imported anew", changed[0])
         if changed or self._distrusted:
             self._distrusted = False
-            self._drop(self.replacement)
-            self._drop(self.prepared)
-            self._former.insert(0, self._process)
-            self._switch_to(self._spawn)
+            self._former.append(self._process)
+            self._restart()
 
     def distrust_learned(self, reason: str) -> None:
         """Do without learned imports from now on, here and in later runs, which are given the reason for people."""
@@ -210,7 +170,7 @@ class ForkServer:
         self.read()
         if self.state is State.DEAD:
             self._cold_reason = self.reason
-            self._switch_to(self._spawn)
+            self._restart()
 
     def start_workers(
         self, orders: Sequence[Order], *, warm: bool, should_stop: Callable[[], bool] | None = None
@@ -271,9 +231,7 @@ class ForkServer:
         """End the fork server and all workers."""
         with self._switching:
             self._channel.close()
-        self._drop(self.replacement)
-        self._drop(self.prepared)
-        self._former.insert(0, self._process)
+        self._former.append(self._process)
         self._reap_former()
         self.state = State.DEAD
 
@@ -286,15 +244,15 @@ class ForkServer:
                 process.wait()
         self._former.clear()
 
-    def _switch_to(self, start: Callable[[], tuple[Channel, subprocess.Popen[bytes] | Replacement]]) -> None:
+    def _restart(self) -> None:
         with self._switching:
             self._channel.close()
-            self._channel, self._process = start()
+            self._channel, self._process = self._spawn()
 
     def _spawn(self) -> tuple[Channel, subprocess.Popen[bytes]]:
         self._reset(FUNCTION if self.program is None or self._cold_reason else self.program)
-        environment, warm = self._launch.environment, not self._cold_reason
-        return spawn(self._launched, environment, self._preload, warm=warm, imports=self._imports)
+        warm = not self._cold_reason
+        return spawn(self._launched, self._environment, self._preload, warm=warm, imports=self._imports)
 
     def _reset(self, program: Program) -> None:
         self._launched = program
@@ -304,7 +262,8 @@ class ForkServer:
         self._script_files: Mapping[str, str] = {}
         self.has_learned, self._list = False, ""
         """Whether workers are forked with learned imports, and the path of the list."""
-        self._wait_until = None
+        self._awaits_imports = False
+        """Whether the first workers wait for learned imports or preloads."""
         self.state = State.IMPORTING
 
     def _send(self, message: dict[str, Any], descriptors: Sequence[int] = ()) -> None:
@@ -323,9 +282,7 @@ class ForkServer:
                 return False
             if should_stop is not None and should_stop():
                 raise StartInterruptedError
-            channels = [self._channel.fileno()]
-            channels += [other.channel.fileno() for other in (self.replacement, self.prepared) if other is not None]
-            wait_on(channels, left)
+            wait_on([self._channel.fileno()], left)
             self.read()
         return True
 
@@ -340,19 +297,13 @@ class ForkServer:
             case "warm" | "cold" | "broken" as state:
                 self.state = State(state)
                 self.reason = message.get("reason", "")
-                if "awaited" in message:
-                    self._awaited = message["awaited"] or float("inf")
-                    self._wait_until = time.monotonic() + self._awaited
-            case "complete":
-                self._note_imports(message)
-            case "alone":
-                self._wait_until = None
-                self._note_imports(message)
-            case "replacement":
-                # The replacement before may have become ready since the last read.
-                self._read_replacements()
-                self._drop(self.replacement)
-                self.replacement = Replacement(message["pid"], *descriptors)
+                self._awaits_imports = message.get("awaits", False)
+                if "pid" in message:
+                    # A replacement has taken over.
+                    self._former.append(self._process)
+                    self._process = ForkedProcess(message["pid"], *descriptors)
+                if "list" in message:
+                    self._note_imports(message)
             case "started":
                 self._pids[message["rank"]] = message["pid"]
                 self._sessions.add(message["pid"])
@@ -366,12 +317,11 @@ class ForkServer:
 
     def _note_imports(self, message: Mapping[str, Any]) -> None:
         """Note which files were imported, and log which modules the fork server cannot import for the workers."""
-        self._import_times = message.get("changed", {})
-        self._script_files = message.get("own", {})
-        self.has_learned, self._list = message.get("learned", False), message.get("list", "")
-        for note in message.get("notes", ()):
+        self._import_times, self._script_files = message["changed"], message["own"]
+        self.has_learned, self._list = message["learned"], message["list"]
+        for note in message["notes"]:
             logger.info("%s", note)
-        left_out: Mapping[str, str] = message.get("left_out", {})
+        left_out: Mapping[str, str] = message["left_out"]
         for reason in dict.fromkeys(left_out.values()):
             names = [name for name in left_out if left_out[name] == reason]
             level = logging.WARNING if {*names} & {*self._preload} else logging.INFO
@@ -379,8 +329,6 @@ class ForkServer:
 
     def _handle_death(self) -> None:
         """Handle the death of the fork server: the kernel has killed its workers, the agent kills what those leave."""
-        self._drop(self.replacement)
-        self._drop(self.prepared)
         code = self._process.wait()
         how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
         while_importing = f" while it imported {self._module}" if self.state is State.IMPORTING else ""
@@ -390,14 +338,6 @@ class ForkServer:
         codes = kill_orphans(self._sessions, _END_TIMEOUT, spared)
         for pid in self._sessions:
             self.exit_codes[pid] = codes.get(pid, self.exit_codes.get(pid, -signal.SIGKILL))
-
-    def _drop(self, server: Replacement | None) -> None:
-        """Let a replacement end; it is reaped later."""
-        if server is not None:
-            server.channel.close()
-            self._former.insert(0, server)
-            self.replacement = None if server is self.replacement else self.replacement
-            self.prepared = None if server is self.prepared else self.prepared
 
 
 def _named(modules: Sequence[str]) -> str:

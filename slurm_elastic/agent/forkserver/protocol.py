@@ -9,7 +9,6 @@ import os
 import select
 import socket
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from slurm_elastic.agent.forkserver._linux import memory_file
@@ -51,7 +50,7 @@ class Order(NamedTuple):
     @contextlib.contextmanager
     def described(self, how: str) -> Iterator[int]:
         """Write the order to a memory file and yield its descriptor; `how` is "fork" or "exec"."""
-        details = {**self._asdict(), "how": how, "descriptors": list(self.descriptors), "directory": str(Path.cwd())}
+        details = {**self._asdict(), "how": how, "descriptors": list(self.descriptors)}
         file = memory_file(json.dumps(details).encode())
         try:
             yield file

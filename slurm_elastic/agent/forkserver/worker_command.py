@@ -84,7 +84,7 @@ FUNCTION = Program(
         "-u",
         "-c",
         f"import sys; sys.path.insert(0, {PACKAGE_ROOT!r}); "
-        "from slurm_elastic.agent.forkserver.torch_context import main; main()",
+        "from slurm_elastic.agent.forkserver.worker_processes import main; main()",
     ),
 )
 """The program of workers whose entry point is a function; each gets its call through a memory file."""

@@ -27,7 +27,7 @@ from slurm_elastic.errors import ExitCode, SlurmElasticError
 from slurm_elastic.rendezvous.membership.agents import LeaveReason
 from slurm_elastic.rendezvous.thread import Led
 from slurm_elastic.rundir import RunContents, RunDir
-from slurm_elastic.slurm import Controller, NodesInQueue, natural_key
+from slurm_elastic.slurm import Controller, QueuedJob, natural_key
 from slurm_elastic.text import parse_time
 
 logger = logging.getLogger("slurm_elastic")
@@ -50,12 +50,12 @@ def comment(run_dir: RunDir, number: int | None = None) -> str:
     return f"slurm-elastic grows {run_dir.path}" + ("" if number is None else f", replacement {number}")
 
 
-def grows(job: NodesInQueue, run_dir: RunDir) -> bool:
+def grows(job: QueuedJob, run_dir: RunDir) -> bool:
     """Return True if a job was submitted to make the run larger, replacements included."""
     return job.comment == comment(run_dir) or _replaces(job, run_dir)
 
 
-def _replaces(job: NodesInQueue, run_dir: RunDir) -> bool:
+def _replaces(job: QueuedJob, run_dir: RunDir) -> bool:
     return job.comment.startswith(f"{comment(run_dir)}, replacement ")
 
 
@@ -289,7 +289,7 @@ class Replacer(Feature):
         all_leave = self._leave in _WISHES and last is not None and not last.staying
         if not ((leads and code in (ExitCode.FINISHED, ExitCode.FAILED)) or all_leave) or not self._has_begun():
             return
-        for job in self._controller.nodes_in_queue() or ():
+        for job in self._controller.own_jobs(by_element=True) or ():
             if grows(job, self._run_dir) and job.state == "PENDING":
                 notice(f"the run is over: job {job.name}, which waits to join it, is cancelled")
                 self._controller.cancel(job.name, if_pending=True)
@@ -328,7 +328,7 @@ class Replacer(Feature):
         if memory.calm:
             memory.short_since = None
             return
-        queue = self._controller.nodes_in_queue()
+        queue = self._controller.own_jobs(by_element=True)
         if queue is None:
             self._say("lost nodes are replaced when Slurm answers again")
             return
@@ -361,7 +361,7 @@ class Replacer(Feature):
             )
         return True
 
-    def _resolve(self, claims: Claims, queue: Sequence[NodesInQueue], now: float) -> Claims:
+    def _resolve(self, claims: Claims, queue: Sequence[QueuedJob], now: float) -> Claims:
         """Record what has become of claims, by Slurm's queue."""
         jobs, since = RunContents(self._run_dir).jobs(), self._memory.unresolved_since
         for number, (_, result) in claims.items():
@@ -381,9 +381,9 @@ class Replacer(Feature):
                 self._run_dir.publish_replaced(number, _encode(replace(result, end=end)))
         return read_claims(self._run_dir)
 
-    def _shortage(self, led: Led, claims: Claims, queue: Sequence[NodesInQueue], now: float) -> Shortage:
+    def _shortage(self, led: Led, claims: Claims, queue: Sequence[QueuedJob], now: float) -> Shortage:
         jobs, coming = RunContents(self._run_dir).jobs(), 0
-        pending: list[NodesInQueue] = []
+        pending: list[QueuedJob] = []
         for job in queue:
             took_part = job.job_id in jobs
             ours = took_part or grows(job, self._run_dir) or job.name.partition("_")[0] == self._run_dir.run_id

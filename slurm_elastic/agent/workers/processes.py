@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import functools
-import signal as signals
 from collections.abc import Callable, Iterable, Mapping
 from string import Template
-from typing import Protocol
 
 from torch.distributed.elastic.agent.server.api import Worker, WorkerSpec
-from torch.distributed.elastic.multiprocessing import LogsSpecs, RunProcsResult
+from torch.distributed.elastic.multiprocessing import LogsSpecs
 from torch.distributed.elastic.utils.api import macros
 from torch.numa.binding import NumaOptions
 
 from slurm_elastic.agent.forkserver.client import ForkServer
+from slurm_elastic.agent.forkserver.worker_processes import WorkerProcesses, numa_prefixes
 from slurm_elastic.agent.watchdog.stacks import process_state
 from slurm_elastic.errors import UsageError
 from slurm_elastic.rendezvous.connect import RendezvousConfig
@@ -65,40 +63,6 @@ def worker_environment(
     return {**data_network(config.interface, config.gloo_interface, environ), **environment}
 
 
-class WorkerProcesses(Protocol):
-    """The processes of a round, as the agent uses them."""
-
-    def pids(self) -> dict[int, int]:
-        """Return the process ids by local rank."""
-
-    def exit_fds(self) -> list[int]:
-        """Return descriptors of which one becomes readable when `wait` may have a result."""
-
-    def running_fds(self) -> list[int]:
-        """Return descriptors of the workers that still run; each becomes readable when its worker has ended."""
-
-    def wait(self, timeout: float = -1, period: float = 1) -> RunProcsResult | None:
-        """See torch's PContext.wait; with timeout 0 it never blocks."""
-
-    def all_ended(self) -> bool:
-        """Return True if no worker runs any more."""
-
-    def stderr_of(self, local_rank: int) -> str:
-        """Return the file that a worker's stderr goes to, empty if there is none."""
-
-    def leave_out(self, is_consequence: Callable[[int, str], bool]) -> None:
-        """Do not show the last words of workers for which this returns True, by local rank; call it before `close`."""
-
-    def signal(self, number: signals.Signals) -> None:
-        """Send a signal to the process groups of the workers that still run."""
-
-    def close(self, death_sig: signals.Signals | None = None, timeout: int = 30) -> None:
-        """End what is left of the workers and their process groups, and the forwarding of their output."""
-
-    def left(self) -> tuple[int, ...]:
-        """Return the processes that `close` could not end: the kernel holds them, in uninterruptible sleep."""
-
-
 Starter = Callable[[WorkerSpec, Mapping[int, dict[str, str]], Callable[[], bool]], WorkerProcesses]
 """Starts the workers of a round. Its arguments are torch's spec, the variables to add to the environment of each local
 rank, and a function that is called every 0.1 s and returns True to interrupt the start."""
@@ -112,8 +76,6 @@ def require_numa_binding(workers: int, options: NumaOptions | None) -> None:
     """
     if options is None:
         return
-    from slurm_elastic.agent.forkserver.torch_context import numa_prefixes
-
     try:
         numa_prefixes(workers, options)
     except Exception as error:
@@ -125,28 +87,13 @@ def require_numa_binding(workers: int, options: NumaOptions | None) -> None:
 
 
 def worker_starter(
-    fork_server: ForkServer | None, logs_specs: LogsSpecs, prefix_template: str | None, *, brief: bool = False
+    fork_server: ForkServer, logs_specs: LogsSpecs, prefix_template: str | None, *, brief: bool = False
 ) -> Starter:
-    """Return what starts workers: the fork server of this node, or torch itself.
-
-    Args:
-        fork_server: The fork server; None if it lacks something of this torch, see `workers.torch_hooks`.
-    """
-
-    started_by: Callable[..., WorkerProcesses]
-    if fork_server is None:
-        from slurm_elastic.agent.forkserver.torch_processes import TorchProcesses
-
-        started_by = TorchProcesses
-    else:
-        # This module needs more hooks of torch than the agent.
-        from slurm_elastic.agent.forkserver.torch_context import start_workers
-
-        started_by = functools.partial(start_workers, fork_server=fork_server, brief=brief)
+    """Return what has the fork server of this node start workers."""
 
     def start(spec: WorkerSpec, envs: Mapping[int, dict[str, str]], should_stop: Callable[[], bool]) -> WorkerProcesses:
         assert spec.entrypoint is not None
-        return started_by(
+        return WorkerProcesses(
             name=spec.role,
             entrypoint=spec.entrypoint,
             args={rank: tuple(macros.substitute(list(spec.args), str(rank))) for rank in envs},
@@ -156,7 +103,9 @@ def worker_starter(
             numa_options=spec.numa_options,
             duplicate_stdout_filters=spec.duplicate_stdout_filters,
             duplicate_stderr_filters=spec.duplicate_stderr_filters,
+            fork_server=fork_server,
             should_stop=should_stop,
+            brief=brief,
         )
 
     return start

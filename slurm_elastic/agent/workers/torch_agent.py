@@ -17,7 +17,7 @@ from torch.distributed.elastic.events import record as record_event
 from torch.distributed.elastic.events.api import EventSource
 from torch.distributed.elastic.multiprocessing import LogsSpecs, PContext
 
-from slurm_elastic.agent.workers.processes import WorkerProcesses
+from slurm_elastic.agent.forkserver.worker_processes import WorkerProcesses
 from slurm_elastic.rendezvous.transport.messages import Assignment
 from slurm_elastic.rendezvous.worker_store import ServedStore
 

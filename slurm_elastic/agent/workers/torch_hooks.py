@@ -1,7 +1,6 @@
 """The table of torch's undocumented interfaces that slurm_elastic uses, and its check at the start of an agent.
 
-The behaviour behind these signatures is tested with every release in
-`tests/unit/agent/test_torch_hooks.py` and `tests/local/forkserver/test_torch_hooks.py`.
+The behaviour behind these signatures is tested with every release in `tests/unit/agent/test_torch_hooks.py`.
 """
 
 from __future__ import annotations
@@ -31,7 +30,6 @@ class Part(Enum):
     """The part of slurm_elastic that needs a hook."""
 
     AGENT = "agent"
-    FORK_SERVER = "fork server"
     DUMPS = "dumps of collectives"
 
 
@@ -44,8 +42,6 @@ class Kind(Enum):
     """torch calls slurm_elastic's method of that name, which takes these parameters."""
     SET = "set"
     """The constructor of the class sets these attributes."""
-    ABSTRACT = "abstract"
-    """The class has no abstract methods but these."""
 
 
 class Hook(NamedTuple):
@@ -56,7 +52,7 @@ class Hook(NamedTuple):
     path: str
     """``module:name.name``."""
     names: str
-    """The parameters, attributes or methods of `kind`; ``a|b`` where releases of torch differ in the name."""
+    """The parameters or attributes of `kind`."""
 
 
 _ELASTIC = "torch.distributed.elastic"
@@ -109,29 +105,6 @@ HOOKS: tuple[Hook, ...] = tuple(
                 "duplicate_stderr_filters virtual_local_rank"
             ),
         },
-        (Part.FORK_SERVER, Kind.ABSTRACT): {
-            f"{_PROCESSES}:PContext": "_start _poll pids _close",
-        },
-        (Part.FORK_SERVER, Kind.CALLED): {
-            f"{_PROCESSES}:PContext.__init__": (
-                "name entrypoint args envs logs_specs log_line_prefixes duplicate_stdout_filters "
-                "duplicate_stderr_filters"
-            ),
-            f"{_PROCESSES}:PContext.close": "death_sig timeout",
-            # gpu_index until 2.13.
-            "torch.numa.binding:_maybe_wrap_command_args_with_numa_binding": (
-                "command_args device_index|gpu_index numa_options"
-            ),
-        },
-        (Part.FORK_SERVER, Kind.OVERRIDDEN): {
-            f"{_PROCESSES}:PContext.start": "",
-            f"{_PROCESSES}:PContext._close": "death_sig timeout",
-            f"{_PROCESSES}:PContext.wait": "timeout period",
-        },
-        (Part.FORK_SERVER, Kind.SET): {
-            f"{_PROCESSES}:PContext": "_tail_logs stdouts stderrs error_files nprocs",
-            f"{_ELASTIC}.multiprocessing.tail_log:TailLog": "_name _dst _log_files _log_line_prefixes _log_line_filter",
-        },
         (Part.DUMPS, Kind.CALLED): {
             # control/_answers.py, in workers. That of NCCL is in builds with CUDA only.
             "torch._C._distributed_c10d:_dump_fr_trace_json": "",
@@ -141,11 +114,8 @@ HOOKS: tuple[Hook, ...] = tuple(
 )
 
 
-def require_torch() -> bool:
+def require_torch() -> None:
     """Check the installed torch, in about 1 ms once torch is imported.
-
-    Returns:
-        True if the fork server can start the workers; otherwise a line is logged, and torch has to start them.
 
     Raises:
         UsageError: torch is missing, cannot be imported, is older than the oldest tested, built without distributed, or
@@ -180,19 +150,12 @@ def require_torch() -> bool:
             f"torch {release} lacks what the agent needs: {', '.join(missing)}; "
             "upgrade slurm_elastic, or install a release of torch that it was tested with (docs/versions.md)"
         )
-    if lacks_fork_server := gaps(HOOKS, Part.FORK_SERVER):
-        logger.warning(
-            "torch %s lacks what the fork server needs: %s; torch itself starts the workers, each with its own imports",
-            release,
-            ", ".join(lacks_fork_server),
-        )
     if missing := gaps(HOOKS, Part.DUMPS):
         logger.warning(
             "torch %s lacks what dumps of collectives need: %s; of a hang, only stacks are kept",
             release,
             ", ".join(missing),
         )
-    return not lacks_fork_server
 
 
 def gaps(hooks: Iterable[Hook], part: Part) -> tuple[str, ...]:
@@ -213,28 +176,22 @@ def _missing(hook: Hook) -> list[str]:
     if hook.kind is Kind.SET:
         # Names that the constructor's code uses as attributes; a dataclass has no such code, but fields.
         attributes = {*target.__init__.__code__.co_names, *getattr(target, "__dataclass_fields__", ())}
-        return [f"{shown}.{name}" for name in names if attributes.isdisjoint(name.split("|"))]
-    if hook.kind is Kind.ABSTRACT:
-        return [f"{shown}.{name} (abstract)" for name in sorted(target.__abstractmethods__ - set(names))]
+        return [f"{shown}.{name}" for name in names if name not in attributes]
     if not callable(target) or not names:
         return []
     parameters = {name: parameter for name, parameter in inspect.signature(target).parameters.items() if name != "self"}
     if hook.kind is Kind.OVERRIDDEN:
         return [f"{shown}({name}), new" for name in parameters if name not in names]
-    accepted = {alternative for name in names for alternative in name.split("|")}
-    return [
-        *(f"{shown}({name})" for name in names if parameters.keys().isdisjoint(name.split("|"))),
-        *(
-            f"{shown}({name}), new"
-            for name, parameter in parameters.items()
-            if name not in accepted and _is_required(parameter)
-        ),
-    ]
-
-
-def _is_required(parameter: inspect.Parameter) -> bool:
     variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    return parameter.default is inspect.Parameter.empty and parameter.kind not in variadic
+    required = [
+        name
+        for name, parameter in parameters.items()
+        if parameter.default is inspect.Parameter.empty and parameter.kind not in variadic
+    ]
+    return [
+        *(f"{shown}({name})" for name in names if name not in parameters),
+        *(f"{shown}({name}), new" for name in required if name not in names),
+    ]
 
 
 def release_numbers(release: str) -> tuple[int, ...]:

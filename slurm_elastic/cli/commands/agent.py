@@ -186,15 +186,13 @@ def _run(arguments: Sequence[str], fork_server: ForkServer | None, obstacle: str
             # These import torch.
             from slurm_elastic.agent.workers.torch_hooks import require_torch
 
-            can_fork = require_torch()
+            require_torch()
             from slurm_elastic.agent.node.claims import claim
             from slurm_elastic.agent.option_values import require_running_job
             from slurm_elastic.agent.run import join, launch
             from slurm_elastic.agent.settings import resolve
 
             parser = agent_parser()
-        if not can_fork:
-            fork_server.close()
         options, environ = parser.parse_args(arguments), {**os.environ, **private}
         settings = resolve(options, environ)
         require_running_job(settings.job)
@@ -207,7 +205,7 @@ def _run(arguments: Sequence[str], fork_server: ForkServer | None, obstacle: str
         log_file.open(partial(settings.run_dir.append_agent_log, settings.node, job))
         with claim(settings.run_dir.secret(), settings.node, settings.job):
             _require_checked_node(check, settings, on_bad_node)
-            return int(launch(settings, fork_server if can_fork else None, _summary, _submission))
+            return int(launch(settings, fork_server, _summary, _submission))
     finally:
         fork_server.close()
 

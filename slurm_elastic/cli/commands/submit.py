@@ -8,6 +8,7 @@ import os
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,7 +20,7 @@ from slurm_elastic.submission.job_states import is_final
 if TYPE_CHECKING:
     import argparse
 
-    from slurm_elastic.submission.batch_script import BatchScript, Plan
+    from slurm_elastic.submission.batch_script import BatchScript
     from slurm_elastic.submission.submit_options import CommandLine
 
 
@@ -87,7 +88,6 @@ class Submit(Command):
         return with_sbatch_options(parser)
 
     def run(self, arguments: Sequence[str]) -> int:
-        from slurm_elastic.submission.batch_script import read_template
         from slurm_elastic.submission.submit_options import read_command_line
 
         # The parser of the agents' options imports torch; the help text does not need it.
@@ -104,8 +104,7 @@ class Submit(Command):
             return 0
         _require_agent_options(agent, line)
         _warn_of_late_options(line)
-        plan = _plan(line)
-        script = plan.script(read_template(line.own.get("template"), plan.shape))
+        script = _script(line)
         if "dry-run" in line.own:
             sys.stdout.write(script.text())
             return 0
@@ -169,19 +168,19 @@ def _warn_of_late_options(line: CommandLine) -> None:
         )
 
 
-def _plan(line: CommandLine) -> Plan:
-    from slurm_elastic.submission.batch_script import NodeRange, Plan, Shape, environment_lines
+def _script(line: CommandLine) -> BatchScript:
+    from slurm_elastic.submission.batch_script import BatchScript, NodeRange, Shape, environment_lines, read_template
 
     assert line.script is not None
-    nodes = line.own.get("nodes")
-    return Plan(
-        shape=Shape.parse(line.own.get("shape") or "allocation"),
-        nodes=None if nodes is None else NodeRange.parse(nodes),
-        options=line.sbatch,
-        # As with submitit's parameters: cpus-per-task asks for a part of a node.
-        without=("exclusive",) if "cpus-per-task" in line.sbatch and "exclusive" not in line.sbatch else (),
-        agent=line.agent,
-        program=(line.script, *line.arguments),
+    shape = Shape.parse(line.own.get("shape") or "allocation")
+    text = line.own.get("nodes")
+    nodes = None if text is None else NodeRange.parse(text)
+    # As with submitit's parameters: cpus-per-task asks for a part of a node.
+    without = ("exclusive",) if "cpus-per-task" in line.sbatch and "exclusive" not in line.sbatch else ()
+    template = BatchScript.from_template(read_template(line.own.get("template"), shape))
+    return replace(
+        template.with_options(line.sbatch, nodes, shape, without),
+        arguments=(*((nodes.for_agents,) if nodes else ()), *line.agent, line.script, *line.arguments),
         setup=environment_lines(),
     )
 

@@ -59,7 +59,7 @@ def test_when_a_worker_ends_while_the_agent_looks_at_it(allocate: Allocate) -> N
         "pathlib.Path('ready').touch()\n"
         "time.sleep(600)\n"
     )
-    late = {"slurm_elastic.agent.forkserver.torch_context.wait_on": _look_late}
+    late = {"slurm_elastic.agent.forkserver.worker_processes.wait_on": _look_late}
     agent = nodes.start(1, script=["t.py"], constants=late)
     eventually((nodes.directory / "ready").exists)
     began = time.monotonic()

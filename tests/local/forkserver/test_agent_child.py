@@ -74,11 +74,14 @@ class Writer:
 def test_it_outlives_signals_to_the_job_a_round_and_a_fork_server_that_another_one_replaces(
     workplace: Make, tmp_path: Path, no_other_start: None
 ) -> None:
-    place = workplace(preload=["colorsys"], with_torch=True)
-    assert place.fork_server.wait_ready(HANG)
+    held = f"import os, time\nwhile not os.path.exists({str(tmp_path / 'go')!r}):\n    time.sleep(0.01)\n"
+    place = workplace(preload=["held"], modules={"held": held}, with_torch=True)
+    # The first workers wait for the preload, and the writer does not.
+    eventually(lambda: place.fork_server.wait_ready(0.0) or place.fork_server.state is State.WARM)
     writer = Writer(place.fork_server, tmp_path)
     assert writer.works()
     first = place.fork_server.pid
+    (tmp_path / "go").touch()
     assert writer.pid in children(first)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
         os.kill(writer.pid, number)

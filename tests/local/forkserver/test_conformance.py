@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from slurm_elastic.agent.forkserver.worker_command import Program
-from tests.local.forkserver.helpers.workplace import Workplace, comparable
+from tests.local.forkserver.helpers.workplace import Workplace, comparable, result_of
 
 SCRIPTS = {path.stem: path.read_text() for path in sorted((Path(__file__).parent / "scripts").glob("*.py"))}
 SCRIPTS["syntax_error"] = 'print("never printed"\n'
@@ -94,7 +94,7 @@ def test_random_numbers_are_fresh(place: Workplace) -> None:
         "print(multiprocessing.current_process().authkey.hex())\n"
     )
     with place.running(workers=2) as context:
-        assert context.wait(60) is not None
+        result_of(context)
         outputs = [Path(context.stdouts[rank]).read_text() for rank in (0, 1)]
     outputs.append(place.run_warm().stdout)
     numbers = [word.strip("[],") for output in outputs for word in output.split()]

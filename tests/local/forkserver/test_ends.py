@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from slurm_elastic.agent.forkserver._linux import children
-from tests.local.forkserver.helpers.workplace import HANG, Workplace
+from tests.local.forkserver.helpers.workplace import HANG, Workplace, result_of
 from tests.local.waiting import eventually
 
 Make = Callable[..., Workplace]
@@ -108,16 +108,14 @@ def test_nothing_outlives_a_round(place: Workplace, pids: Pids, environment: dic
     place.script.write_text(FAMILY + "sys.exit(3)\n")
     context = place.context(environment={**environment, **pids.environment})
     assert select.select(context.exit_fds(), [], [], HANG)[0]
-    result = context.wait(HANG)
-    assert result is not None
+    result = result_of(context)
     assert result.failures[0].exitcode == 3
     family = pids.wait()
     assert is_alive(family["child"])
     assert is_alive(family["daemon"])
     context.close()
     assert_gone(*family.values())
-    # The one that is to take its place may not have been told of yet.
-    eventually(lambda: place.left() == [], lambda: str(place.left()))
+    assert place.left() == []
 
 
 @pytest.mark.parametrize("environment", [{}, COLD], ids=["warm", "cold"])
@@ -172,8 +170,7 @@ def test_torn_error_file_is_no_error_of_the_agent(place: Workplace) -> None:
         "import os\nopen(os.environ['TORCHELASTIC_ERROR_FILE'], 'w').write('{\"mess')\nos._exit(5)\n"
     )
     with place.running() as context:
-        result = context.wait(HANG)
-        assert result is not None
+        result = result_of(context)
         assert result.failures[0].exitcode == 5
 
 
@@ -297,8 +294,7 @@ def test_workers_die_with_the_fork_server_and_start_cold_then(
     dead = place.fork_server.pid
     with subprocess.Popen(["sleep", "1000"], start_new_session=True) as own:
         os.kill(dead, signal.SIGKILL)
-        result = context.wait(HANG)
-        assert result is not None
+        result = result_of(context)
         assert result.failures[0].exitcode == -signal.SIGKILL
         assert_gone(*family.values())
         assert own.poll() is None
@@ -314,12 +310,7 @@ def test_workers_die_with_the_fork_server_and_start_cold_then(
 def test_what_is_to_replace_a_fork_server_ends_with_it_when_it_is_killed(workplace: Make) -> None:
     place = workplace(modules={"slow": "import time\ntime.sleep(1000)\n"}, preload=["slow"])
     place.script.write_text("import sys\nprint('torch' in sys.modules)\n")
-
-    def replacement() -> Any:
-        place.fork_server.read()
-        return place.fork_server.replacement
-
-    pid = eventually(replacement).pid
+    (pid,) = eventually(lambda: children(place.fork_server.pid))
     os.kill(place.fork_server.pid, signal.SIGKILL)
     assert place.run_warm().stdout == "False\n"
     assert_gone(pid)
@@ -406,6 +397,5 @@ def test_a_worker_ends_whose_model_owns_the_process_group_last(workplace: Make, 
     place.script.write_text(OWNED_GROUP)
     for number in range(6):
         with place.running([str(tmp_path / f"store{number}")], workers=2) as context:
-            ended = context.wait(HANG / 4, 0.01)
-            assert ended is not None, "it hangs"
+            result_of(context, HANG / 4)
             assert [Path(context.stdouts[rank]).read_text() for rank in range(2)] == ["done\n"] * 2

@@ -10,7 +10,7 @@ import pytest
 
 from slurm_elastic.agent.forkserver._linux import children
 from slurm_elastic.agent.forkserver.client import ForkServer
-from tests.local.forkserver.helpers.workplace import HANG, Workplace
+from tests.local.forkserver.helpers.workplace import Workplace, result_of
 
 RESTARTS = 500
 ORDER = 20
@@ -40,9 +40,8 @@ def test_restarts_do_not_grow(workplace: Callable[..., Workplace]) -> None:
     def restart(times: int) -> None:
         for _time in range(times):
             context = place.context(environment={"LARGE": "x" * ORDER * 1024})
-            result = context.wait(HANG)
+            result = result_of(context)
             context.close()
-            assert result is not None
             assert not result.failures
 
     restart(50)

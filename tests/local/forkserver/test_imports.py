@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from slurm_elastic.agent.forkserver._linux import children
-from tests.local.forkserver.helpers.workplace import HANG, Ended, Workplace, comparable
+from slurm_elastic.agent.forkserver.worker_processes import WorkerProcesses
+from tests.local.forkserver.helpers.workplace import Ended, Workplace, comparable, result_of
 from tests.local.forkserver.test_ends import assert_gone
 from tests.local.waiting import eventually
 
@@ -72,7 +73,8 @@ class Site:
 
         A start of workers waits for it for a limited time only, which a busy machine may exceed.
         """
-        self.wait_prepared(self.start())
+        place = self.start()
+        self.wait_takeover(place, place.fork_server.pid)
 
     def run(self, environment: Mapping[str, str] | None = None) -> Ended:
         assert self.place is not None
@@ -89,20 +91,30 @@ class Site:
         return self.learn_in(self.start(script), workers=workers)
 
     def learn_in(self, place: Workplace, *, workers: int = 1) -> str:
-        with place.running(workers=workers) as context:
-            result = context.wait(HANG)
-            assert result is not None
+        context = place.context(workers=workers)
+        try:
+            result = result_of(context)
             assert not result.failures, Path(context.stderrs[0]).read_text()
-            self.wait_prepared(place)
+        finally:
+            self.close(place, context)
         return Path(context.stdouts[0]).read_text()
 
-    def wait_prepared(self, place: Workplace) -> None:
-        def is_prepared() -> bool:
+    def close(self, place: Workplace, context: WorkerProcesses) -> None:
+        """End the round when the fork server has seen what was imported, and wait until that is there for the next."""
+        server = place.fork_server.pid
+        try:
+            eventually(lambda: {*children(server)} - {*context.pids().values()})
+        finally:
+            context.close()
+        self.wait_takeover(place, server)
+
+    def wait_takeover(self, place: Workplace, server: int) -> None:
+        def has_taken_over() -> bool:
             # As in an agent, which reads when the fork server has something to say.
             place.fork_server.read()
-            return place.fork_server.prepared is not None
+            return place.fork_server.pid != server
 
-        eventually(is_prepared)
+        eventually(has_taken_over)
 
 
 @pytest.fixture
@@ -163,23 +175,23 @@ def test_next_attempt_has_what_has_come_since(site: Site) -> None:
     )
     context = place.context()
     server, worker = place.fork_server.pid, context.pids()[0]
-    found: list[int] = []
 
-    def both_have_come() -> bool:
-        place.fork_server.read()
-        prepared = place.fork_server.prepared
-        if prepared is not None and prepared.pid not in found:
-            found.append(prepared.pid)
-            assert prepared.pid in children(server)
-            more.touch()
-        return len(found) == 2
+    def imported(name: str) -> list[int]:
+        file = site.packages / f"{name}.py.imported"
+        return [int(pid) for pid in file.read_text().split()] if file.exists() else []
 
     try:
-        eventually(both_have_come)
+        eventually(lambda: len(imported("early")) == 2)
+        more.touch()
+        eventually(lambda: len(imported("late")) == 2)
+        found = imported("early")[1:]
+        # The first one ends when the next one is ready.
+        assert_gone(found[0])
     finally:
         context.close(signal.SIGKILL)
-    imported = {name: (site.packages / f"{name}.py.imported").read_text().split() for name in ("early", "late")}
-    assert {name: [*map(int, pids)] for name, pids in imported.items()} == {
+    site.wait_takeover(place, server)
+    assert place.fork_server.pid == found[1]
+    assert {name: imported(name) for name in ("early", "late")} == {
         "early": [worker, *found],
         "late": [worker, found[1]],
     }
@@ -328,9 +340,10 @@ with open('/proc/self/oom_score_adj') as score, open({file!r}, 'a') as file:
 
 def test_script_that_imports_something_else_in_the_next_round(site: Site, caplog: pytest.LogCaptureFixture) -> None:
     asked = asking("plain", "after")
-    site.learn(asked + "import plain\nprint(there)\n")
+    place = site.start(asked + "import plain\nprint(there)\n")
+    server = place.fork_server.pid
+    site.learn_in(place)
     site.script.write_text(asked + "import after\nprint(there, after.SEEN)\n")
-    server = site.place.fork_server.pid if site.place is not None else 0
     assert site.run({"CHOICE": "given"}).stdout == "['plain'] given\n"
     assert not [message for message in caplog.messages if "changed" in message]
     assert_gone(server)
@@ -380,9 +393,8 @@ def test_a_killed_worker_has_reported(site: Site) -> None:
     context = place.context()
     eventually(lambda: "[]" in Path(context.stdouts[0]).read_text())
     os.kill(context.pids()[0], signal.SIGKILL)
-    assert context.wait(HANG) is not None
-    site.wait_prepared(place)
-    context.close()
+    result_of(context)
+    site.close(place, context)
     assert site.run().stdout == "['plain']\n"
 
 

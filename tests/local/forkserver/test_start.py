@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 from torch.distributed.elastic.multiprocessing.errors import ErrorHandler
 
-from slurm_elastic.agent.forkserver import torch_context
+from slurm_elastic.agent.forkserver import worker_processes
 from slurm_elastic.agent.forkserver.protocol import StartInterruptedError, State
 from slurm_elastic.agent.forkserver.worker_command import FUNCTION
 from slurm_elastic.control import RoundControl
 from slurm_elastic.errors import UsageError
-from tests.local.forkserver.helpers.workplace import HANG, Workplace
+from tests.local.forkserver.helpers.workplace import HANG, Workplace, result_of
 
 Make = Callable[..., Workplace]
 FORKED = "import sys\nprint('torch' in sys.modules)\n"
@@ -57,9 +57,9 @@ def test_worker_is_bound_to_the_cpus_that_torch_chooses_for_it(
         return tuple(("numactl", f"--physcpubind={cpus[rank]}") for rank in range(workers))
 
     # As on a machine with GPUs, where it depends on which one is nearest.
-    monkeypatch.setattr(torch_context, "numa_prefixes", prefixes)
+    monkeypatch.setattr(worker_processes, "numa_prefixes", prefixes)
     with place.running(workers=2) as context:
-        assert context.wait(HANG) is not None
+        result_of(context)
         seen = [Path(context.stdouts[rank]).read_text() for rank in (0, 1)]
     assert seen == [f"{rank} {{{cpu}}}\n" for rank, cpu in enumerate(cpus)]
 
@@ -200,8 +200,7 @@ def test_functions_as_entry_points(workplace: Make, monkeypatch: pytest.MonkeyPa
     place = workplace(program=FUNCTION, entrypoint=multiplied, warm=warm, with_torch=True)
     workers = 2 if warm else 1
     with place.running([1, 2], {"FACTOR": "5"}, workers=workers) as context:
-        result = context.wait(HANG)
-        assert result is not None
+        result = result_of(context)
         assert result.return_values == {rank: [5, 10] for rank in range(workers)}, place.read(context, result)
         last = workers - 1
         assert Path(context.stdouts[last]).read_text() == f"in {last} tests.local.forkserver.test_start\n"

@@ -28,11 +28,14 @@ cd '{directory}'
 echo "$*" >>calls
 case "$1 $2" in
   'show job') {job} ;;
-  '--oneliner show') echo "NodeName=f1 State=$(<node)" ;;
+  '--oneliner show')
+    case $3 in
+      partition) echo "$(<partition)" ;;
+      *) echo "NodeName=f1 State=$(<node)" ;;
+    esac ;;
   'show config')
     echo "Configuration data as of $(<now)"; echo 'KillWait                = 30 sec'
     echo "PreemptType             = $(<type)" ;;
-  'show partition') echo "$(<partition)" ;;
 esac
 """
 DOWN = "slurm_load_jobs error: Unable to contact slurm controller (connect failure)"
@@ -50,7 +53,7 @@ class Told:
         self.write("now", "1795179300")
         self.write("node", "ALLOCATED")
         self.write("type", "preempt/partition_prio")
-        self.write("partition", (OUTPUTS / "partition.txt").read_text())
+        self.write("partition", (OUTPUTS / "partitions_22.05.txt").read_text())
         self.scontrol('echo "$(<job.txt)"')
 
     def write(self, name: str, text: str) -> None:
@@ -173,7 +176,12 @@ def test_a_leave_is_known_at_once_and_explained_soon(told: Told) -> None:
     ("preempt_type", "seconds", "detail", "calls"),
     [
         # The clock once more, as any question may take seconds.
-        ("partition_prio", 13.0, "grace of 15 s", ["show job 1", "show config", "show partition low", "show config"]),
+        (
+            "partition_prio",
+            13.0,
+            "grace of 15 s",
+            ["show job 1", "show config", "--oneliner show partition low", "show config"],
+        ),
         # Of a job without a QOS.
         ("qos", 18.0, "grace of 20 s, as --grace says", ["show job 1", "show config", "show config"]),
     ],

@@ -38,7 +38,7 @@ from slurm_elastic.observe.views import RunState, RunStatus
 from slurm_elastic.rendezvous.membership.agents import LeaveReason
 from slurm_elastic.rendezvous.thread import Led
 from slurm_elastic.rundir import RunContents, RunDir
-from slurm_elastic.slurm import Controller, JobView, NodesInQueue
+from slurm_elastic.slurm import Controller, JobView, QueuedJob
 
 SETTINGS = ReplaceSettings(after=20.0, limit=3)
 SHORT = Shortage(4, present=3, short_for=20.0)
@@ -124,7 +124,7 @@ class World:
     now: float = 0.0
     epoch: int = 1
     staying: tuple[str, ...] = ("n1/7.0/1", "n2/7.0/2")
-    queue: dict[str, NodesInQueue] = field(default_factory=dict)
+    queue: dict[str, QueuedJob] = field(default_factory=dict)
     views: dict[str, str] = field(default_factory=dict)
     answers: bool = True
     refusal: str = ""
@@ -186,12 +186,12 @@ class World:
             return Result(refused=self.refusal)
         job = str(31 + len(self.submitted))
         self.submitted.append(exclude)
-        self.queue[job] = NodesInQueue(job, job, "PENDING", nodes, comment(run.run_dir, number))
+        self.queue[job] = QueuedJob(job, job, "PENDING", nodes, comment(run.run_dir, number))
         self.most_waiting = max(self.most_waiting, len(self.waiting))
         self.step()
         return Result(job) if self.answers else None
 
-    def nodes_in_queue(self) -> tuple[NodesInQueue, ...] | None:
+    def own_jobs(self, *, by_element: bool) -> tuple[QueuedJob, ...] | None:
         self.step()
         return tuple(self.queue.values()) if self.answers else None
 
@@ -281,8 +281,8 @@ def test_a_node_is_replaced_once_and_what_waits_is_cancelled(
     assert row in list(_facts(RunStatus("7", "", RunState.RUNNING, replacing=replacing), 0.0))
 
     # What waits when the run ends, also if a person has asked for it.
-    world.queue["40"] = NodesInQueue("40", "40", "PENDING", 1, comment(world.run_dir))
-    world.queue["41"] = NodesInQueue("41", "41", "PENDING", 1, "mine")
+    world.queue["40"] = QueuedJob("40", "40", "PENDING", 1, comment(world.run_dir))
+    world.queue["41"] = QueuedJob("41", "41", "PENDING", 1, "mine")
     world.leader.halt()
     world.leader.close(ExitCode.LEFT, leads=True)
     world.leader.close(ExitCode.FINISHED, leads=False)
@@ -324,7 +324,7 @@ def test_no_node_is_replaced_that_left_by_the_users_wish(make_world: Callable[..
 
 def test_other_jobs_of_the_run_and_nodes_with_strikes(make_world: Callable[..., World]) -> None:
     world = make_world()
-    world.queue["30"] = NodesInQueue("30", "30", "PENDING", 1, comment(world.run_dir))
+    world.queue["30"] = QueuedJob("30", "30", "PENDING", 1, comment(world.run_dir))
     world.happen({"event": "node_check_failed", "nodes": ["n9"]})
     world.lose(then=600)
     assert world.submitted == []

@@ -46,12 +46,11 @@ from torch.distributed.launcher.api import LaunchConfig, launch_agent
 import slurm_elastic
 from slurm_elastic import torchelastic
 from slurm_elastic.agent.agent import Agent
-from slurm_elastic.agent.forkserver.torch_context import ForkServerContext
-from slurm_elastic.agent.forkserver.torch_processes import signal_handlers_kept
 from slurm_elastic.agent.health.server import HealthServer
 from slurm_elastic.agent.workers.logs import RoundLogsSpecs
 from slurm_elastic.agent.workers.torch_agent import TorchAgent
 from slurm_elastic.rendezvous.worker_store import FreshPorts, open_worker_store
+from tests.local.torch_signals import signal_handlers_kept
 from tests.unit.agent.helpers.rounds import placed
 
 _RELEASE = tuple(int(number) for number in re.findall(r"\d+", torch.__version__)[:2])
@@ -128,8 +127,6 @@ def test_the_agent_of_ours_overrides_what_is_there() -> None:
     for name in ("_invoke_run", "_shutdown"):
         assert name in vars(TorchAgent)
         assert hasattr(LocalElasticAgent, name)
-    for name in ("start", "_start", "_poll", "_close", "pids", "wait"):
-        assert name in vars(ForkServerContext)
     # Names of ours that would hide one of torch's.
     hidden = {name for name in vars(TorchAgent) if not name.startswith("__")} & set(dir(LocalElasticAgent))
     assert hidden <= {"_invoke_run", "_shutdown", "_abc_impl"}
@@ -182,7 +179,7 @@ def test_no_other_file_imports_what_is_private_to_torch() -> None:
     # torch.distributed has these two, too, but not for type checkers.
     stores = {name for _, name in found} & {f"torch._C._distributed_c10d.{name}" for name in ("Store", "TCPStore")}
     assert {(path, name) for path, name in found if name not in stores} == {
-        ("agent/forkserver/torch_context.py", "torch.numa.binding._maybe_wrap_command_args_with_numa_binding"),
+        ("agent/forkserver/worker_processes.py", "torch.numa.binding._maybe_wrap_command_args_with_numa_binding"),
         ("snapshot/disk/writer.py", "torch.distributed.checkpoint.filesystem._StorageInfo"),
     }
     assert all(getattr(torch.distributed, name.rpartition(".")[2]) is not None for name in stores)

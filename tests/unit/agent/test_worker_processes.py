@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -8,8 +9,8 @@ from torch.distributed.elastic.agent.server.api import WorkerSpec
 from torch.numa import binding
 from torch.numa.binding import AffinityMode, NumaOptions
 
-from slurm_elastic.agent.forkserver import torch_context
-from slurm_elastic.agent.forkserver.torch_context import numa_prefixes
+from slurm_elastic.agent.forkserver import worker_processes
+from slurm_elastic.agent.forkserver.worker_processes import numa_prefixes
 from slurm_elastic.agent.workers.processes import _prefixes, require_numa_binding
 from slurm_elastic.errors import UsageError
 
@@ -25,9 +26,14 @@ def test_prefix_of_lines_has_the_node_as_slurm_names_it() -> None:
     assert _prefixes(None, spec, envs) is None
 
 
+def _device(asked: Mapping[str, object]) -> int:
+    # gpu_index until torch 2.13.
+    return int(str(asked.get("device_index", asked.get("gpu_index"))))
+
+
 @pytest.fixture
 def _nothing_known() -> None:
-    torch_context._asked_numa_prefixes.cache_clear()
+    worker_processes._asked_numa_prefixes.cache_clear()
 
 
 @pytest.mark.usefixtures("_nothing_known")
@@ -36,8 +42,8 @@ def test_torch_chooses_the_cpus_of_all_workers_once_in_a_process_of_its_own(
 ) -> None:
     def cpus(**asked: object) -> set[int]:
         with (tmp_path / "asked").open("a") as log:
-            print(os.getpid(), asked[torch_context._DEVICE], file=log)
-        return {int(str(asked[torch_context._DEVICE]))}
+            print(os.getpid(), _device(asked), file=log)
+        return {_device(asked)}
 
     monkeypatch.setattr(binding, "_get_validated_logical_cpus_to_bind_to", cpus)
     require_numa_binding(2, NODE)

@@ -69,6 +69,12 @@ def leads(run: WrittenRun, says: bytes = b"") -> Iterator[None]:
         thread.join()
 
 
+def waiting(name: str, reason: str, directory: Path, start: int | None = None) -> str:
+    """The line of squeue for a job that waits."""
+    job = name.partition("_")[0]
+    return "\x1f".join((name, job, "PENDING", "1", job, reason, str(start or "N/A"), str(directory), ""))
+
+
 @pytest.fixture
 def squeue(base: Path, program: Callable[[str, str], None]) -> Callable[..., None]:
     """Put a squeue into PATH that prints these lines, and a scontrol that knows a batch script."""
@@ -95,7 +101,7 @@ def test_a_damaged_record_only_keeps_the_state_from_being_live(
 ) -> None:
     run = WrittenRun(base)
     run.started(0, A)
-    squeue(f"7|7|7|PENDING|1764000120|BeginTime|{base}")
+    squeue(waiting("7", "BeginTime", base, 1764000120))
     with leads(run):
         (run.run_dir.path / "rounds/000000.json").write_text('{"epoch": 1')
         _, err = cli(4, "status 7")
@@ -115,7 +121,7 @@ def test_a_run_that_trains_is_3_and_one_that_waits_4(base: Path, squeue: Callabl
         assert "warning: not live, but from the run directory: the leader at 127.0.0.1:" in err
     # Nothing listens where the leader was.
     assert "Slurm does not answer" in cli(5, "status 7").err
-    squeue(f"7|7|7|PENDING|1764000120|BeginTime|{base}")
+    squeue(waiting("7", "BeginTime", base, 1764000120))
     out, err = cli(4, "status 7")
     assert "7 pending (BeginTime), expected to start at 2025-11-24" in out
     assert "Slurm does not answer" not in err
@@ -164,7 +170,7 @@ def test_list_of_queued_jobs_finds_their_directories(base: Path, squeue: Callabl
     elsewhere.mkdir()
     run = WrittenRun(elsewhere)
     run.started(0, A)
-    squeue(f"7|7|7|PENDING|N/A|Resources|{elsewhere}")
+    squeue(waiting("7", "Resources", elsewhere))
     assert "waiting   7" in cli(0, "list --queued").out
     # status finds it, too, from wherever it is called.
     cli(4, "status 7")
@@ -173,9 +179,9 @@ def test_list_of_queued_jobs_finds_their_directories(base: Path, squeue: Callabl
 def test_a_first_job_that_waits_is_known(base: Path, squeue: Callable[..., None], cli: Cli) -> None:
     soon, year = int(time.time()) + 3600, int(time.time()) + 365 * 86400
     squeue(
-        f"3|3|3|PENDING|{soon}|Resources|{base}",
-        f"4|4|4|PENDING|{year}|Priority|{base / 'other'}",
-        f"8_[2-5]|8|8|PENDING|N/A|Resources|{base}",
+        waiting("3", "Resources", base, soon),
+        waiting("4", "Priority", base / "other", year),
+        waiting("8_[2-5]", "Resources", base),
     )
     start = time.strftime("%H:%M", time.localtime(soon))
     out = cli(4, "status 3").out
@@ -196,7 +202,7 @@ def test_a_first_job_that_waits_is_known(base: Path, squeue: Callable[..., None]
 
 
 def test_jobs_of_other_programs_are_no_runs(base: Path, squeue: Callable[..., None], cli: Cli) -> None:
-    squeue(f"3|3|3|PENDING|N/A|Resources|{base}", script="sleep 5")
+    squeue(waiting("3", "Resources", base), script="sleep 5")
     assert cli(0, "list --queued").out == "no runs of queued jobs\n"
 
 

@@ -13,7 +13,7 @@ A, B, C = "n1/7.0/100", "n2/7.0/200", "n10/7.0/300"
 
 
 def queued(state: str = "RUNNING", reason: str | None = None, start: int | None = None) -> QueuedJob:
-    return QueuedJob("7", "7", "7", state, reason, start, "/home/me")
+    return QueuedJob("7", "7", state, 1, "", "7", reason, start, "/home/me")
 
 
 def trains(run: WrittenRun) -> None:

@@ -103,13 +103,16 @@ def test_whether_there_is_a_node(body: str, known: bool | None, program: Install
 @pytest.mark.parametrize(
     ("preempt_type", "asked"),
     [
-        ("preempt/partition_prio", "scontrol show partition low"),
-        ("preempt/qos", "sacctmgr --noheader --parsable2 show qos format=GraceTime name=scavenger"),
+        ("preempt/partition_prio", "scontrol --oneliner show partition low"),
+        ("preempt/qos", "sacctmgr --noheader --parsable2 show qos format=Name,GraceTime,PreemptMode"),
     ],
 )
 def test_the_grace_is_that_of_what_preempts(preempt_type: str, asked: str, tmp_path: Path, program: Install) -> None:
-    program("scontrol", f'echo "scontrol $*" >{tmp_path}/asked; cat {OUTPUTS}/partition.txt')
-    program("sacctmgr", f'echo "sacctmgr $*" >{tmp_path}/asked; echo 00:00:15')
+    program("scontrol", f'echo "scontrol $*" >{tmp_path}/asked; cat {OUTPUTS}/partitions_22.05.txt')
+    program(
+        "sacctmgr",
+        f'echo "sacctmgr $*" >{tmp_path}/asked; echo "low|00:00:20|requeue"; echo "scavenger|00:00:15|requeue"',
+    )
     (view,) = parse_jobs((OUTPUTS / "job_preempted_without_limit_26.05.txt").read_text())
     assert Controller().grace(dataclasses.replace(view, qos="scavenger"), preempt_type) == 15
     assert (tmp_path / "asked").read_text() == f"{asked}\n"

@@ -61,7 +61,7 @@ def test_malformed_lists_are_quoted_in_the_error(text: str) -> None:
     with pytest.raises(UsageError) as caught:
         expand(text)
     assert repr(text)[1:100].rstrip("'") in str(caught.value)
-    assert len(str(caught.value)) < 300
+    assert len(str(caught.value)) < 350
     assert "\n" not in str(caught.value)
 
 
@@ -74,7 +74,7 @@ def test_an_empty_list_is_an_error(text: str) -> None:
 def test_the_limit_is_slurms_and_holds_for_products_and_sums() -> None:
     assert len(expand(f"n[1-{MAX_RANGE}]")) == MAX_RANGE
     for text in (f"n[0-{MAX_RANGE}]", "r[1-300]n[1-300]", f"n[1-{MAX_RANGE}],m1", "r[0-99999][0-99999][0-99999]"):
-        with pytest.raises(UsageError, match="more than 65536"):
+        with pytest.raises(UsageError, match=r"more than 65536|too large"):
             expand(text)
 
 

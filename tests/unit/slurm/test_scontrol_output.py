@@ -59,18 +59,6 @@ def test_a_time_that_is_not_told_is_none_and_never_zero(field: str, word: str) -
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ((OUTPUTS / "partition.txt").read_text(), 15),
-        ((OUTPUTS / "partition.txt").read_text().replace("GraceTime=15", "GraceTime=0"), 0),
-        ("Partition nix not found\n", None),
-    ],
-)
-def test_the_grace_of_a_partition(text: str, expected: int | None) -> None:
-    assert output.parse_partition_grace(text) == expected
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
         ("00:00:15\n", 15),
         ("01:02:03\n", 3723),
         ("1-00:00:00\n", 86400),
@@ -169,8 +157,13 @@ def test_node_states(text: str, state: output.NodeState) -> None:
 
 
 def test_the_queue_is_parsed_with_any_directory() -> None:
-    lines = ["12|12|12|RUNNING|1764000000|None|/home/a b|c", "7_[3-7]|9|7|PENDING|N/A|Priority|/w", "damaged|line"]
-    running, waiting = output.parse_queue("\n".join(lines))
+    lines = [
+        ("12", "12", "RUNNING", "2", "12", "None", "1764000000", "/home/a b|c", "two"),
+        ("lines",),
+        ("7_[3-7]", "9", "PENDING", "1", "7", "Priority", "N/A", "/w", ""),
+    ]
+    running, waiting = output.parse_queue("\n".join("\x1f".join(words) for words in lines))
+    assert (running.nodes, running.comment, waiting.comment) == (2, "two", "")
     assert (running.name, running.state, running.reason, running.work_dir) == ("12", "RUNNING", None, "/home/a b|c")
     assert running.start_time == 1764000000
     assert (waiting.name, waiting.job_id, waiting.array_job_id, waiting.start_time) == ("7_[3-7]", "9", "7", None)

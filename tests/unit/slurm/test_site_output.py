@@ -26,16 +26,16 @@ def test_config_and_partitions_of_every_release(release: str) -> None:
     assert config.number("NoSuchKey") is None
     low, high = parse_partitions((OUTPUTS / f"partitions_{release}.txt").read_text())
     assert (low.name, low.is_default, low.state, low.nodes) == ("low", True, "UP", 2)
-    assert (low.grace, low.preempt_mode, low.tier) == (15, "REQUEUE", 1)
+    assert (low.grace, low.preempt_mode) == (15, "REQUEUE")
     assert (low.max_time, low.default_time) == (None, 3600)
-    assert (high.is_default, high.preempt_mode, high.tier) == (False, "OFF", 10)
+    assert (high.is_default, high.preempt_mode) == (False, "OFF")
 
 
 def test_qos() -> None:
     assert parse_qos((OUTPUTS / "qos_26.05.txt").read_text()) == (
-        QosView("normal", 0, "", ()),
-        QosView("low", 20, "REQUEUE", ()),
-        QosView("high", 0, "", ("low",)),
+        QosView("normal", 0, ""),
+        QosView("low", 20, "REQUEUE"),
+        QosView("high", 0, ""),
     )
 
 

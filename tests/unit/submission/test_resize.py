@@ -10,7 +10,7 @@ from slurm_elastic.observe.views import LiveAgent, LiveAnswer, LiveLeave, LiveRu
 from slurm_elastic.rendezvous.leader_client import LeaderEndpoint
 from slurm_elastic.rendezvous.transport.messages import LeaveAnswer, LeaveRequest
 from slurm_elastic.rundir import RunDir
-from slurm_elastic.slurm import NodesInQueue
+from slurm_elastic.slurm import QueuedJob
 from slurm_elastic.submission import resize as resizing
 from slurm_elastic.submission.batch_script import TEMPLATES
 from slurm_elastic.submission.job import ElasticInfoWatcher, ElasticJob
@@ -20,8 +20,9 @@ from tests.conftest import Cli
 
 FIRST = ["n1/7.0/11", "n2/7.0/12"]
 SECOND = ["n3/9.1/13", "n10/9.1/14"]
-PENDING = NodesInQueue("11", "11", "PENDING", 3)
-ELEMENTS = [NodesInQueue(f"12_{index}", "12", "PENDING", 1) for index in range(2)]
+QUEUED = r"%s\037%s\037PENDING\0372\037%s\037Priority\037N/A\037/home\037%s\n"
+PENDING = QueuedJob("11", "11", "PENDING", 3)
+ELEMENTS = [QueuedJob(f"12_{index}", "12", "PENDING", 1) for index in range(2)]
 
 
 @pytest.mark.parametrize(
@@ -41,7 +42,7 @@ ELEMENTS = [NodesInQueue(f"12_{index}", "12", "PENDING", 1) for index in range(2
         (-2, [PENDING, *ELEMENTS], ResizePlan(cancel=("12_1", "12_0"))),
     ],
 )
-def test_which_nodes_come_and_go(change: int, coming: list[NodesInQueue], expected: ResizePlan) -> None:
+def test_which_nodes_come_and_go(change: int, coming: list[QueuedJob], expected: ResizePlan) -> None:
     agents = [*SECOND, *FIRST]
     size = len(agents) + sum(job.nodes for job in coming) + change
     assert plan_resize(change, 0, agents, coming, 1, 16) == expected
@@ -96,7 +97,7 @@ def cluster(
     asked: list[str] = []
     program("sbatch", f"cat >{tmp_path}/script; echo 31")
     program("scancel", f"echo scancel $* >>{tmp_path}/calls")
-    program("squeue", f"echo '11|11|PENDING|2|slurm-elastic grows {run_dir.path}'; echo '12|12|PENDING|2|mine'")
+    program("squeue", f"printf '{QUEUED}' 11 11 11 'slurm-elastic grows {run_dir.path}' 12 12 12 mine")
     agents = {agent: LiveAgent("training") for agent in (*FIRST, *SECOND)}
     agents["n5/9.1/15"] = LiveAgent("leaving", leave=LiveLeave("drained"))
     live = LiveRun(LiveAnswer("n1/7.0/11", "running", min_nodes=1, max_nodes=8), agents)

@@ -13,7 +13,7 @@ import pytest
 
 from slurm_elastic._version import __version__
 from slurm_elastic.errors import UsageError
-from slurm_elastic.submission.batch_script import TEMPLATES, BatchScript, NodeRange, Plan, Shape, read_template
+from slurm_elastic.submission.batch_script import TEMPLATES, BatchScript, NodeRange, Shape, read_template
 from slurm_elastic.submission.executor import ElasticExecutor
 
 GOLDEN = Path(__file__).with_name("golden")
@@ -55,7 +55,7 @@ def _script(name: str, folder: str | Path = FOLDER) -> str:
     constructor, parameters, entry = SUBMISSIONS[name]
     executor = ElasticExecutor(folder, **constructor)
     executor.update_parameters(**parameters)
-    return executor.plan(entry).script(TEMPLATES.read(executor.shape.value)).text()
+    return executor.plan(entry).text()
 
 
 @pytest.mark.parametrize("name", SUBMISSIONS)
@@ -129,8 +129,7 @@ def test_own_template_options_in_every_spelling() -> None:
     script = BatchScript.from_template(TEMPLATE.replace("-kJ", "-J mine"))
     assert script.options == (("nodes", "2"), ("partition", "low"), ("exclusive", None), ("job-name", "mine"))
     assert script.body == ("# about nothing", 'srun slurm-elastic agent "$@"')
-    plan = Plan(Shape.ALLOCATION, NodeRange(4, 4), without=("exclusive",))
-    assert plan.script(TEMPLATE.replace("-kJ", "-J mine")).options == (
+    assert script.with_options({}, NodeRange(4, 4), without=("exclusive",)).options == (
         ("nodes", "4"),
         ("partition", "low"),
         ("job-name", "mine"),

@@ -52,14 +52,12 @@ def _wait_for_work(settings: dict[str, object], root: str) -> None:
 
     fast_exit = FastExit()
     from slurm_elastic.agent.forkserver._server import ServerProcess
-    from slurm_elastic.agent.forkserver._shared_import import import_and_fork
+    from slurm_elastic.agent.forkserver._shared_import import forget_agent, import_and_fork
 
     sys.path.remove(root)
     if "joint" in settings:
         settings = import_and_fork(settings, modules_before)
-    for name in set(sys.modules) - modules_before:
-        if name.partition(".")[0] == "slurm_elastic":
-            del sys.modules[name]
+    forget_agent(modules_before)
     ServerProcess(settings, fast_exit).serve()
 
 

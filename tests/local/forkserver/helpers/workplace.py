@@ -8,6 +8,7 @@ import os
 import re
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,9 +18,10 @@ from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, PContext
 
 from slurm_elastic.agent.forkserver._linux import children
 from slurm_elastic.agent.forkserver.client import ForkServer
-from slurm_elastic.agent.forkserver.torch_context import ForkServerContext, start_workers
-from slurm_elastic.agent.forkserver.torch_processes import signal_handlers_kept
+from slurm_elastic.agent.forkserver.protocol import wait_on
 from slurm_elastic.agent.forkserver.worker_command import Program
+from slurm_elastic.agent.forkserver.worker_processes import WorkerProcesses
+from tests.local.torch_signals import signal_handlers_kept
 
 HANG = 120.0
 """Seconds after which a test gives up. Imports of torch take ten times as long where ten processes want a processor."""
@@ -76,21 +78,16 @@ class Workplace:
         self.fork_server.close()
 
     def left(self) -> list[int]:
-        """The children of the fork server, without those that are to take its place."""
-        found = children(self.fork_server.pid)
-        self.fork_server.read()
-        replacements = {
-            other.pid for other in (self.fork_server.replacement, self.fork_server.prepared) if other is not None
-        }
-        return [pid for pid in found if pid not in replacements]
+        """The children of the fork server: none is to take its place where nothing is learned or preloaded."""
+        return children(self.fork_server.pid)
 
     def context(
         self, arguments: Sequence[Any] = (), environment: Mapping[str, str] | None = None, workers: int = 1
-    ) -> ForkServerContext:
-        return start_workers(*self.call(arguments, environment, workers), fork_server=self.fork_server)
+    ) -> WorkerProcesses:
+        return WorkerProcesses(*self.call(arguments, environment, workers), fork_server=self.fork_server)
 
     @contextlib.contextmanager
-    def running(self, *args: Any, **options: Any) -> Iterator[ForkServerContext]:
+    def running(self, *args: Any, **options: Any) -> Iterator[WorkerProcesses]:
         """Such a context, of which nothing is left at the end."""
         context = self.context(*args, **options)
         try:
@@ -116,15 +113,15 @@ class Workplace:
         with signal_handlers_kept():
             return self.ended(start_processes(*self.call(arguments, environment, 1)))
 
-    def ended(self, context: PContext) -> Ended:
+    def ended(self, context: WorkerProcesses | PContext) -> Ended:
         try:
-            result = context.wait(HANG, 0.01)
+            result = result_of(context) if isinstance(context, WorkerProcesses) else context.wait(HANG, 0.01)
             assert result is not None, "it hangs"
             return self.read(context, result)
         finally:
             context.close(signal.SIGKILL)
 
-    def read(self, context: PContext, result: RunProcsResult) -> Ended:
+    def read(self, context: WorkerProcesses | PContext, result: RunProcsResult) -> Ended:
         error = Path(context.error_files[0])
         return Ended(
             result.failures[0].exitcode if result.failures else 0,
@@ -132,6 +129,14 @@ class Workplace:
             Path(context.stderrs[0]).read_text(),
             json.loads(error.read_text()) if error.exists() else None,
         )
+
+
+def result_of(workers: WorkerProcesses, seconds: float = HANG) -> RunProcsResult:
+    """Wait until the workers have ended, or one has failed."""
+    end = time.monotonic() + seconds
+    while (result := workers.wait()) is None:
+        assert wait_on(workers.exit_fds(), end - time.monotonic()), "it hangs"
+    return result
 
 
 def comparable(ended: Ended) -> Ended:

@@ -2,12 +2,12 @@ from __future__ import annotations
 
 import pytest
 
-from slurm_elastic.agent.forkserver._fork_eligibility import Launch, is_read_at_import, obstacle_to_warm_start
+from slurm_elastic.agent.forkserver._fork_eligibility import is_read_at_import, obstacle_to_warm_start
 from slurm_elastic.agent.forkserver.worker_command import FUNCTION, Program
 
 PROGRAM = Program("/python", ("-u", "train.py"))
 COMMAND = ["/python", "-u", "train.py", "x"]
-WARM = Launch({"HOME": "/home", "OMP_NUM_THREADS": "1"}, "/home/run")
+WARM = {"HOME": "/home", "OMP_NUM_THREADS": "1"}
 
 
 def test_same_program_and_environment() -> None:
@@ -16,7 +16,7 @@ def test_same_program_and_environment() -> None:
 
 def test_what_an_agent_gives_its_workers_is_no_obstacle() -> None:
     given = {
-        **WARM.environment,
+        **WARM,
         "RANK": "3",
         "MASTER_ADDR": "node1",
         "TORCHELASTIC_RUN_ID": "7",
@@ -24,27 +24,25 @@ def test_what_an_agent_gives_its_workers_is_no_obstacle() -> None:
         "CUDA_VISIBLE_DEVICES": "0",
         "SLURM_ELASTIC_ROUND": "2",
     }
-    assert obstacle_to_warm_start(PROGRAM, WARM, COMMAND, Launch(given, "/home/run")) is None
+    assert obstacle_to_warm_start(PROGRAM, WARM, COMMAND, given) is None
 
 
 @pytest.mark.parametrize(
-    ("command", "environment", "directory", "reason"),
+    ("command", "environment", "reason"),
     [
-        (["/bin/echo", "x"], WARM.environment, "/home/run", "the entry point is '/bin/echo x', the fork server was"),
-        (["/python", "-u", "-m", "train"], WARM.environment, "/home/run", "started for '/python -u train.py'"),
-        (FUNCTION.command(), WARM.environment, "/home/run", "the entry point is a function"),
-        (COMMAND, WARM.environment, "/other", "the working directory is /other, that of the fork server /home/run"),
-        (COMMAND, {"HOME": "/home"}, "/home/run", "OMP_NUM_THREADS is unset for the worker, and was '1' for the fork"),
+        (["/bin/echo", "x"], WARM, "the entry point is '/bin/echo x', the fork server was"),
+        (["/python", "-u", "-m", "train"], WARM, "started for '/python -u train.py'"),
+        (FUNCTION.command(), WARM, "the entry point is a function"),
+        (COMMAND, {"HOME": "/home"}, "OMP_NUM_THREADS is unset for the worker, and was '1' for the fork"),
         (
             COMMAND,
-            {**WARM.environment, "LD_PRELOAD": "x"},
-            "/home/run",
+            {**WARM, "LD_PRELOAD": "x"},
             "LD_PRELOAD is 'x' for the worker, and was unset",
         ),
     ],
 )
-def test_obstacles(command: list[str], environment: dict[str, str], directory: str, reason: str) -> None:
-    found = obstacle_to_warm_start(PROGRAM, WARM, command, Launch(environment, directory))
+def test_obstacles(command: list[str], environment: dict[str, str], reason: str) -> None:
+    found = obstacle_to_warm_start(PROGRAM, WARM, command, environment)
     assert found is not None
     assert reason in found
     assert "\n" not in found

@@ -1,14 +1,15 @@
-"""The workers of one round under torch's PContext.
+"""The workers of one round, in the way in which torch's agent asks for them.
 
-The one file here that touches what torch 2.13 does not promise to keep: PContext's abstract methods and `_tail_logs`
-(torch/distributed/elastic/multiprocessing/api.py), what a TailLog follows (tail_log.py beside it), and the NUMA wrapper
-of commands (torch/numa/binding.py).
+Where torch has the classes of its own contexts of processes, PContext and TailLog, the agent needs no more than their
+public parts: what is passed to `start_processes`, and `RunProcsResult`. The one thing here that torch does not promise
+to keep is the NUMA wrapper of commands (torch/numa/binding.py).
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import logging
 import multiprocessing.spawn
 import os
@@ -17,14 +18,12 @@ import re
 import signal as signals
 import sys
 import time
-from collections.abc import Callable, Sequence
-from inspect import signature
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
-from torch.distributed.elastic.multiprocessing import PContext, ProcessFailure, RunProcsResult
+from torch.distributed.elastic.multiprocessing import LogsSpecs, ProcessFailure, RunProcsResult
 from torch.numa.binding import NumaOptions
-from torch.numa.binding import _maybe_wrap_command_args_with_numa_binding as _wrap_with_numa_binding
 
 from slurm_elastic.agent.forkserver._fork_eligibility import SWITCHED_OFF
 from slurm_elastic.agent.forkserver._linux import memory_file, read_memory_file
@@ -37,61 +36,79 @@ from slurm_elastic.ownership import write_own
 
 logger = logging.getLogger(__name__)
 
-_DEVICE = next(name for name in ("device_index", "gpu_index") if name in signature(_wrap_with_numa_binding).parameters)
-"""gpu_index until torch 2.13."""
 _KILLED_WITHIN = 5.0
 """Seconds after SIGKILL in which a process has to be gone, unless the kernel holds it."""
 
 
-def start_workers(*of_torch: Any, **options: Any) -> ForkServerContext:
-    """Start one worker per local rank, warm if possible; otherwise cold, with one line in the log that says why.
+class WorkerProcesses:
+    """The workers of one round: one per local rank, warm if possible; otherwise cold, and one line in the log says why.
 
-    See `ForkServerContext` for the arguments. Functions start as multiprocessing's spawn starts them.
+    Functions start as multiprocessing's spawn starts them. The signal handlers of the process stay, which are the
+    agent's.
+
+    Args:
+        name: The role of the workers, which begins the lines of their output.
+        entrypoint: The interpreter or program, or a function.
+        args: The arguments, by local rank.
+        envs: The variables of each local rank beside the agent's own.
+        logs_specs: Says where the output goes.
+        log_line_prefixes: The prefixes of lines in place of the role and local rank.
+        duplicate_stdout_filters, duplicate_stderr_filters: Lines with one of these go to a file of their own, too.
+        should_stop: Called every 0.1 s while the fork server still imports; the start ends when it returns True.
+        brief: True to hold back the last words of workers from the console until they have ended.
 
     Raises:
         UsageError: A preload cannot be imported.
         StartInterruptedError: `should_stop` has returned True.
         OSError: A worker could not be started.
     """
-    context = ForkServerContext(*of_torch, **options)
-    with contextlib.ExitStack() as failed:
-        failed.callback(context.close, signals.SIGKILL)
-        context.start()
-        failed.pop_all()
-    return context
-
-
-class ForkServerContext(PContext):
-    """The workers of one round, warm or cold.
-
-    Args:
-        should_stop: Called every 0.1 s while the fork server still imports; the start ends when it returns True.
-        brief: True to hold back the last words of workers from the console until they have ended.
-    """
 
     def __init__(
         self,
-        *of_torch: Any,
+        name: str,
+        entrypoint: str | Callable[..., Any],
+        args: Mapping[int, tuple[Any, ...]],
+        envs: dict[int, dict[str, str]],
+        logs_specs: LogsSpecs,
+        log_line_prefixes: Mapping[int, str] | None = None,
+        *,
         fork_server: ForkServer,
         numa_options: NumaOptions | None = None,
+        duplicate_stdout_filters: Sequence[str] | None = None,
+        duplicate_stderr_filters: Sequence[str] | None = None,
         should_stop: Callable[[], bool] | None = None,
         brief: bool = False,
-        **options: Any,
     ) -> None:
-        super().__init__(*of_torch, **options)
-        followed = [log_file for tail in self._tail_logs for log_file in _files_of(tail)]
+        self._name, self._entrypoint, self._args, self._envs = name, entrypoint, args, envs
+        files = logs_specs.reify(envs)
+        # Paths by local rank; empty where the output goes to no file.
+        self.stdouts, self.stderrs, self.error_files = files.stdouts, files.stderrs, files.error_files
+        self._filtered: list[TextIO] = []
+        followed: list[FollowedFile] = []
+        for tee, console, words, path in (
+            (files.tee_stdouts, sys.stdout, duplicate_stdout_filters, files.filtered_stdout),
+            (files.tee_stderrs, sys.stderr, duplicate_stderr_filters, files.filtered_stderr),
+        ):
+            shown: list[tuple[TextIO, Sequence[str]]] = [(console, ("",))]
+            if words:
+                self._filtered.append(open(path, "w", errors="replace", buffering=1))  # noqa: SIM115, PTH123
+                shown.append((self._filtered[-1], words))
+            for destination, wanted in shown:
+                for rank, log in tee.items():
+                    prefix = (log_line_prefixes or {}).get(rank, f"[{name}{rank}]:")
+                    followed.append(FollowedFile(log, prefix, destination, functools.partial(_has_one, wanted)))
         self._last_words = dict[int, LastWords]()
         self._exits: dict[int, int] = {}
-        for rank, path in self.stderrs.items() if brief else ():
-            words = self._last_words[rank] = LastWords(functools.partial(self._exits.__contains__, rank))
+        for rank, stderr in self.stderrs.items() if brief else ():
+            last = self._last_words[rank] = LastWords(functools.partial(self._exits.__contains__, rank))
             for each in followed:
-                if each.path == path and each.destination is sys.stderr:
-                    each.last_words = words
+                if each.path == stderr and each.destination is sys.stderr:
+                    each.last_words = last
         # The streams that go to files of their own, whose lines get times.
         paths = (*self.stdouts.values(), *self.stderrs.values())
         logs = [path for path in paths if path and not path.startswith("/dev/")]
         times = LogTimes(str(Path(logs[0]).with_name("times.jsonl")), logs) if logs else None
-        self._tail_logs: list[Any] = [Tail(followed, times)]
+        self._tail = Tail(followed, times)
         self._fork_server = fork_server
         self._numa_options = numa_options
         self._should_stop = should_stop
@@ -101,13 +118,30 @@ class ForkServerContext(PContext):
         self._results: dict[int, int] = {}
         self._return_values: dict[int, Any] = {}
         self._swept = False
-        self._unended: tuple[int, ...] = ()
+        self.unended: tuple[int, ...] = ()
+        """The pids of the processes that `close` could not end (uninterruptible sleep)."""
 
-    def start(self) -> None:
-        """Start the workers. Unlike torch's, this keeps the signal handlers of the process, which are the agent's."""
-        self._start()
-        for tail in self._tail_logs:
-            tail.start()
+        with contextlib.ExitStack() as failed:
+            failed.callback(self.close, signals.SIGKILL)
+            self._start()
+            failed.pop_all()
+
+    def _start(self) -> None:
+        self._fork_server.wait_ready(float("inf"), self._should_stop)
+        self._fork_server.refresh()
+        self._fork_server.wait_ready(float("inf"), self._should_stop)
+        self._fork_server.check_preload()
+        orders: list[Order] = []
+        try:
+            orders.extend(self._order(rank, {**os.environ, **self._envs[rank]}) for rank in range(len(self._args)))
+            self._pids = self._start_orders(orders)
+            self._pidfds = {rank: os.pidfd_open(pid) for rank, pid in self._pids.items()}
+        finally:
+            for order in orders:
+                for stream, descriptor in order.descriptors.items():
+                    if stream != "result":
+                        os.close(descriptor)
+        self._tail.start()
 
     def pids(self) -> dict[int, int]:
         """Return the process ids by local rank."""
@@ -147,47 +181,40 @@ class ForkServerContext(PContext):
         self.exits()
         return not self.running_fds()
 
-    def left(self) -> tuple[int, ...]:
-        """Return the pids of the processes that `close` could not end (uninterruptible sleep)."""
-        return self._unended
-
-    def stderr_of(self, local_rank: int) -> str:
-        """Return the path of the file that a worker's stderr goes to; empty if it goes to no file."""
-        return self.stderrs[local_rank]
-
     def leave_out(self, is_consequence: Callable[[int, str], bool]) -> None:
-        """See `WorkerProcesses`."""
+        """Do not show the last words of workers for which this returns True, by local rank; call it before `close`."""
         for rank, words in self._last_words.items():
             words.is_consequence = functools.partial(is_consequence, rank)
 
-    def wait(self, timeout: float = -1, period: float = 1) -> RunProcsResult | None:
-        """Wait as torch's does, but without polling, and without closing.
+    def wait(self, _timeout: float = 0) -> RunProcsResult | None:
+        """Return how the workers have ended, once one has failed or all have ended; torch asks with 0: never blocks."""
+        exits = self.exits()
+        if self._failures:
+            return RunProcsResult(failures=dict(self._failures), stdouts=self.stdouts, stderrs=self.stderrs)
+        if len(exits) < len(self._args):
+            return None
+        values = self._return_values or dict.fromkeys(self._args)
+        return RunProcsResult(return_values=values, stdouts=self.stdouts, stderrs=self.stderrs)
 
-        After a failure torch's contexts stop the other workers before they return; here the caller does that.
-        """
-        end = None if timeout < 0 else time.monotonic() + timeout
-        while True:
-            result = self._poll()
-            left = None if end is None else end - time.monotonic()
-            if result is not None or (left is not None and left <= 0):
-                return result
-            wait_on(self.exit_fds(), left)
-
-    def _start(self) -> None:
-        self._fork_server.wait_ready(float("inf"), self._should_stop)
-        self._fork_server.refresh()
-        self._fork_server.wait_ready(float("inf"), self._should_stop)
-        self._fork_server.check_preload()
-        orders: list[Order] = []
-        try:
-            orders.extend(self._order(rank, {**os.environ, **self.envs[rank]}) for rank in range(self.nprocs))
-            self._pids = self._start_orders(orders)
-            self._pidfds = {rank: os.pidfd_open(pid) for rank, pid in self._pids.items()}
-        finally:
-            for order in orders:
-                for stream, descriptor in order.descriptors.items():
-                    if stream != "result":
-                        os.close(descriptor)
+    def close(self, death_sig: signals.Signals = signals.SIGTERM, timeout: float = 30) -> None:
+        """Signal the workers, after at most `timeout` seconds kill them and what they left, and end their output."""
+        if self._swept:
+            return
+        end = time.monotonic() + timeout
+        if death_sig != signals.SIGKILL and not self.all_ended():
+            self.signal(death_sig)
+            while (running := self.running_fds()) and time.monotonic() < end:
+                wait_on(running, end - time.monotonic())
+        self.unended = tuple(self._fork_server.sweep(_KILLED_WITHIN))
+        self.exits()
+        for descriptor in (*self._results.values(), *self._pidfds.values()):
+            os.close(descriptor)
+        self._results.clear()
+        self._pidfds.clear()
+        self._swept = True
+        self._tail.stop()
+        for file in self._filtered:
+            file.close()
 
     def _start_orders(self, orders: list[Order]) -> dict[int, int]:
         obstacles = (self._fork_server.obstacle(order.command, order.environment) for order in orders)
@@ -205,49 +232,23 @@ class ForkServerContext(PContext):
             return self._start_orders(orders)
 
     def _command(self, rank: int) -> tuple[str, ...]:
-        if isinstance(self.entrypoint, str):
-            return (self.entrypoint, *(str(argument) for argument in self.args[rank]))
+        if isinstance(self._entrypoint, str):
+            return (self._entrypoint, *(str(argument) for argument in self._args[rank]))
         return tuple(FUNCTION.command())
 
     def _order(self, rank: int, environment: dict[str, str]) -> Order:
         command = self._command(rank)
         # A warm worker gets the NUMA binding that torch would put in front of a cold worker's command.
-        bound = (*numa_prefixes(self.nprocs, self._numa_options)[rank], *command)
+        bound = (*numa_prefixes(len(self._args), self._numa_options)[rank], *command)
         descriptors = {}
         for stream, path in (("stdout", self.stdouts[rank]), ("stderr", self.stderrs[rank])):
             if path:
                 descriptors[stream] = _opened(path)
-        if not isinstance(self.entrypoint, str):
-            descriptors["call"] = memory_file(packed_call(self.name, self.entrypoint, self.args[rank]))
+        if not isinstance(self._entrypoint, str):
+            descriptors["call"] = memory_file(packed_call(self._name, self._entrypoint, self._args[rank]))
             descriptors["result"] = self._results[rank] = memory_file()
         arguments = command[1 + len(self._fork_server.program.options) :] if self._fork_server.program else ()
         return Order(rank, arguments, command, bound, environment, bound_cpus(bound, command), descriptors)
-
-    def _poll(self) -> RunProcsResult | None:
-        exits = self.exits()
-        if not self._failures and len(exits) < self.nprocs:
-            return None
-        if self._failures:
-            return RunProcsResult(failures=dict(self._failures), stdouts=self.stdouts, stderrs=self.stderrs)
-        values = self._return_values or dict.fromkeys(range(self.nprocs))
-        return RunProcsResult(return_values=values, stdouts=self.stdouts, stderrs=self.stderrs)
-
-    def _close(self, death_sig: signals.Signals, timeout: float = 30) -> None:
-        """Signal the workers, and after at most `timeout` seconds kill them and all that they left."""
-        if self._swept:
-            return
-        end = time.monotonic() + timeout
-        if death_sig != signals.SIGKILL and not self.all_ended():
-            self.signal(death_sig)
-            while (running := self.running_fds()) and time.monotonic() < end:
-                wait_on(running, end - time.monotonic())
-        self._unended = tuple(self._fork_server.sweep(_KILLED_WITHIN))
-        self.exits()
-        for descriptor in (*self._results.values(), *self._pidfds.values()):
-            os.close(descriptor)
-        self._results.clear()
-        self._pidfds.clear()
-        self._swept = True
 
     def _note_exit(self, rank: int, code: int) -> None:
         self._exits[rank] = code
@@ -276,12 +277,15 @@ def numa_prefixes(workers: int, options: NumaOptions | None) -> tuple[tuple[str,
 
 @functools.cache
 def _asked_numa_prefixes(workers: int, options: NumaOptions) -> tuple[tuple[str, ...], ...]:
+    from torch.numa.binding import _maybe_wrap_command_args_with_numa_binding as wrap
+
+    # gpu_index until torch 2.13.
+    device = "gpu_index" if "gpu_index" in inspect.signature(wrap).parameters else "device_index"
+
     def ask() -> tuple[tuple[str, ...], ...]:
         # torch logs a traceback of what it raises.
         logging.disable()
-        command = ("",)
-        bound = (_wrap_with_numa_binding(command, **{_DEVICE: rank}, numa_options=options) for rank in range(workers))
-        return tuple(words[: -len(command)] for words in bound)
+        return tuple(wrap(("",), **{device: rank}, numa_options=options)[:-1] for rank in range(workers))
 
     # torch asks CUDA where each GPU is.
     return asked_apart(ask)
@@ -304,12 +308,8 @@ def bound_cpus(bound: tuple[str, ...], command: tuple[str, ...]) -> tuple[int, .
     return tuple(cpus)
 
 
-def _files_of(tail: Any) -> list[FollowedFile]:
-    prefixes = tail._log_line_prefixes or {}
-    return [
-        FollowedFile(path, prefixes.get(rank, f"[{tail._name}{rank}]:"), tail._dst, tail._log_line_filter)
-        for rank, path in tail._log_files.items()
-    ]
+def _has_one(words: Sequence[str], line: str) -> bool:
+    return any(word in line for word in words)
 
 
 def _opened(path: str) -> int:

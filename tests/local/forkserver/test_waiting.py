@@ -1,0 +1,82 @@
+"""How long the first workers wait for learned imports: the fork server is forked from the test, with shorter times."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from slurm_elastic.agent.forkserver import _server
+from slurm_elastic.agent.forkserver._fast_exit import FastExit
+from slurm_elastic.agent.forkserver._import_learner import Attempt, ImportLearner
+from slurm_elastic.agent.forkserver._processes import ForkedProcess
+from slurm_elastic.agent.forkserver.client import ForkServer
+from slurm_elastic.agent.forkserver.protocol import Channel
+from slurm_elastic.agent.forkserver.worker_command import Program
+from tests.local.forkserver.helpers.workplace import HANG
+
+WAIT = 1.0
+Start = Callable[..., ForkServer]
+
+
+@pytest.fixture
+def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
+    """Starts a fork server whose first replacement imports modules that take so many seconds each."""
+    (tmp_path / "place").mkdir()
+    (tmp_path / "place" / "train.py").touch()
+    started: list[ForkServer] = []
+
+    def begin(_: ImportLearner) -> Attempt:
+        return Attempt(tuple(sorted(path.stem for path in tmp_path.glob("slow*.py"))))
+
+    def make(*seconds: float) -> ForkServer:
+        for number, each in enumerate(seconds):
+            (tmp_path / f"slow{number}.py").write_text(f"import time\ntime.sleep({each})\n")
+        program = Program(sys.executable, ("-u", str(tmp_path / "place" / "train.py")))
+        near_end, far_end = Channel.pair()
+        settings = {"agent": os.getpid(), "channel": far_end.fileno(), "warm": True, "options": [*program.options]}
+        pid = os.fork()
+        if pid == 0:
+            near_end.close()
+            monkeypatch.syspath_prepend(tmp_path)
+            monkeypatch.setattr(_server, "_LONGEST_WAIT", WAIT)
+            monkeypatch.setattr(_server, "_PROGRESS_INTERVAL", 0.0)
+            monkeypatch.setattr(ImportLearner, "begin", begin)
+            try:
+                _server.ServerProcess({**settings, "preload": [], "signal_mask": []}, FastExit()).serve()
+            finally:
+                os._exit(1)
+        far_end.close()
+        started.append(ForkServer(program, environment={}, child=(near_end, ForkedProcess(pid, os.pidfd_open(pid)))))
+        return started[-1]
+
+    yield make
+    for each in started:
+        each.close()
+
+
+def test_workers_wait_no_longer_for_imports_that_do_not_go_on(start: Start) -> None:
+    server = start(1000.0)
+    pid, began = server.pid, time.monotonic()
+    assert server.wait_ready(HANG)
+    assert time.monotonic() - began > WAIT
+    assert server.pid == pid
+
+
+def test_workers_wait_as_long_as_imports_go_on(start: Start) -> None:
+    server = start(*[0.6 * WAIT] * 4)
+    pid, began = server.pid, time.monotonic()
+    assert server.wait_ready(HANG)
+    assert time.monotonic() - began > 2 * WAIT
+    assert server.pid != pid
+
+
+def test_workers_wait_no_longer_than_the_imports_take(start: Start) -> None:
+    server = start(0.0)
+    pid = server.pid
+    assert server.wait_ready(HANG)
+    assert server.pid != pid
