@@ -13,12 +13,11 @@ from concurrent.futures import Future
 from pathlib import Path
 
 from slurm_elastic.rendezvous.transport.messages import INVENTORY_LIMIT
-from slurm_elastic.snapshot import lineage
+from slurm_elastic.snapshot import lineage, transfer
 from slurm_elastic.snapshot._child_process import Fork
 from slurm_elastic.snapshot.disk.agent_side import DiskWriter, HeldSlots, Target
 from slurm_elastic.snapshot.disk.lineage import CheckpointId
 from slurm_elastic.snapshot.hand_over import (
-    MOST_RANGES,
     VARIABLE,
     Answer,
     Directory,
@@ -30,9 +29,9 @@ from slurm_elastic.snapshot.hand_over import (
 from slurm_elastic.snapshot.lineage import SLOTS, Copy, Group, Holder, Origin, Protection
 from slurm_elastic.snapshot.memory import HEADER, OutOfMemoryError, Slot, copies_in, require_memory
 from slurm_elastic.snapshot.replicator import Ended, Members, ReplicatorProcess, Slots, Wanted
-from slurm_elastic.snapshot.sharding import expected_ranges
+from slurm_elastic.snapshot.sharding import Ranges, expected_ranges
 from slurm_elastic.snapshot.state import read_layout
-from slurm_elastic.snapshot.transfer import Ranges, Sender, Settings, TransferError, accepted, receive
+from slurm_elastic.snapshot.transfer import Sender, Settings, TransferError, accepted, receive
 
 logger = logging.getLogger("slurm_elastic")
 
@@ -50,8 +49,8 @@ class _Round:
             there may be no descriptor left then, and the agent cannot wait for the other side.
         ready: Set when the slot has its snapshot, or will not have it, because of `error`.
         cancelled: Set when the round is over.
-        borrowed: Memory with parts of the origin that other agents hold, until the workers have loaded them: by number,
-            whether without shards, and ranges.
+        borrowed: Memory with parts of the origin that other agents hold, until the workers have loaded them: by number
+            and ranges.
         asked: Those of them that a worker has asked for.
         expected: Parts, with their ranges, that workers will probably ask for; empty if that is not known.
         collector: The process that finds steps for the disk, if no parts are copied to other nodes.
@@ -65,8 +64,8 @@ class _Round:
         self.replacement: Slot | None = None
         self.ready, self.cancelled = threading.Event(), threading.Event()
         self.error = ""
-        self.borrowed: dict[tuple[int, bool, Ranges | None], Future[Slot]] = {}
-        self.asked: set[tuple[int, bool, Ranges | None]] = set()
+        self.borrowed: dict[tuple[int, Ranges | None], Future[Slot]] = {}
+        self.asked: set[tuple[int, Ranges | None]] = set()
         self.expected: frozenset[tuple[int, Ranges | None]] = frozenset()
         self.collector: Holder | None = None
         self.writers: dict[int, Sequence[Slot]] = {}
@@ -308,7 +307,7 @@ class AgentMemory:
     def _fetch(self, current: _Round, copy: Copy, slot: Slot) -> None:
         slots = tuple(self._slots)
         try:
-            receive(copy, slot, slots, current.origin.holders, self._settings, current.cancelled.is_set)
+            receive(transfer.Request(copy), slot, current.origin.holders, self._settings, current.cancelled.is_set)
         except (TransferError, OutOfMemoryError) as error:
             current.fail(f"{self._node} cannot get it: {error}")
             return
@@ -330,14 +329,14 @@ class AgentMemory:
         if layout is None:
             return
         ranks = range(group.base_rank, group.base_rank + group.workers)
-        expected = [expected_ranges(layout, rank, group.world, MOST_RANGES) for rank in ranks]
+        expected = [expected_ranges(layout, rank, group.world) for rank in ranks]
         with self._lock:
             current.expected = frozenset(part for by_holder in expected for part in by_holder.items())
         for part, ranges in current.expected:
             if current.cancelled.is_set() or not current.expected:
                 return
             with contextlib.suppress(HandOverError):
-                self._part(current, part, own=False, ranges=ranges)
+                self._part(current, part, ranges)
 
     def _slots_of_rank(self, local_rank: int) -> list[Slot]:
         """Return the slots for the parts of a local rank; made when it asks for the first time."""
@@ -346,7 +345,7 @@ class AgentMemory:
                 self._parts[local_rank] = [Slot.make() for _ in self._slots]
             return self._parts[local_rank]
 
-    def _part(self, current: _Round, part: int, own: bool, ranges: Ranges | None, *, asked: bool = False) -> Slot:
+    def _part(self, current: _Round, part: int, ranges: Ranges | None, *, asked: bool = False) -> Slot:
         """Return memory with a part of the origin, or with these ranges of it, see `receive`; waits until it is there.
 
         `asked` is true if a worker asks for it. Raises HandOverError if it cannot be had.
@@ -358,12 +357,13 @@ class AgentMemory:
         for slot in self._all_slots():
             if (contents := slot.contents()) is not None and contents.copy == copy:
                 return slot
-        key = part, own, ranges
+        key = part, ranges
         with self._lock:
             loan = current.borrowed.get(key)
             first = loan is None
             if loan is None:
-                if asked and not own and current.expected and (part, ranges) not in current.expected:
+                # What ranks had of their own, without any shards, is not foreseen.
+                if asked and ranges != () and current.expected and key not in current.expected:
                     # What they need was not foreseen, and the memory of what no worker has asked for may be needed.
                     current.expected = frozenset()
                     for unasked in current.borrowed.keys() - current.asked:
@@ -374,7 +374,7 @@ class AgentMemory:
         if first:
             try:
                 slot, holders, over = Slot.make(), origin.holders_of(part), current.cancelled.is_set
-                receive(copy, slot, (slot,), holders, self._settings, over, own=own, ranges=ranges)
+                receive(transfer.Request(copy, ranges), slot, holders, self._settings, over)
                 loan.set_result(slot)
             except Exception as error:
                 loan.set_exception(HandOverError(f"{self._node} cannot get part {part} of it: {error}"))
@@ -441,7 +441,7 @@ class AgentMemory:
 
     def _wanted(self, request: Request, current: _Round) -> Sequence[Slot]:
         if request.part is not None:
-            return [self._part(current, request.part, request.own, request.ranges, asked=True)]
+            return [self._part(current, request.part, request.ranges, asked=True)]
         if request.writes is not None:
             # Its first snapshot: what was fetched for the start of the round is loaded.
             slots = self._slots_of_rank(request.writes)

@@ -19,6 +19,7 @@ import msgspec
 from slurm_elastic import typed_json
 from slurm_elastic.snapshot.lineage import Holder, SnapshotId
 from slurm_elastic.snapshot.memory import Slot
+from slurm_elastic.snapshot.sharding import Ranges
 
 if TYPE_CHECKING:
     from datetime import timedelta
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
 VARIABLE = "SLURM_ELASTIC_SNAPSHOT"
 """Environment variable of a worker: the path of the socket."""
 
-MOST_RANGES = 256
 _LONGEST = 1 << 16
 """Bytes of a message."""
 _MOST_SLOTS = 8
@@ -96,17 +96,15 @@ class Request:
         directory: In which the agent writes checkpoints from now on; None to get memory.
         writes: Local rank that asks for the slots for its own parts; None for the slots for the state of all ranks.
         part: Number of the part of the origin that it asks for; None for slots.
-        own: True to get that part without its shards, if that is faster.
-        ranges: Where the bytes begin and end that it needs of the shards of that part, in order, at most `MOST_RANGES`;
-            the others may be missing. None for all.
+        ranges: Where the bytes begin and end that it needs of the shards of that part; the others may be missing. None
+            for all.
     """
 
     round: int
     directory: Directory | None = None
     writes: int | None = None
     part: int | None = None
-    own: bool = False
-    ranges: tuple[tuple[int, int], ...] | None = None
+    ranges: Ranges | None = None
 
 
 @dataclass(frozen=True, slots=True)

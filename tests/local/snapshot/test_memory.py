@@ -326,7 +326,7 @@ def test_ranges_of_the_shards_of_a_part_come_alone(agents: Agents) -> None:
     one, whole = holds_a_part(agents)
     ranges = ((0, 10), (4000, 9000), (SHARDS - 1, SHARDS))
     slot, holder = Slot.make(), read_inventories([one.inventory()])[0].holder
-    transfer.receive(PART, slot, [slot], [holder], RECEIVER, lambda: False, ranges=ranges)
+    transfer.receive(transfer.Request(PART, ranges), slot, [holder], RECEIVER, lambda: False)
     # There are pages for what came, and for no more; below, bytes that are read get theirs.
     assert slot.allocated < slot.size - 2 * 4096
     assert slot.contents() == whole.contents()
@@ -342,7 +342,7 @@ def test_ranges_that_a_part_does_not_have_are_refused(agents: Agents) -> None:
     for ranges in (((0, SHARDS + 1),), ((-1, 5),), ((5, 9), (8, 12)), ((9, 5),)):
         channel = transfer.connect(holder, RECEIVER)
         with channel.socket:
-            channel.say(transfer._Request(PART, ranges=ranges))
+            channel.say(transfer.Request(PART, ranges))
             with pytest.raises(transfer.TransferError, match="the connection ends"):
                 channel.next(Contents)
 
@@ -355,7 +355,7 @@ def test_a_snapshot_that_changes_on_its_way_is_not_committed(agents: Agents, mon
     slot = Slot.make()
     channel = transfer.connect(read_inventories([one.inventory()])[0].holder, RECEIVER)
     with channel.socket, pytest.raises(transfer.TransferError, match="a wrong digest"):
-        transfer._receive(channel, PART, slot, [slot], lambda: False)
+        transfer._receive(channel, transfer.Request(PART), slot, lambda: False)
     assert slot.contents() is None
 
 

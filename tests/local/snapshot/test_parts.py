@@ -187,7 +187,7 @@ def foreseen(node: AgentMemory) -> dict[Any, Any]:
     """Return what an agent has got for its workers before they have asked."""
     current = node._round
     eventually(lambda: bool(current.expected))
-    wanted = {(part, False, ranges) for part, ranges in current.expected}
+    wanted = {*current.expected}
     held = {each.copy.part for slot in node._all_slots() if (each := slot.contents()) is not None}
     wanted = {key for key in wanted if key[0] not in held}
     eventually(lambda: wanted <= current.borrowed.keys() and all(current.borrowed[key].done() for key in wanted))
@@ -206,7 +206,7 @@ def test_shards_that_ranks_need_come_before_they_ask(agents: Agents) -> None:
     assert [node._round.borrowed for node in nodes[:3]] == before
     assert [node._round.asked for node in nodes[:3]] == [borrowed.keys() for borrowed in before]
     # Bytes that no rank of a node needs do not come.
-    assert all(ranges is not None for borrowed in before for _part, _own, ranges in borrowed)
+    assert all(ranges is not None for borrowed in before for _part, ranges in borrowed)
 
 
 @pytest.mark.usefixtures("warm")
@@ -216,7 +216,7 @@ def test_what_was_foreseen_wrongly_is_let_go_of_and_nothing_more_comes_when_work
     assert foreseen(nodes[0])
     number = int(variables["SLURM_ELASTIC_ROUND"])
     ask(variables[VARIABLE], Request(number, part=3, ranges=((0, 4),)))
-    assert [*nodes[0]._round.borrowed] == [(3, False, ((0, 4),))]
+    assert [*nodes[0]._round.borrowed] == [(3, ((0, 4),))]
     ask(variables[VARIABLE], Request(number, writes=0))
     assert (nodes[0]._round.borrowed, nodes[0]._round.expected) == ({}, frozenset())
 
