@@ -22,7 +22,7 @@ from benchmarks.options import make_parser
 from benchmarks.tables import Results, Table, median
 from slurm_elastic.snapshot.agent_side import AgentMemory
 from slurm_elastic.snapshot.lineage import Copy, Holder, SnapshotId, read_inventories
-from slurm_elastic.snapshot.memory import HEADER, Slot
+from slurm_elastic.snapshot.memory import HEADER, Contents, Slot
 from slurm_elastic.snapshot.transfer import Request, Settings, receive
 
 _MIB = 256
@@ -76,7 +76,7 @@ def _send(connection: Connection) -> None:
         agent = AgentMemory(Path(directory), _SETTINGS)
         slot = agent._slots_of_rank(0)[0]
         slot.grow(HEADER + _SIZE + 1)
-        slot.fill(_PART, _SIZE, b"x", lambda body: None, _SIZE)
+        slot.fill(Contents(_PART, _SIZE, 1, _SIZE), lambda: None)
         connection.send(read_inventories([agent.inventory()])[0].holder)
         while connection.recv():
             connection.send(time.process_time())

@@ -256,7 +256,7 @@ class _Replicator:
             for _ in channel.receive_body(slot, ((HEADER, contents.size),)):
                 self._last_byte = time.monotonic()
 
-        slot.fill_by(contents, write)
+        slot.fill(contents, write)
         channel.say(Ready(copied=True))
 
 
@@ -302,7 +302,7 @@ class _Side:
         if not self._abandoned and self.partner is not None and self._banks():
             with contextlib.suppress(OSError, SessionError, TransferError):
                 for local_rank, slots in self._banks().items():
-                    newest = max((copy.id for copy in copies_in(slots) if copy is not None), default=None)
+                    newest = newest_of(*(slot.snapshot for slot in slots))
                     if newest is not None and newest.round == self.members.round:
                         self._send(local_rank, slots, newest)
                 self._channel_to_partner().say(_Push(self.members.round))
@@ -346,7 +346,7 @@ class _Side:
             slots[0].protection = protection
         round_ = members.round
         snapshots = [
-            [None if copy is None or copy.id.round != round_ else copy.id for copy in copies_in(slots)]
+            [None if (held := slot.snapshot) is None or held.round != round_ else held for slot in slots]
             for slots in groups
         ]
         newest = [max((snapshot.step for snapshot in ids if snapshot is not None), default=None) for ids in snapshots]
@@ -379,7 +379,7 @@ class _Side:
             # Before the next report: until then the step is protected, because it is the newest that is safe.
             for slots in groups:
                 for slot in slots:
-                    if (contents := slot.contents()) is not None and contents.copy.id == disk:
+                    if slot.snapshot == disk:
                         slot.busy = True
             self.wanted = False
             self._owner.tell(News(disk=disk))

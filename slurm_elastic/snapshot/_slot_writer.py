@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from slurm_elastic.snapshot.lineage import Copy, SnapshotId, slot_to_write
-from slurm_elastic.snapshot.memory import FIELDS, HEADER, Slot, require_memory
+from slurm_elastic.snapshot.lineage import Copy, slot_to_write
+from slurm_elastic.snapshot.memory import HEADER, Contents, Slot, require_memory
 from slurm_elastic.snapshot.state import Table, TensorPlace
 
 if TYPE_CHECKING:
@@ -24,8 +23,6 @@ class SlotWriter:
 
     def __init__(self, slots: Sequence[Slot]) -> None:
         self.slots = slots
-        self._headers: dict[int, tuple[bytes, SnapshotId | None]] = {}
-        """By slot: its header, and the snapshot that it names."""
         self._views: dict[int, tuple[int, Table, list[torch.Tensor]]] = {}
         self._pinned: dict[int, int | None] = {}
         """By slot: the address of the mapping whose pages CUDA has locked; None if it has refused."""
@@ -38,26 +35,19 @@ class SlotWriter:
         needed = slot_size(table, description)
         if any(slot.mapped < needed for slot in self.slots):
             require_memory(needed, self.slots)
-        copies = [self._held(index) for index in range(len(self.slots))]
         busy = [index for index, slot in enumerate(self.slots) if slot.busy]
-        index = slot_to_write(copies, busy, self.slots[0].protection)
+        index = slot_to_write([slot.snapshot for slot in self.slots], busy, self.slots[0].protection)
         if index is None:
             # All that could be overwritten is being written to disk: this step has no snapshot.
             return
-        slot = self.slots[index]
-        slot.fill(copy, table.size, description, partial(self._copy, index, table, tensors), shards)
-        self._headers[index] = slot.header()[:FIELDS].tobytes(), copy.id
+        contents = Contents(copy, table.size, len(description), shards)
+        body = self.slots[index].memory(contents.size)[HEADER : contents.size]
 
-    def _held(self, index: int) -> SnapshotId | None:
-        """Return the snapshot that a slot holds; a header that is as before is not read again."""
-        slot = self.slots[index]
-        header = slot.header()[:FIELDS].tobytes()
-        known_header, snapshot = self._headers.get(index, (b"", None))
-        if header != known_header:
-            contents = slot.contents()
-            snapshot = None if contents is None else contents.copy.id
-            self._headers[index] = header, snapshot
-        return snapshot
+        def put() -> None:
+            self._copy(index, table, tensors, body)
+            body[table.size :] = description
+
+        self.slots[index].fill(contents, put)
 
     def _copy(self, index: int, table: Table, tensors: list[torch.Tensor], memory: memoryview) -> None:
         slot = self.slots[index]

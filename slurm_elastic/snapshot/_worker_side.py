@@ -81,8 +81,7 @@ class WorkerMemory:
 
     def origin(self) -> SnapshotId | None:
         """Return the snapshot that the round starts from; None if it starts from none, or if that is gone."""
-        contents = self.slots[self._start].contents() if self._start is not None else None
-        return None if contents is None else contents.copy.id
+        return None if self._start is None else self.slots[self._start].snapshot
 
     def load(
         self, present: Callable[[], Mapping[str, Any]], in_place: Collection[str] = (), *, own: bool

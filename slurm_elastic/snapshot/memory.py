@@ -153,8 +153,13 @@ class Slot:
         """Bytes of the file that have pages."""
         return 512 * os.fstat(self.descriptor).st_blocks
 
-    def memory(self) -> memoryview:
-        """Return the whole memory, mapped anew if it has grown. Processes that are forked do not inherit it."""
+    def memory(self, least: int | None = None) -> memoryview:
+        """Return the whole memory, mapped anew if it has grown. Processes that are forked do not inherit it.
+
+        Where `least` bytes are mapped, that mapping is enough, and no system call says whether it has grown.
+        """
+        if self._map is not None and least is not None and least <= len(self._map):
+            return memoryview(self._map)
         size = self.size
         if self._map is None or len(self._map) != size:
             # Views into the old mapping keep that one.
@@ -175,6 +180,12 @@ class Slot:
             self.memory()
             assert self._fields is not None
         return self._fields
+
+    @property
+    def snapshot(self) -> SnapshotId | None:
+        """The snapshot that the slot holds; None if no committed one."""
+        fields = self.header()
+        return SnapshotId(fields[_ROUND], fields[_STEP]) if fields[_COMMITTED] == 1 else None
 
     def contents(self) -> Contents | None:
         """Return what the slot holds; None if no committed snapshot."""
@@ -236,25 +247,7 @@ class Slot:
         except OSError as error:
             raise OutOfMemoryError(_lacking(size_text(len(content)), len(content), free_memory(), error)) from None
 
-    def fill(
-        self, copy: Copy, tensors: int, description: bytes, write: Callable[[memoryview], object], shards: int = 0
-    ) -> None:
-        """Write a snapshot into a file that is large enough: `tensors` bytes by `write`, and a description.
-
-        `shards` are the bytes of the shards with which the tensors of a part begin.
-        """
-        written = Contents(copy, tensors, len(description), shards)
-        # At each step of a training, so without the system call by which `memory` sees whether the file has grown.
-        memory = self.memory() if self._map is None or self.mapped < written.size else memoryview(self._map)
-        body = memory[HEADER : written.size]
-
-        def put() -> None:
-            write(body)
-            body[tensors:] = description
-
-        self.fill_by(written, put)
-
-    def fill_by(self, contents: Contents, write: Callable[[], object]) -> None:
+    def fill(self, contents: Contents, write: Callable[[], object]) -> None:
         """Write a snapshot; `write` writes all of it behind the header. If it raises, the slot holds nothing."""
         fill_slot(self.header(), contents, write)
 

@@ -264,7 +264,7 @@ def _receive(channel: Channel, request: Request, slot: Slot, cancelled: Callable
             if cancelled():
                 raise TransferError("not wanted any more")
 
-    slot.fill_by(contents, write)
+    slot.fill(contents, write)
 
 
 class Channel:

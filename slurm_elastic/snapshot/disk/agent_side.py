@@ -320,11 +320,12 @@ class DiskWriter:
         _mark(slots, snapshot)
         outcome = Outcome()
         try:
-            whole = next((slot for slot in slots.whole if _holds(slot, snapshot)), None)
+            whole = next((slot for slot in slots.whole if slot.snapshot == snapshot), None)
             # Each part is written once, by one of those that have it. Copies first: there are only two slots for them,
             # so no step becomes safe while one of these is busy for long.
             is_origin = target.origin is not None and snapshot == target.origin[0]
-            parts = [slot for slot in (*(slots.replicas if is_origin else ()), *slots.parts) if _holds(slot, snapshot)]
+            with_part = (*(slots.replicas if is_origin else ()), *slots.parts)
+            parts = [slot for slot in with_part if slot.snapshot == snapshot]
             if whole is not None:
                 orders: list[tuple[Task, list[Slot]]] = [("part", [whole, part]) for part in parts]
                 if target.first:
@@ -419,22 +420,14 @@ class DiskWriter:
         """
         for slots in self._slots():
             for slot in slots:
-                if slot.busy and (
-                    written is None
-                    or (contents := slot.contents()) is None
-                    or contents.copy.id.round != round_
-                    or contents.copy.id <= written
-                ):
+                held = slot.snapshot
+                if slot.busy and (written is None or held is None or held.round != round_ or held <= written):
                     slot.busy = False
-
-
-def _holds(slot: Slot, snapshot: SnapshotId) -> bool:
-    return (contents := slot.contents()) is not None and contents.copy.id == snapshot
 
 
 def _mark(groups: HeldSlots, snapshot: SnapshotId) -> None:
     """Keep workers from overwriting a snapshot while it is written."""
     for slots in groups:
         for slot in slots:
-            if _holds(slot, snapshot):
+            if slot.snapshot == snapshot:
                 slot.busy = True

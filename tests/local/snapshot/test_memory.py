@@ -312,10 +312,10 @@ def holds_a_part(agents: Agents) -> tuple[AgentMemory, Slot]:
     slot, content = one._slots_of_rank(0)[0], os.urandom(TENSORS)
     slot.grow(HEADER + TENSORS + 100)
 
-    def write(body: memoryview) -> None:
-        body[:TENSORS] = content
+    def write() -> None:
+        slot.memory()[HEADER : HEADER + TENSORS + len(b"description")] = content + b"description"
 
-    slot.fill(PART, TENSORS, b"description", write, SHARDS)
+    slot.fill(Contents(PART, TENSORS, len(b"description"), SHARDS), write)
     return one, slot
 
 
@@ -532,7 +532,7 @@ def test_a_slot_cannot_be_shrunk_under_its_readers() -> None:
     with pytest.raises(PermissionError):
         os.ftruncate(slot.descriptor, mmap.PAGESIZE)
     assert slot.contents() is None
-    slot.fill(Copy(SnapshotId(0, 1), "0" * 16), 8, b"{}", lambda body: None)
+    slot.fill(Contents(Copy(SnapshotId(0, 1), "0" * 16), 8, 2), lambda: None)
     assert slot.contents() is not None
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from slurm_elastic.snapshot import _replicator_main, replicator
 from slurm_elastic.snapshot.lineage import Copy, Group, Holder, SnapshotId
-from slurm_elastic.snapshot.memory import Slot
+from slurm_elastic.snapshot.memory import Contents, Slot
 from slurm_elastic.snapshot.replication import Report
 from slurm_elastic.snapshot.transfer import Digest, Ready, Settings
 
@@ -53,7 +53,7 @@ def test_an_agent_pauses_as_long_as_a_copy_has_used_the_network(monkeypatch: pyt
     for local_rank in range(2):
         slot = Slot.make()
         slot.grow(1 << 13)
-        slot.fill(Copy.of_part(SNAPSHOT, local_rank, 4), 64, b"{}", lambda body: None)
+        slot.fill(Contents(Copy.of_part(SNAPSHOT, local_rank, 4), 64, 2), lambda: None)
         banks[local_rank] = [slot]
     # The parts of both ranks are sent, for 2 s each; the 30 s are for memory.
     side._copy(banks, SNAPSHOT)

@@ -16,7 +16,7 @@ from slurm_elastic.snapshot._slot_writer import SlotWriter
 from slurm_elastic.snapshot._worker_side import WorkerMemory
 from slurm_elastic.snapshot.hand_over import Answer
 from slurm_elastic.snapshot.lineage import SLOTS, Copy, Protection, SnapshotId
-from slurm_elastic.snapshot.memory import OutOfMemoryError, Slot
+from slurm_elastic.snapshot.memory import Contents, OutOfMemoryError, Slot
 from slurm_elastic.snapshot.state import describe, table_of
 
 
@@ -224,7 +224,7 @@ def test_an_agent_sees_a_snapshot_that_has_grown_beyond_its_mapping() -> None:
     other = Slot(os.dup(slot.descriptor))
     assert other.contents() is None
     slot.grow(1 << 20)
-    slot.fill(Copy(SnapshotId(0, 1), "0" * 16), 1 << 19, b"{}", lambda body: None)
+    slot.fill(Contents(Copy(SnapshotId(0, 1), "0" * 16), 1 << 19, 2), lambda: None)
     assert other.contents() == slot.contents() is not None
     assert len(other.memory()) == 1 << 20
 
