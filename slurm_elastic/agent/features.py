@@ -270,7 +270,7 @@ class SnapshotFeature(Feature):
         if self._tells_domain and place.rank == 0 and one_domain:
             self._tells_domain = False
             logger.info("snapshots: all nodes are in the failure domain %s: copies go to its next node", place.domain)
-        variables = self._memory.begin(assignment.round, assignment.origin, first=place.rank == 0, group=group)
+        variables = self._memory.begin(assignment.round, assignment.origin, group)
         for environment in environments.values():
             environment.update(variables)
 

@@ -344,7 +344,7 @@ def _name_directory(directory: Directory) -> Holder | None:
     path = os.environ.get(VARIABLE)
     if path:
         return ask(path, Request(_round(), directory), "no checkpoint can be written")[0].collector
-    if directory.first:
+    if global_rank() == 0:
         # Without an agent this process holds what it writes.
         slots = [Slot.make() for _ in range(SLOTS)]
         alone = os.environ.get("WORLD_SIZE", "1") == "1"

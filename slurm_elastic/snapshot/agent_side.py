@@ -17,6 +17,7 @@ from slurm_elastic.snapshot import lineage, transfer
 from slurm_elastic.snapshot._child_process import Fork
 from slurm_elastic.snapshot.disk.agent_side import DiskWriter, HeldSlots, Target
 from slurm_elastic.snapshot.disk.lineage import CheckpointId
+from slurm_elastic.snapshot.disk.stored import file_name
 from slurm_elastic.snapshot.hand_over import (
     VARIABLE,
     Answer,
@@ -26,7 +27,7 @@ from slurm_elastic.snapshot.hand_over import (
     read_request,
     send,
 )
-from slurm_elastic.snapshot.lineage import SLOTS, Copy, Group, Holder, Origin, Protection
+from slurm_elastic.snapshot.lineage import ALONE, SLOTS, Copy, Group, Holder, Origin, Protection
 from slurm_elastic.snapshot.memory import HEADER, OutOfMemoryError, Slot, copies_in, require_memory
 from slurm_elastic.snapshot.replicator import Ended, Members, ReplicatorProcess, Slots, Wanted
 from slurm_elastic.snapshot.sharding import Ranges, expected_ranges
@@ -43,7 +44,6 @@ class _Round:
     """The preparation of the memory for one round, and what it holds for that.
 
     Attributes:
-        group: None if the agent copies no parts to other nodes.
         slot: Index of the slot from which its workers start; None if from none.
         replacement: An empty slot that takes its place if the round ends before the transfer: made before, because
             there may be no descriptor left then, and the agent cannot wait for the other side.
@@ -59,7 +59,7 @@ class _Round:
         settled: True if that process knows that the workers have ended.
     """
 
-    def __init__(self, number: int, origin: Origin, group: Group | None = None, slot: int | None = None) -> None:
+    def __init__(self, number: int, origin: Origin, group: Group, slot: int | None = None) -> None:
         self.number, self.origin, self.group, self.slot = number, origin, group, slot
         self.replacement: Slot | None = None
         self.ready, self.cancelled = threading.Event(), threading.Event()
@@ -140,7 +140,7 @@ class AgentMemory:
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._listener.bind(str(self._path))
         self._listener.listen(128)
-        self._round = _Round(-1, Origin())
+        self._round = _Round(-1, Origin(), ALONE)
         self._disk = DiskWriter(self._held_slots, self._ask_for_step, fork)
         self._replicator = ReplicatorProcess(settings, self._add_replicas, self._disk.agree)
         """Copies parts to other nodes; without that it finds the steps that agents write to disk, if they do."""
@@ -178,11 +178,8 @@ class AgentMemory:
         holder = Holder(self._settings.address, 0 if self._sender is None else self._sender.port)
         return lineage.take_inventory(copies, holder, self._node, INVENTORY_LIMIT, replicates=self._replicates)
 
-    def begin(self, round_: int, text: str, *, first: bool, group: Group | None = None) -> dict[str, str]:
-        """Prepare the memory for the workers of a round, by its origin; returns variables for their environment.
-
-        The first agent logs what all do. Without `group` no parts are copied to other nodes.
-        """
+    def begin(self, round_: int, text: str, group: Group) -> dict[str, str]:
+        """Prepare the memory for the workers of a round, by its origin; returns variables for their environment."""
         self._end_round()
         origin = lineage.read_origin(text)
         plan = lineage.prepare(copies_in(self._slots), origin)
@@ -192,7 +189,7 @@ class AgentMemory:
             for slot in lineage.off_line(copies_in(slots), origin):
                 slots[slot].clear()
         current = self._round = _Round(round_, origin, group, plan.slot)
-        if first:
+        if group.rank == 0:
             current.log_origin()
         # Nothing is to be taken yet.
         protection = Protection(origin.protected)
@@ -210,8 +207,8 @@ class AgentMemory:
             current.start_thread(self._fetch, origin.copy, self._slots[plan.slot])
         else:
             current.ready.set()
-            if plan.slot is not None and group is not None and origin.copy is not None and origin.copy.parts:
-                current.start_thread(self._fetch_parts, group, self._slots[plan.slot])
+            if plan.slot is not None and origin.copy is not None and origin.copy.parts:
+                current.start_thread(self._fetch_parts, self._slots[plan.slot])
         return {VARIABLE: str(self._path)}
 
     def held(self) -> tuple[int, int | None]:
@@ -279,15 +276,15 @@ class AgentMemory:
 
     def _replicate(self, current: _Round, local_rank: int, slots: Sequence[Slot]) -> None:
         """Have the parts of a local rank copied to another node, or reported, from now on."""
-        collector, group = current.origin.collector if self._replicates else current.collector, current.group
-        if group is None or collector is None:
+        collector = current.origin.collector if self._replicates else current.collector
+        if collector is None:
             return
         try:
             with self._lock:
                 first, current.reports = not current.reports, True
             if first:
                 safe = current.origin.protected if self._replicates else None
-                self._replicator.order(Members(current.number, group, collector, safe, self._replicates))
+                self._replicator.order(Members(current.number, current.group, collector, safe, self._replicates))
                 self._replicator.order(Slots(None), self._slots)
             self._replicator.order(Slots(local_rank), slots)
         except OSError as error:
@@ -313,15 +310,15 @@ class AgentMemory:
             return
         finally:
             current.ready.set()
-        if current.group is not None and copy.parts:
-            self._fetch_parts(current, current.group, slot)
+        if copy.parts:
+            self._fetch_parts(current, slot)
         # Beside the start of the workers, which else wait for it at their first snapshot, and then say if it fails.
         with contextlib.suppress(OutOfMemoryError):
             require_memory(slot.size, slots)
 
-    def _fetch_parts(self, current: _Round, group: Group, slot: Slot) -> None:
+    def _fetch_parts(self, current: _Round, slot: Slot) -> None:
         """Get what workers will probably ask for, while they start: their models may take as long as the transfer."""
-        contents = slot.contents()
+        contents, group = slot.contents(), current.group
         if contents is None:
             return
         description = bytes(slot.memory()[HEADER + contents.tensors : contents.size])
@@ -409,24 +406,21 @@ class AgentMemory:
 
     def _write_to(self, directory: Directory, current: _Round) -> None:
         """Write the snapshots of a round to disk."""
-        if directory.checkpoint:
+        if directory.checkpoint is not None and current.group.rank == 0:
             logger.info(
                 "the workers of round %d start from the checkpoint %s of %s",
-                *(current.number, directory.checkpoint, directory.path),
+                *(current.number, file_name(CheckpointId(*directory.checkpoint)), directory.path),
             )
-        copy, group = current.origin.copy, current.group or Group(0, 1, 1, 0, 1)
-        origin = None
-        if copy is not None and directory.origin is not None:
-            origin = copy.id, CheckpointId(directory.origin, copy.id.step)
-        self._disk.aim(Target(directory, current.number, origin, group.nodes, group.workers))
+        copy = current.origin.copy
+        origin = copy.id if copy is not None and directory.origin else None
+        self._disk.aim(Target(directory, current.number, current.group, origin))
 
     def _find_steps(self, directory: Directory, current: _Round) -> Holder | None:
         """Have steps found that all agents keep for the disk; returns the process that finds them if it is ours."""
-        group = current.group
-        if self._replicates or not directory.has_parts or group is None or group.nodes == 1:
+        if self._replicates or not directory.has_parts or current.group.nodes == 1:
             return None
         collector = directory.collector
-        if directory.first:
+        if current.group.rank == 0:
             try:
                 collector = Holder(self._settings.address, self._replicator.port())
             except OSError as error:

@@ -64,10 +64,9 @@ class Directory:
         every: Seconds between checkpoints.
         keep: Number of checkpoints that stay.
         start: Number of the round's start in the directory; 0 before it has one.
-        origin: Number of the start in the directory that took the snapshot in memory which the round started from;
-            None if there is none.
-        checkpoint: Name of the checkpoint that the round starts from; empty for none.
-        first: True on the node of rank 0, whose agent writes the state of all ranks and completes checkpoints.
+        origin: Number of the start in the directory that took the snapshot in memory which the round started from; 0 if
+            there is none.
+        checkpoint: Start and step of the checkpoint that the round starts from; None for none.
         has_parts: True if agents write parts of snapshots, too.
         collector: The process that finds the step which all agents write, if nothing is copied to other nodes.
         every_steps: Steps after which a checkpoint is due before that time; 0 for none.
@@ -78,9 +77,8 @@ class Directory:
     every: float
     keep: int
     start: int = 0
-    origin: int | None = None
-    checkpoint: str = ""
-    first: bool = True
+    origin: int = 0
+    checkpoint: tuple[int, int] | None = None
     has_parts: bool = False
     collector: Holder | None = None
     every_steps: int = 0

@@ -83,6 +83,10 @@ class Group:
     world: int
 
 
+ALONE = Group(0, 1, 1, 0, 1)
+"""That of a process without an agent."""
+
+
 @dataclass(frozen=True, slots=True)
 class HeldParts:
     """The parts of one snapshot that an agent holds, as first and last numbers of ranges."""

@@ -18,18 +18,16 @@ import threading
 import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
+from blake3 import blake3
 
 from slurm_elastic import typed_json
 from slurm_elastic.rendezvous.transport.session import Role, Session, SessionError
 from slurm_elastic.snapshot.lineage import Copy, Holder
 from slurm_elastic.snapshot.memory import HEADER, Contents, Slot, check_memory
 from slurm_elastic.snapshot.sharding import Ranges
-
-if TYPE_CHECKING:
-    from blake3 import blake3
 
 logger = logging.getLogger("slurm_elastic")
 
@@ -299,7 +297,7 @@ class Channel:
 
     def send_body(self, bodies: Sequence[memoryview]) -> str:
         """Send bytes, one piece after the other, and return their digest, which goes into a message after them."""
-        digest = _new_digest()
+        digest = blake3()
         for body in bodies:
             for start in range(0, len(body), _CHUNK):
                 chunk = body[start : start + _CHUNK]
@@ -315,7 +313,7 @@ class Channel:
         Raises OSError, SessionError or TransferError if they do not come whole, OutOfMemoryError if there is no memory.
         """
         self.say(Ready())
-        digest, buffer = _new_digest(), memoryview(bytearray(_BUFFER))
+        digest, buffer = blake3(), memoryview(bytearray(_BUFFER))
         for begin, end in pieces:
             for start in range(begin, end, _BUFFER):
                 block = buffer[: end - start]
@@ -356,13 +354,6 @@ class Channel:
         """Return how many bytes of this side the other one's kernel has not got (tcp(7))."""
         count: int = struct.unpack("i", fcntl.ioctl(self.socket, _SIOCOUTQ, bytes(4)))[0]
         return count
-
-
-def _new_digest() -> blake3:
-    # Imported at the first transfer: an extension module of the agent would stay in the process that forks workers.
-    from blake3 import blake3
-
-    return blake3()
 
 
 def _bodies(contents: Contents, ranges: Ranges | None) -> Ranges:

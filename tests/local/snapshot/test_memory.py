@@ -24,7 +24,7 @@ from slurm_elastic.snapshot import _worker_side, transfer
 from slurm_elastic.snapshot import memory as memory_module
 from slurm_elastic.snapshot.agent_side import AgentMemory
 from slurm_elastic.snapshot.hand_over import VARIABLE, Request, ask
-from slurm_elastic.snapshot.lineage import Copy, Group, SnapshotId, choose, read_inventories, read_origin
+from slurm_elastic.snapshot.lineage import ALONE, Copy, Group, SnapshotId, choose, read_inventories, read_origin
 from slurm_elastic.snapshot.memory import HEADER, Contents, OutOfMemoryError, Reserve, Slot, free_memory, require_memory
 from tests.local.snapshot.memories import Agents, in_worker, loads, saves
 from tests.local.waiting import eventually
@@ -245,7 +245,7 @@ def test_a_snapshot_that_no_agent_sends_ends_the_worker(agents: Agents, monkeypa
     del agents._by_name["one"]
     two = agents.add("two")
     monkeypatch.setattr(transfer, "_GIVE_UP", 0.0)
-    variables = two.begin(1, origin, first=True)
+    variables = two.begin(1, origin, ALONE)
     with pytest.raises(Exception, match=r"two cannot get it: 127\.0\.0\.1: .*refused"):
         ask(variables[VARIABLE], Request(1))
 
@@ -261,7 +261,7 @@ def test_a_transfer_is_given_up_with_its_round(agents: Agents, monkeypatch: pyte
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = read_origin(choose(0, "", [one.inventory()])).holders[0].port
         origin = choose(0, "", [one.inventory()]).replace(str(port), str(silent.getsockname()[1]))
-        two.begin(1, origin, first=False)
+        two.begin(1, origin, ALONE)
         with monkeypatch.context() as descriptors:
             # A wait for the silent holder would take 10 s, in the agent's main thread.
             descriptors.setattr(Slot, "make", out_of_descriptors)
@@ -458,7 +458,7 @@ def test_a_line_says_that_the_memory_would_not_do_for_the_fewest_nodes(tmp_path:
             memory._check_memory(whole=1 << 20, part=1 << 20, own=0)
         return lines
 
-    variables = one.begin(0, "", first=True, group=Group(0, 4, 1, 0, 4))
+    variables = one.begin(0, "", Group(0, 4, 1, 0, 4))
     (line,) = in_worker({**variables, "SLURM_ELASTIC_ROUND": "0", "LOCAL_RANK": "0", "RANK": "0"}, work)
     one.close()
     assert line.startswith(
