@@ -141,27 +141,20 @@ def ask(path: str, request: Request, failure: str = _NO_MEMORY) -> tuple[Answer,
         RuntimeError: It fails, as the agent has ended, is another user's, or refuses.
     """
     try:
-        return _exchange(path, request)
-    except HandOverError as error:
-        raise RuntimeError(f"{failure}: {error}") from None
-
-
-def _exchange(path: str, request: Request) -> tuple[Answer, list[Slot]]:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC) as connection:
-        try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC) as connection:
             connection.connect(path)
             _require_own_user(connection)
             send(connection, request)
             received = receive(connection, Answer)
-        except HandOverError:
-            raise
-        except OSError as error:
-            raise HandOverError(f"{path} does not answer: {error.strerror or error}") from None
+    except HandOverError as error:
+        raise RuntimeError(f"{failure}: {error}") from None
+    except OSError as error:
+        raise RuntimeError(f"{failure}: {path} does not answer: {error.strerror or error}") from None
     if received is None:
-        raise HandOverError("the agent has ended")
+        raise RuntimeError(f"{failure}: the agent has ended")
     answered, slots = received
     if answered.error or not (slots or request.directory):
-        raise HandOverError(answered.error or _NO_MEMORY)
+        raise RuntimeError(f"{failure}: {answered.error or _NO_MEMORY}")
     return answered, slots
 
 

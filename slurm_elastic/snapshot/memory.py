@@ -325,10 +325,10 @@ def _lacking(needs: str, missing: int, free: int, error: OSError | None = None, 
     )
 
 
-def check_memory(missing: int) -> None:
-    """Raise OutOfMemoryError unless the `missing` bytes can still be had."""
+def check_memory(missing: int, needs: str = "", count: int = 1) -> None:
+    """Raise OutOfMemoryError unless the `missing` bytes can still be had, of what `count` slots need."""
     if missing > (free := free_memory()):
-        raise OutOfMemoryError(_lacking(size_text(missing), missing, free))
+        raise OutOfMemoryError(_lacking(needs or size_text(missing), missing, free, count=count))
 
 
 def require_memory(size: int, slots_of_node: Sequence[Slot]) -> None:
@@ -336,16 +336,14 @@ def require_memory(size: int, slots_of_node: Sequence[Slot]) -> None:
     missing = sum(max(0, size - slot.size) for slot in slots_of_node)
     if not missing:
         return
-    free = free_memory()
     count = len(slots_of_node)
     needs = f"{count} x {size_text(size)} = {size_text(count * size)}"
-    if missing > free:
-        raise OutOfMemoryError(_lacking(needs, missing, free, count=count))
+    check_memory(missing, needs, count)
     try:
         for slot in slots_of_node:
             slot.grow(size)
     except OSError as error:
-        raise OutOfMemoryError(_lacking(needs, missing, free, error, count)) from None
+        raise OutOfMemoryError(_lacking(needs, missing, free_memory(), error, count)) from None
 
 
 def free_memory(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> int:
