@@ -1,6 +1,14 @@
 """The run directory, which the agents of a run share on disk; only this package knows its file names."""
 
-from slurm_elastic.rundir._atomic_files import RecordError, RunDirError, claim_file, list_names, publish_file, read_file
+from slurm_elastic.rundir._atomic_files import (
+    RecordError,
+    RunDirError,
+    claim_file,
+    list_names,
+    publish_file,
+    read_file,
+    sync_directory,
+)
 from slurm_elastic.rundir._contents import LogFile, RunContents, RunFile, run_ids
 from slurm_elastic.rundir._job_runs import (
     JobRecords,
@@ -45,4 +53,5 @@ __all__ = [
     "run_start",
     "runs_of_job",
     "signature",
+    "sync_directory",
 ]

@@ -25,7 +25,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from slurm_elastic.rundir import claim_file, list_names, read_file
+from slurm_elastic.rundir import claim_file, list_names, read_file, sync_directory
 from slurm_elastic.snapshot.disk.lineage import (
     CheckpointId,
     Start,
@@ -43,7 +43,6 @@ from slurm_elastic.snapshot.disk.stored import (
     Stored,
     directory_size,
     file_name,
-    sync_path,
 )
 from slurm_elastic.snapshot.lineage import SnapshotId
 
@@ -236,7 +235,7 @@ class Checkpoints:
                 # A directory that has files is not replaced, rename(2): another group has written the same checkpoint.
                 if not final.exists():
                     raise
-            sync_path(self.path)
+            sync_directory(self.path)
         shutil.rmtree(part, ignore_errors=True)
         for old in deletable(newest, self.present(), keep):
             self._delete(old)
