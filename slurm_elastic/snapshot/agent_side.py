@@ -45,8 +45,6 @@ class _Round:
 
     Attributes:
         slot: Index of the slot from which its workers start; None if from none.
-        replacement: An empty slot that takes its place if the round ends before the transfer: made before, because
-            there may be no descriptor left then, and the agent cannot wait for the other side.
         ready: Set when the slot has its snapshot, or will not have it, because of `error`.
         cancelled: Set when the round is over.
         borrowed: Memory with parts of the origin that other agents hold, until the workers have loaded them: by number
@@ -61,7 +59,6 @@ class _Round:
 
     def __init__(self, number: int, origin: Origin, group: Group, slot: int | None = None) -> None:
         self.number, self.origin, self.group, self.slot = number, origin, group, slot
-        self.replacement: Slot | None = None
         self.ready, self.cancelled = threading.Event(), threading.Event()
         self.error = ""
         self.borrowed: dict[tuple[int, Ranges | None], Future[Slot]] = {}
@@ -182,13 +179,11 @@ class AgentMemory:
         """Prepare the memory for the workers of a round, by its origin; returns variables for their environment."""
         self._end_round()
         origin = lineage.read_origin(text)
-        plan = lineage.prepare(copies_in(self._slots), origin)
-        for slot in plan.clear:
-            self._slots[slot].clear()
-        for slots in (*self._parts.values(), *self._replicas.values()):
-            for slot in lineage.off_line(copies_in(slots), origin):
-                slots[slot].clear()
-        current = self._round = _Round(round_, origin, group, plan.slot)
+        for held in self._all_slots():
+            if (contents := held.contents()) is not None and not origin.keeps(contents.copy):
+                held.clear()
+        slot, fetch = lineage.prepare(copies_in(self._slots), origin)
+        current = self._round = _Round(round_, origin, group, slot)
         if group.rank == 0:
             current.log_origin()
         # Nothing is to be taken yet.
@@ -196,19 +191,18 @@ class AgentMemory:
         for slots in (self._slots, *self._parts.values()):
             slots[0].protection = protection if self._replicates else Protection()
         self._disk.aim(None)
-        if plan.fetch and plan.slot is not None:
+        if fetch and slot is not None:
             # The memory of what was there is given back before that of the other is taken.
             try:
-                current.replacement = Slot.make()
-                self._slots[plan.slot] = Slot.make()
+                self._slots[slot], coming = Slot.make(), Slot.make()
             except OSError as error:
                 current.fail(f"{self._node} has no memory for it: {error.strerror}")
                 return {VARIABLE: str(self._path)}
-            current.start_thread(self._fetch, origin.copy, self._slots[plan.slot])
+            current.start_thread(self._fetch, origin.copy, coming, slot)
         else:
             current.ready.set()
-            if plan.slot is not None and origin.copy is not None and origin.copy.parts:
-                current.start_thread(self._fetch_parts, self._slots[plan.slot])
+            if slot is not None and origin.copy is not None and origin.copy.parts:
+                current.start_thread(self._fetch_parts, self._slots[slot])
         return {VARIABLE: str(self._path)}
 
     def held(self) -> tuple[int, int | None]:
@@ -291,20 +285,21 @@ class AgentMemory:
             logger.warning("%s copies no snapshots to another node: %s", self._node, error)
 
     def _end_round(self) -> None:
-        """Cancel a transfer that is under way; it may go on for a moment, in memory that is not ours any more."""
+        """Cancel a transfer that is under way; it may go on for a moment, in memory that no slot of ours has."""
         current = self._round
-        current.cancelled.set()
-        if current.slot is not None and current.replacement is not None and not current.ready.is_set():
-            self._slots[current.slot] = current.replacement
-        current.replacement = None
-        current.ready.set()
         with self._lock:
+            current.cancelled.set()
             current.borrowed.clear()
+        current.ready.set()
 
-    def _fetch(self, current: _Round, copy: Copy, slot: Slot) -> None:
-        slots = tuple(self._slots)
+    def _fetch(self, current: _Round, copy: Copy, slot: Slot, index: int) -> None:
         try:
             receive(transfer.Request(copy), slot, current.origin.holders, self._settings, current.cancelled.is_set)
+            with self._lock:
+                if current.cancelled.is_set():
+                    return
+                self._slots[index] = slot
+                slots = tuple(self._slots)
         except (TransferError, OutOfMemoryError) as error:
             current.fail(f"{self._node} cannot get it: {error}")
             return
