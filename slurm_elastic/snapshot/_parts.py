@@ -17,7 +17,7 @@ from slurm_elastic.snapshot.state import (
     PresentTensors,
     StateError,
     flatten,
-    read_description,
+    read_slot,
     rebuild,
     tensor_in,
 )
@@ -63,9 +63,7 @@ class PartsOfOrigin:
     def own(self, rank: int) -> dict[str, Any]:
         """Return what a rank had of its own."""
         slot, contents = self._get(rank)
-        body = slot.memory()[HEADER + contents.shards : contents.size]
-        size = contents.tensors - contents.shards
-        tree, views = read_description(bytes(body[size:]), body[:size])
+        tree, views, _ = read_slot(slot, contents)
         content: dict[str, Any] = rebuild(tree, [view.clone() for view in views])[PER_RANK]
         return content
 

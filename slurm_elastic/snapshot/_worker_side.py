@@ -17,7 +17,7 @@ from slurm_elastic.snapshot._slot_writer import SlotWriter, slot_size
 from slurm_elastic.snapshot.disk.worker_side import DiskSide
 from slurm_elastic.snapshot.hand_over import VARIABLE, Answer, Directory, Request, ask
 from slurm_elastic.snapshot.lineage import SLOTS, Copy, Holder, SnapshotId
-from slurm_elastic.snapshot.memory import HEADER, OutOfMemoryError, Reserve, Slot, free_memory
+from slurm_elastic.snapshot.memory import OutOfMemoryError, Reserve, Slot, free_memory
 from slurm_elastic.snapshot.sharding import Layout, Planner
 from slurm_elastic.snapshot.state import (
     PER_RANK,
@@ -25,11 +25,9 @@ from slurm_elastic.snapshot.state import (
     Flat,
     StateError,
     Table,
-    describe,
     flatten,
     is_stateful,
-    read_description,
-    read_layout,
+    read_slot,
     state_of,
     table_of,
 )
@@ -92,10 +90,7 @@ class WorkerMemory:
         slot = self.slots[self._start]
         contents = slot.contents()
         if contents is not None and contents.copy.id.round != self._round:
-            body = slot.memory()[HEADER : contents.size]
-            description = bytes(body[contents.tensors :])
-            tree, views = read_description(description, body[: contents.tensors])
-            layout = read_layout(description)
+            tree, views, layout = read_slot(slot, contents)
             parts = PartsOfOrigin(self._path, self._round, contents.copy, layout)
             restored = restored_state(tree, views, layout, parts, present, in_place, own=own)
             if parts.are_unchanged() and slot.contents() == contents:
@@ -185,7 +180,7 @@ class WorkerMemory:
             self._layout = key, Planner(layout), msgspec.json.encode(layout)
         planner = self._layout[1]
         own = own or flatten({})
-        description = describe(own.tree, self._table_of("own", own.tensors))
+        description = self._describer.describe(own.tree, self._table_of("own", own.tensors))
         return Part(
             planner.part_numbers[global_rank()],
             planner.parts,

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from slurm_elastic import typed_json
+from slurm_elastic.snapshot.memory import HEADER, Contents, Slot
 from slurm_elastic.snapshot.sharding import Layout, round_up
 
 if TYPE_CHECKING:
@@ -183,11 +184,6 @@ def table_of(tensors: Sequence[torch.Tensor]) -> Table:
     return Table(tuple(places), offset, text)
 
 
-def describe(tree: Any, table: Table, layout: bytes = b"null") -> bytes:
-    """Return the description of a state; `layout` is that of its sharded tensors, as JSON."""
-    return Describer().describe(tree, table, layout)
-
-
 class Describer:
     """Describes the successive states of a worker, and encodes only what has changed."""
 
@@ -221,6 +217,17 @@ def read_description(description: bytes, tensors: memoryview) -> tuple[Any, list
     return content["state"], views
 
 
+def read_slot(slot: Slot, contents: Contents) -> tuple[Any, list[torch.Tensor], Layout | None]:
+    """Return the state of a slot, see `read_description`, and its layout; of a part, the state of the rank's own.
+
+    The tensors are in the memory of the slot. Raises ValueError if the description does not fit.
+    """
+    body = slot.memory()[HEADER + contents.shards : contents.size]
+    size = contents.tensors - contents.shards
+    description = bytes(body[size:])
+    return *read_description(description, body[:size]), read_layout(description)
+
+
 def read_layout(description: bytes) -> Layout | None:
     """Return the layout in a description; None if all ranks have the whole state. Raises ValueError for none."""
     # Not by msgspec: JSON here has NaN.
@@ -228,6 +235,41 @@ def read_layout(description: bytes) -> Layout | None:
     if not isinstance(content, dict) or "layout" not in content:
         raise ValueError("no description of a snapshot")
     return typed_json.convert(content["layout"], Layout | None)
+
+
+def places_in(tree: Mapping[str, Any]) -> Iterator[tuple[str, int, tuple[Any, ...], bool]]:
+    """Yield kind, x or s, and index of each tensor of a state, and the keys that lead to it.
+
+    The last value is false for one in a tuple, or under a key that is no plain value: torch's checkpoints have no names
+    for these.
+    """
+
+    def walk(node: Any, path: tuple[Any, ...], has_name: bool) -> Iterator[tuple[str, int, tuple[Any, ...], bool]]:
+        if not isinstance(node, dict):
+            return
+        ((kind, content),) = node.items()
+        if kind in "xs":
+            yield kind, content, path, has_name
+        elif kind == "d":
+            for key, item in content:
+                yield from walk(item, (*path, key), has_name and not isinstance(key, dict))
+        elif kind in "lt":
+            for index, item in enumerate(content):
+                yield from walk(item, (*path, index), has_name and kind == "l")
+
+    for name, node in tree.items():
+        yield from walk(node, (name,), True)
+
+
+def _value_at(value: Any, path: Iterable[Any]) -> Any:
+    """Return the part of a state to which keys lead; None if there is none."""
+    for key in path:
+        if isinstance(value, Mapping):
+            value = None if isinstance(key, dict) else value.get(key)
+        else:
+            is_there = isinstance(value, (list, tuple)) and isinstance(key, int) and key < len(value)
+            value = value[key] if is_there else None
+    return value
 
 
 def tensor_in(memory: memoryview, name: str, shape: Sequence[int], offset: int) -> torch.Tensor:
@@ -262,32 +304,18 @@ class PresentTensors:
     def __init__(self, tree: Mapping[str, Any], present: Mapping[str, Any], in_place: Collection[str] = ()) -> None:
         self.found: dict[tuple[str, int], torch.Tensor] = {}
         """By kind, x or s, and index."""
-        self.wanted = {place for name, node in tree.items() if name in present for place in _places(node)}
+        self.wanted: set[tuple[str, int]] = set()
         """Kind and index of each tensor of what the present state has: others are left where they are."""
         self._in_place: set[tuple[str, int]] = set()
         # A process that has tensors has imported torch.
         loaded = sys.modules.get("torch")
-
-        def walk(node: Any, value: Any) -> None:
-            if not isinstance(node, dict):
-                return
-            ((kind, content),) = node.items()
-            if kind in "xs":
-                if loaded is not None and isinstance(value, loaded.Tensor):
-                    self.found[kind, content] = value
-            elif kind == "d" and isinstance(value, Mapping):
-                for key, item in content:
-                    if not isinstance(key, dict) and key in value:
-                        walk(item, value[key])
-            elif kind in "lt" and isinstance(value, (list, tuple)):
-                for item, beside in zip(content, value, strict=False):
-                    walk(item, beside)
-
-        for name, node in tree.items():
-            before = {*self.found}
-            walk(node, present.get(name))
-            if name in in_place:
-                self._in_place |= self.found.keys() - before
+        for kind, index, path, _ in places_in({name: node for name, node in tree.items() if name in present}):
+            self.wanted.add((kind, index))
+            value = _value_at(present, path)
+            if loaded is not None and isinstance(value, loaded.Tensor):
+                self.found[kind, index] = value
+                if path[0] in in_place:
+                    self._in_place.add((kind, index))
 
     def takes(self, kind: str, index: int) -> bool:
         """Return whether the present tensor may be overwritten."""
@@ -302,16 +330,6 @@ class PresentTensors:
             return view.clone()
         with torch.no_grad():
             return target.copy_(view)
-
-
-def _places(node: Any) -> Iterator[tuple[str, int]]:
-    if isinstance(node, dict):
-        ((kind, content),) = node.items()
-        if kind in "xs":
-            yield kind, content
-        elif kind in "dlt":
-            for item in content:
-                yield from _places(item[1] if kind == "d" else item)
 
 
 def can_take(target: torch.Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> bool:

@@ -17,7 +17,7 @@ from slurm_elastic.snapshot._worker_side import WorkerMemory
 from slurm_elastic.snapshot.hand_over import Answer
 from slurm_elastic.snapshot.lineage import SLOTS, Copy, Protection, SnapshotId
 from slurm_elastic.snapshot.memory import Contents, OutOfMemoryError, Slot
-from slurm_elastic.snapshot.state import describe, table_of
+from slurm_elastic.snapshot.state import Describer, table_of
 
 
 class Saver:
@@ -125,7 +125,7 @@ def test_a_copy_is_no_part_of_what_autograd_records() -> None:
     writer = SlotWriter([Slot.make()])
     tensors = [torch.nn.Parameter(BASE.clone()), BASE]
     table = table_of(tensors)
-    writer.write(Copy(SnapshotId(0, 1), "0" * 16), describe({}, table), table, tensors)
+    writer.write(Copy(SnapshotId(0, 1), "0" * 16), Describer().describe({}, table), table, tensors)
     (views,) = [views for _, _, views in writer._views.values()]
     assert [view.requires_grad for view in views] == [False, False]
 
@@ -186,7 +186,7 @@ def written(writer: SlotWriter, step: int) -> int:
     """Write a snapshot; return the slot that has it."""
     tensors = [torch.full((3,), float(step))]
     table = table_of(tensors)
-    writer.write(Copy(SnapshotId(0, step), "0" * 16), describe({"a": {"x": 0}}, table), table, tensors)
+    writer.write(Copy(SnapshotId(0, step), "0" * 16), Describer().describe({"a": {"x": 0}}, table), table, tensors)
     (found,) = [index for index, slot in enumerate(writer.slots) if holds(slot) == step]
     return found
 
