@@ -73,24 +73,22 @@ class _Collector:
 
     def report(self, hello: _Hello) -> _Answer | None:
         """Take a report; returns the goal and the agent that takes copies. None if a newer round has started."""
+        members, group = hello.members, hello.members.group
         with self._lock:
-            if hello.round < self._round:
+            if members.round < self._round:
                 return None
-            if hello.round > self._round:
-                self._round, self._goal, self._reports, self._partners = hello.round, Goal(), {}, None
-            self._reports[hello.rank] = hello.report
-            self._goal = next_goal(self._goal, self._reports, hello.nodes, replicates=hello.replicates)
-            if self._partners is None and hello.replicates and len(self._reports) == hello.nodes:
+            if members.round > self._round:
+                self._round, self._goal, self._reports, self._partners = members.round, Goal(), {}, None
+            self._reports[group.rank] = hello.report
+            self._goal = next_goal(self._goal, self._reports, group.nodes, replicates=members.replicates)
+            if self._partners is None and members.replicates and len(self._reports) == group.nodes:
                 self._partners = partners(self._reports)
-            rank = (self._partners or {}).get(hello.rank)
+            rank = (self._partners or {}).get(group.rank)
             return _Answer(self._goal, None if rank is None else self._reports[rank])
 
 
 class _Hello(msgspec.Struct, frozen=True, tag=True):
-    round: int
-    rank: int
-    nodes: int
-    replicates: bool
+    members: Members
     report: Report
 
 
@@ -137,13 +135,11 @@ class _Replicator:
                 if side is not None:
                     # The workers of the new round write these slots.
                     side.shared = []
-                self._side = side = _Side(self, order)
+                self._side = side = _Side(self, order, slots)
                 threading.Thread(target=self._take_part, args=(side,), daemon=True).start()
             elif side is not None:
                 match order:
-                    case Slots(None):
-                        side.shared = slots
-                    case Slots(int(local_rank)):
+                    case Slots(local_rank):
                         side.banks[local_rank] = slots
                     case Wanted():
                         side.wanted = True
@@ -182,8 +178,7 @@ class _Replicator:
         """Have the agent log a problem, once."""
         if problem != self._problem:
             self._problem = problem
-            if problem:
-                self.tell(News(problem=problem))
+            self.tell(News(problem=problem))
 
     # What other agents send.
 
@@ -263,12 +258,11 @@ class _Replicator:
 class _Side:
     """The part of this agent in a round: reports, protects, sends."""
 
-    def __init__(self, owner: _Replicator, members: Members) -> None:
-        self._owner, self.members = owner, members
+    def __init__(self, owner: _Replicator, members: Members, shared: list[Slot]) -> None:
+        self._owner, self.members, self.shared = owner, members, shared
+        """With the slots for the state of all ranks; none when another round has started."""
         self.ended = threading.Event()
         """Set when the workers have ended."""
-        self.shared: list[Slot] = []
-        """The slots for the state of all ranks; empty when another round has started."""
         self.banks: dict[int, list[Slot]] = {}
         """Those for the parts of each local rank."""
         self._goal = Goal()
@@ -369,8 +363,7 @@ class _Side:
         if self._collector is None:
             holder = members.collector
             self._collector = self._connect(find_replicator(holder, settings) if members.replicates else holder)
-        hello = _Hello(round_, members.group.rank, members.group.nodes, members.replicates, report)
-        self._collector.say(hello)
+        self._collector.say(_Hello(members, report))
         answer = self._collector.next(_Answer)
         if members.replicates and answer.goal.safe != self._goal.safe and answer.goal.safe is not None:
             self._owner.tell(News(safe=SnapshotId(round_, answer.goal.safe)))

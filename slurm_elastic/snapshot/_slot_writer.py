@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from slurm_elastic.snapshot.lineage import Copy, slot_to_write
 from slurm_elastic.snapshot.memory import HEADER, Contents, Slot, require_memory
-from slurm_elastic.snapshot.state import Table, TensorPlace
+from slurm_elastic.snapshot.state import Table, tensor_in
 
 if TYPE_CHECKING:
     import torch
@@ -55,7 +55,7 @@ class SlotWriter:
         if generation != slot.generation or of is not table:
             if generation != slot.generation:
                 self._unpin(index)
-            views = [_view(memory, place) for place in table.places if place.size]
+            views = [tensor_in(memory, place.dtype, place.shape, place.offset) for place in table.places if place.size]
             self._views[index] = slot.generation, table, views
         if len(views) < len(tensors):
             tensors = [tensor for tensor, place in zip(tensors, table.places, strict=True) if place.size]
@@ -105,13 +105,6 @@ def _cudart() -> Any:
     # Documented, without types (torch 2.15).
     runtime: Any = cuda.cudart
     return runtime()
-
-
-def _view(memory: memoryview, place: TensorPlace) -> torch.Tensor:
-    import torch
-
-    raw = torch.frombuffer(memory, dtype=torch.uint8, count=place.size, offset=place.offset)
-    return raw.view(getattr(torch, place.dtype)).view(place.shape)
 
 
 def _copy_all(views: list[torch.Tensor], tensors: list[torch.Tensor]) -> None:

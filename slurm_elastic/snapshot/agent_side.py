@@ -278,8 +278,8 @@ class AgentMemory:
                 first, current.reports = not current.reports, True
             if first:
                 safe = current.origin.protected if self._replicates else None
-                self._replicator.order(Members(current.number, current.group, collector, safe, self._replicates))
-                self._replicator.order(Slots(None), self._slots)
+                members = Members(current.number, current.group, collector, safe, self._replicates)
+                self._replicator.order(members, self._slots)
             self._replicator.order(Slots(local_rank), slots)
         except OSError as error:
             logger.warning("%s copies no snapshots to another node: %s", self._node, error)

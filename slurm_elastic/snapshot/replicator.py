@@ -30,7 +30,7 @@ PROCESS = "slurm_elastic.snapshot._replicator_main"
 
 
 class Members(msgspec.Struct, frozen=True, tag=True):
-    """An order: a round has started.
+    """An order, with the descriptors of the slots for the state of all ranks: a round has started.
 
     Attributes:
         collector: The agent that collects reports.
@@ -48,9 +48,9 @@ class Members(msgspec.Struct, frozen=True, tag=True):
 
 
 class Slots(msgspec.Struct, frozen=True, tag=True):
-    """An order, with descriptors: the slots of a local rank, or those for the state of all ranks if that is None."""
+    """An order, with descriptors: the slots of a local rank."""
 
-    local_rank: int | None
+    local_rank: int
 
 
 class Wanted(msgspec.Struct, frozen=True, tag=True):

@@ -14,6 +14,7 @@ import socket
 import threading
 import warnings
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -158,28 +159,20 @@ def main(descriptor: int) -> None:
         import torch.distributed.checkpoint
 
         torch.set_num_threads(1)
-        while (received := receive(orders, Order)) is not None:
-            order, slots = received
-            outcome = _carry_out(order, slots) if order.urgent else _with_low_priority(order, slots)
-            for slot in slots:
-                slot.close()
-            with contextlib.suppress(BrokenPipeError):
-                send(orders, outcome)
+        # A thread of its own: a process without privileges cannot take its own priority back.
+        with ThreadPoolExecutor(1, initializer=_lower_priority) as thread:
+            while (received := receive(orders, Order)) is not None:
+                order, slots = received
+                outcome = _carry_out(*received) if order.urgent else thread.submit(_carry_out, *received).result()
+                for slot in slots:
+                    slot.close()
+                with contextlib.suppress(BrokenPipeError):
+                    send(orders, outcome)
 
 
-def _with_low_priority(order: Order, slots: Sequence[Slot]) -> Outcome:
-    """Work in a thread of its own: a process without privileges cannot take its own priority back."""
-    outcomes: list[Outcome] = []
-
-    def run() -> None:
-        # Linux has a priority for each thread, and threads inherit it (sched(7)).
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOW)
-        outcomes.append(_carry_out(order, slots))
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join()
-    return outcomes[0]
+def _lower_priority() -> None:
+    # Linux has a priority for each thread, and threads inherit it (sched(7)).
+    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOW)
 
 
 def _carry_out(order: Order, slots: Sequence[Slot]) -> Outcome:

@@ -46,7 +46,7 @@ def test_an_agent_pauses_as_long_as_a_copy_has_used_the_network(monkeypatch: pyt
     settings = Settings(b"s" * 32, "7.0", "one", "one", "127.0.0.1", 1.0)
     owner = _replicator_main._Replicator(settings, here)
     members = replicator.Members(0, Group(0, 2, 2, 0, 4), Holder("127.0.0.1", 1), None)
-    side = _replicator_main._Side(owner, members)
+    side = _replicator_main._Side(owner, members, [])
     side.partner = Report("two", Holder("127.0.0.1", 2))
     monkeypatch.setattr(side, "_channel_to_partner", lambda: partner)
     banks = {}
