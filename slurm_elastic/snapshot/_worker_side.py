@@ -108,13 +108,13 @@ class WorkerMemory:
         own = None if per_rank is None else own_state(per_rank)
         repeated, self._saved = step == self._saved, step
         has_part = bool(flat.sharded) or own is not None
-        if has_part and _disk.is_configured and not _disk.has_parts:
+        if has_part and _disk.directory is not None and not _disk.has_parts:
             raise StateError(
                 "snapshot.save has sharded tensors (DTensor) or per_rank, and snapshot.load had none: pass the same"
                 " state to both, so that all nodes write their parts to disk"
             )
         if has_part and self._path is None and self._own_writer is None:
-            if flat.sharded and _disk.is_configured:
+            if flat.sharded and _disk.directory is not None:
                 raise StateError(
                     "sharded tensors (DTensor) of several ranks get to disk only by the agents of slurm-elastic; under"
                     " torchrun write them by torch.distributed.checkpoint"
@@ -299,7 +299,7 @@ def load(**state: Any) -> Any:
     modules = [name for name, value in state.items() if _is_module(value)]
     restored = memory.load(lambda: state_of(state), modules, own=own) if memory is not None else None
     is_in_memory = restored is not None
-    if _disk.is_configured:
+    if _disk.directory is not None:
         # A process that has sharded tensors has imported their module.
         has_sharded = "torch.distributed.tensor" in sys.modules and bool(flatten(state_of(state)).sharded)
         origin, answered = (None, Answer()) if memory is None else (memory.origin(), memory.answered)

@@ -151,7 +151,9 @@ class Origin:
 
     def holders_of(self, part: int) -> tuple[Holder, ...]:
         """Return the agents that hold a part of the snapshot."""
-        return tuple(source.holder for source in self.sources if _contains(source.ranges, part))
+        return tuple(
+            source.holder for source in self.sources if any(first <= part <= last for first, last in source.ranges)
+        )
 
     def has(self, snapshot: SnapshotId) -> bool:
         """Return True if the snapshot is on the line."""
@@ -346,10 +348,6 @@ def _ranges(numbers: Iterable[int]) -> tuple[tuple[int, int], ...]:
         else:
             ranges.append((number, number))
     return tuple(ranges)
-
-
-def _contains(ranges: Iterable[tuple[int, int]], number: int) -> bool:
-    return any(first <= number <= last for first, last in ranges)
 
 
 def _sources(snapshot: SnapshotId, inventories: Iterable[Inventory]) -> tuple[Source, ...]:

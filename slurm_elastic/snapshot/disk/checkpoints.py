@@ -25,6 +25,8 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import msgspec
+
 from slurm_elastic.rundir import claim_file, list_names, read_file, sync_directory
 from slurm_elastic.snapshot.disk.lineage import (
     CheckpointId,
@@ -35,7 +37,6 @@ from slurm_elastic.snapshot.disk.lineage import (
     line_from_checkpoint,
     line_from_memory,
     read_start,
-    write_start,
 )
 from slurm_elastic.snapshot.disk.stored import (
     CheckpointError,
@@ -124,7 +125,7 @@ class Checkpoints:
             if not is_current():
                 raise SupersededError("a newer round has started")
             path = self._start_path(start.number)
-            if not claim_file(path, write_start(start)):
+            if not claim_file(path, msgspec.json.encode(start)):
                 # Another group was faster. A node may see its record a moment later than its name.
                 time.sleep(_PAUSE)
                 continue

@@ -34,7 +34,8 @@ class DiskSide:
     """The directory that a script has named with `to_disk`, and the start of its group there."""
 
     def __init__(self) -> None:
-        self._directory: Directory | None = None
+        self.directory: Directory | None = None
+        """The directory; None if the script has named none."""
         self._started = False
         """True when the start of this group is recorded there, by `load`."""
         self._stored: Stored | None = None
@@ -42,20 +43,15 @@ class DiskSide:
         self.has_parts = False
         """True if the state that `load` has seen has parts."""
 
-    @property
-    def is_configured(self) -> bool:
-        """True if the script has named a directory."""
-        return self._directory is not None
-
     def configure(self, directory: Directory) -> None:
         """Name the directory; see `to_disk`. The start of the group is not known yet."""
         if self._started:
             raise RuntimeError("snapshot.to_disk comes too late: call it before snapshot.load")
-        self._directory = directory
+        self.directory = directory
 
     def require_start(self) -> None:
         """Raise RuntimeError if what is saved is not known to come from what is on disk, as `load` was not called."""
-        if self._directory is not None and not self._started:
+        if self.directory is not None and not self._started:
             raise RuntimeError("snapshot.save comes before snapshot.load: after snapshot.to_disk call load first")
 
     def start(
@@ -87,8 +83,8 @@ class DiskSide:
         from slurm_elastic.snapshot.disk.checkpoints import Checkpoints
         from slurm_elastic.snapshot.disk.lineage import CheckpointId
 
-        assert self._directory is not None
-        path = self._directory.path
+        assert self.directory is not None
+        path = self.directory.path
         checkpoints = Checkpoints(Path(path))
         tells = memory is None or has_parts
 
@@ -154,7 +150,7 @@ class DiskSide:
         # Not the trainer API: the agent waits at a planned stop for workers that have imported it.
         from slurm_elastic.control import is_superseded
 
-        assert self._directory is not None
+        assert self.directory is not None
         run, round_ = os.environ.get("SLURM_ELASTIC_RUN_ID", ""), int(os.environ.get("SLURM_ELASTIC_ROUND", "0"))
         # Without parts no rank asks for the choice of rank 0 if there is a snapshot in memory.
         below, lost = answered.below, answered.lost if has_parts else None
@@ -163,7 +159,7 @@ class DiskSide:
         begins = chosen.step if chosen is not None else memory.step if memory is not None else 0
         checkpoint = None if chosen is None else (chosen.start, chosen.step)
         return replace(
-            self._directory,
+            self.directory,
             start=start.number,
             origin=origin,
             checkpoint=checkpoint,
