@@ -287,12 +287,13 @@ class _Side:
             if self.ended.is_set():
                 # In a short round not all agents have reported yet.
                 last = last or time.monotonic() + self._owner.settings.silence
-            with contextlib.suppress(OSError, SessionError, TransferError):
+            pause = turn
+            try:
                 self._turn()
-                (time.sleep if last else self.ended.wait)(turn)
-                continue
-            self._drop_collector()
-            (time.sleep if last else self.ended.wait)(turn if last else 0.2)
+            except (OSError, SessionError, TransferError):
+                self._drop_collector()
+                pause = turn if last else 0.2
+            (time.sleep if last else self.ended.wait)(pause)
         if not self._abandoned and self.partner is not None and self._banks():
             with contextlib.suppress(OSError, SessionError, TransferError):
                 for local_rank, slots in self._banks().items():

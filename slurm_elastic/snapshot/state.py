@@ -8,7 +8,6 @@ whole numbers, floats and strings stand for themselves.
 from __future__ import annotations
 
 import base64
-import itertools
 import json
 import math
 import pickle
@@ -93,16 +92,19 @@ def flatten(state: Mapping[str, Any]) -> Flat:
     plain_tensors = () if loaded is None else (loaded.Tensor, loaded.nn.Parameter)
     size = None if loaded is None else loaded.Size
 
+    def tensor(value: torch.Tensor) -> dict[str, int]:
+        if value.layout is not strided or value.is_quantized:
+            raise _UnsupportedError(value)
+        tensors.append(value)
+        return {"x": len(tensors) - 1}
+
     # This runs at every step, so exact types are compared first, and paths are made for errors only.
     def node(value: Any) -> Any:
         kind = type(value)
         if kind in _EXACT_SCALARS:
             return value
         if kind in plain_tensors:
-            if value.layout is not strided or value.is_quantized:
-                raise _UnsupportedError(value)
-            tensors.append(value)
-            return {"x": len(tensors) - 1}
+            return tensor(value)
         if isinstance(value, dict):
             return {
                 "d": [
@@ -124,17 +126,15 @@ def flatten(state: Mapping[str, Any]) -> Flat:
         if distributed is not None and isinstance(value, distributed.DTensor):
             sharded.append(value)
             return {"s": len(sharded) - 1}
-        is_tensor = loaded is not None and isinstance(value, loaded.Tensor)
-        if is_tensor and value.layout is strided and not value.is_quantized:
-            tensors.append(value)
-            return {"x": len(tensors) - 1}
+        if loaded is not None and isinstance(value, loaded.Tensor):
+            return tensor(value)
         raise _UnsupportedError(value)
 
     try:
         tree = {name: node(value) for name, value in state.items()}
     except _UnsupportedError as error:
-        path = ".".join(map(str, _path_of(error.value, state)))
-        raise StateError(f"{path} is {_refusal(error.value)}") from None
+        path = next(keys for value, keys in _values_in(state) if value is error.value)
+        raise StateError(f"{'.'.join(map(str, path))} is {_refusal(error.value)}") from None
     return Flat(tree, tensors, sharded)
 
 
@@ -156,21 +156,16 @@ def _refusal(value: Any) -> str:
     )
 
 
-def _path_of(target: Any, state: Mapping[str, Any]) -> tuple[object, ...]:
-    """Return the keys that lead to a part of a state; for a part of a key, those that lead to its dict."""
-
-    def find(value: Any, path: tuple[object, ...]) -> tuple[object, ...] | None:
-        if value is target:
-            return path
-        paths: Iterable[tuple[object, ...] | None] = ()
-        if isinstance(value, dict):
-            keys = (find(key, path) for key in value)
-            paths = itertools.chain(keys, (find(below, (*path, key)) for key, below in value.items()))
-        elif isinstance(value, (list, tuple)):
-            paths = (find(below, (*path, index)) for index, below in enumerate(value))
-        return next((path_found for path_found in paths if path_found is not None), None)
-
-    return next((place for name, value in state.items() if (place := find(value, (name,))) is not None), ())
+def _values_in(value: Any, path: tuple[object, ...] = ()) -> Iterator[tuple[Any, tuple[object, ...]]]:
+    """Yield all parts of a state with the keys that lead to them; for a part of a key, those that lead to its dict."""
+    yield value, path
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _values_in(key, path)
+            yield from _values_in(item, (*path, key))
+    elif isinstance(value, (list, tuple)):
+        for index, item in enumerate(value):
+            yield from _values_in(item, (*path, index))
 
 
 def table_of(tensors: Sequence[torch.Tensor]) -> Table:

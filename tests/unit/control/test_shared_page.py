@@ -76,7 +76,6 @@ def test_without_pages_workers_take_no_part(tmp_path: Path, caplog: pytest.LogCa
     assert control.environment(0) == {}
     assert control.hold() is None
     assert control.progress() == ()
-    assert control.progress() == ()
     control.release()
     control.fence()
 
