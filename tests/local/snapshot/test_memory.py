@@ -9,6 +9,7 @@ import os
 import resource
 import signal
 import socket
+import threading
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -20,7 +21,7 @@ import torch
 
 from slurm_elastic import snapshot
 from slurm_elastic.rendezvous.transport.session import Role, Session
-from slurm_elastic.snapshot import _worker_side, transfer
+from slurm_elastic.snapshot import _worker_side, agent_side, transfer
 from slurm_elastic.snapshot import memory as memory_module
 from slurm_elastic.snapshot.agent_side import AgentMemory
 from slurm_elastic.snapshot.hand_over import VARIABLE, Request, ask
@@ -272,6 +273,26 @@ def test_a_transfer_is_given_up_with_its_round(agents: Agents, monkeypatch: pyte
     agents.origin = origin
     for variables in agents.next_round([one, two]):
         assert in_worker(variables, loads) == (1.0, 1)
+
+
+def test_a_snapshot_that_comes_when_its_round_is_over_takes_no_slot(
+    agents: Agents, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, two = agents.add("one"), agents.add("two")
+    assert in_worker(agents.next_round([one])[0], saves(1))
+    receive = agent_side.receive
+
+    def late(request: transfer.Request, slot: Slot, *arguments: Any) -> None:
+        receive(request, slot, *arguments)
+        assert slot.contents() is not None
+        two._end_round()
+
+    monkeypatch.setattr(agent_side, "receive", late)
+    agents.next_round([one, two])
+    for thread in threading.enumerate():
+        if thread.name == "slurm-elastic-snapshot-fetch":
+            thread.join()
+    assert two.inventory() == ""
 
 
 def test_strangers_that_hold_all_connections_keep_no_agent_from_its_snapshot(agents: Agents) -> None:

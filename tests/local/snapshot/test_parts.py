@@ -171,6 +171,21 @@ def test_sharded_state_is_restored_at_any_number_of_ranks(agents: Agents) -> Non
     assert own == [0, 1, 2]
 
 
+@pytest.mark.usefixtures("warm")
+def test_what_other_ranks_had_of_their_own_comes_without_their_shards(agents: Agents) -> None:
+    nodes = [agents.add(f"n{number}") for number in range(3)]
+    for variables in ranks(agents, *((node, 1) for node in nodes)):
+        assert in_worker(variables, saves_shards(1, own=True))
+
+    def work() -> list[int]:
+        join_group()
+        _, own = snapshot.load(model=model(0), per_rank=[])
+        return [each["rank"] for each in own]
+
+    assert in_worker(ranks(agents, *((node, 1) for node in nodes))[0], work) == [0, 1, 2]
+    assert {*nodes[0]._round.borrowed} == {(1, ()), (2, ())}
+
+
 def four_with_shards(agents: Agents) -> list[AgentMemory]:
     """Agents of four nodes whose workers have saved step 1."""
     nodes = [agents.add(f"n{number}") for number in range(4)]
