@@ -16,7 +16,7 @@ from slurm_elastic.rendezvous.transport.session import SessionError
 from slurm_elastic.snapshot._child_process import ignore_signals
 from slurm_elastic.snapshot.hand_over import receive, send
 from slurm_elastic.snapshot.lineage import REPLICA_SLOTS, Holder, Protection, SnapshotId
-from slurm_elastic.snapshot.memory import HEADER, Contents, OutOfMemoryError, Slot, copies_in, require_memory
+from slurm_elastic.snapshot.memory import Contents, OutOfMemoryError, Slot, copies_in, require_memory
 from slurm_elastic.snapshot.replication import (
     Goal,
     Report,
@@ -30,12 +30,12 @@ from slurm_elastic.snapshot.replication import (
 from slurm_elastic.snapshot.replicator import Ended, Members, News, Slots, Wanted
 from slurm_elastic.snapshot.transfer import (
     Channel,
-    Digest,
     Ready,
     Settings,
     TransferError,
     accepted,
     answering,
+    bodies_of,
     connect,
     find_replicator,
     listen,
@@ -247,11 +247,10 @@ class _Replicator:
             raise TransferError("a part without sizes")
         require_memory(contents.size + contents.description, slots)
 
-        def write() -> None:
-            for _ in channel.receive_body(slot, ((HEADER, contents.size),)):
-                self._last_byte = time.monotonic()
+        def heard() -> None:
+            self._last_byte = time.monotonic()
 
-        slot.fill(contents, write)
+        channel.receive_body(slot, contents, bodies_of(contents), heard)
         channel.say(Ready(copied=True))
 
 
@@ -431,11 +430,8 @@ class _Side:
                 if channel.next(Ready).copied:
                     return contents.size
                 began = time.monotonic()
-                digest = channel.send_body([slot.memory()[HEADER : contents.size]])
-                if slot.contents() != contents:
-                    # The connection ends, and what was sent is not committed.
-                    raise TransferError("overwritten meanwhile")
-                channel.say(Digest(digest))
+                # If it fails the connection ends, and what was sent is not committed.
+                channel.send_body(slot, contents, bodies_of(contents))
                 channel.next(Ready)
                 self._sending += time.monotonic() - began
             except (OSError, SessionError, TransferError):

@@ -17,7 +17,7 @@ import struct
 import threading
 import time
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -157,13 +157,10 @@ class Sender:
             contents = slot.contents()
             if contents is None or contents.copy != request.copy:
                 continue
-            body, bodies = slot.memory()[HEADER : contents.size], _bodies(contents, request.ranges)
+            bodies = bodies_of(contents, request.ranges)
             channel.say(contents)
             channel.next(Ready)
-            digest = channel.send_body([body[begin:end] for begin, end in bodies])
-            # A worker that overwrites the slot clears the header first. Then the receiver has to look elsewhere.
-            if slot.contents() == contents:
-                channel.say(Digest(digest))
+            channel.send_body(slot, contents, bodies)
             return
         raise TransferError(f"{request.copy} is not here any more")
 
@@ -254,15 +251,14 @@ def _receive(channel: Channel, request: Request, slot: Slot, cancelled: Callable
     contents = channel.next(Contents)
     if contents.copy != request.copy or not contents.is_possible:
         raise TransferError("an answer without sizes")
-    pieces = [(HEADER + begin, HEADER + end) for begin, end in _bodies(contents, request.ranges)]
-    check_memory(sum(end - begin for begin, end in pieces))
+    bodies = bodies_of(contents, request.ranges)
+    check_memory(sum(end - begin for begin, end in bodies))
 
-    def write() -> None:
-        for _ in channel.receive_body(slot, pieces):
-            if cancelled():
-                raise TransferError("not wanted any more")
+    def require_wanted() -> None:
+        if cancelled():
+            raise TransferError("not wanted any more")
 
-    slot.fill(contents, write)
+    channel.receive_body(slot, contents, bodies, require_wanted)
 
 
 class Channel:
@@ -295,39 +291,47 @@ class Channel:
         except typed_json.JSONError as error:
             raise TransferError(f"another message than {kind}: {error}") from None
 
-    def send_body(self, bodies: Sequence[memoryview]) -> str:
-        """Send bytes, one piece after the other, and return their digest, which goes into a message after them."""
-        digest = blake3()
-        for body in bodies:
-            for start in range(0, len(body), _CHUNK):
-                chunk = body[start : start + _CHUNK]
+    def send_body(self, slot: Slot, contents: Contents, bodies: Ranges) -> None:
+        """Send bytes of a snapshot, see `bodies_of`, and their digest; raises TransferError if it is overwritten."""
+        digest, memory = blake3(), slot.memory()[HEADER : contents.size]
+        for begin, end in bodies:
+            for start in range(begin, end, _CHUNK):
+                chunk = memory[start : min(start + _CHUNK, end)]
                 digest.update(chunk)
                 while len(chunk):
                     # Not sendall, whose timeout is that of all bytes together (Lib/socket, 3.11).
                     chunk = chunk[self.socket.send(chunk) :]
-        return digest.hexdigest()
+        # A worker that overwrites the slot clears the header first. Then the receiver has to look elsewhere.
+        if slot.contents() != contents:
+            raise TransferError("overwritten meanwhile")
+        self.say(Digest(digest.hexdigest()))
 
-    def receive_body(self, slot: Slot, pieces: Iterable[tuple[int, int]]) -> Iterator[None]:
-        """Fill pieces of a slot with the bytes of a snapshot, and compare their digest; yields as they come.
+    def receive_body(self, slot: Slot, contents: Contents, bodies: Ranges, heard: Callable[[], None]) -> None:
+        """Fill a slot with bytes of a snapshot, see `bodies_of`, and compare their digest; calls `heard` as they come.
 
-        Raises OSError, SessionError or TransferError if they do not come whole, OutOfMemoryError if there is no memory.
+        Raises OSError, SessionError or TransferError if they do not come whole, OutOfMemoryError if there is no memory,
+        and what `heard` raises; then the slot holds nothing.
         """
-        self.say(Ready())
         digest, buffer = blake3(), memoryview(bytearray(_BUFFER))
-        for begin, end in pieces:
-            for start in range(begin, end, _BUFFER):
-                block = buffer[: end - start]
-                missing = block
-                while len(missing):
-                    count = self.socket.recv_into(missing)
-                    if not count:
-                        raise TransferError("it ends in the middle")
-                    missing = missing[count:]
-                    yield
-                digest.update(block)
-                slot.put(start, block)
-        if self.next(Digest).digest != digest.hexdigest():
-            raise TransferError("a wrong digest")
+
+        def write() -> None:
+            self.say(Ready())
+            for begin, end in bodies:
+                for start in range(begin, end, _BUFFER):
+                    block = buffer[: end - start]
+                    missing = block
+                    while len(missing):
+                        count = self.socket.recv_into(missing)
+                        if not count:
+                            raise TransferError("it ends in the middle")
+                        missing = missing[count:]
+                        heard()
+                    digest.update(block)
+                    slot.put(HEADER + start, block)
+            if self.next(Digest).digest != digest.hexdigest():
+                raise TransferError("a wrong digest")
+
+        slot.fill(contents, write)
 
     def _read(self) -> None:
         # Never more than the bytes of messages: what follows one may be a snapshot, which begins when it is asked for.
@@ -356,8 +360,11 @@ class Channel:
         return count
 
 
-def _bodies(contents: Contents, ranges: Ranges | None) -> Ranges:
-    """Return where the bytes of an answer are; raises TransferError for ranges of shards that are not there."""
+def bodies_of(contents: Contents, ranges: Ranges | None = None) -> Ranges:
+    """Return where the bytes of a snapshot are behind the header, without shards beyond these ranges.
+
+    Raises TransferError for ranges of shards that are not there.
+    """
     shards, size = contents.shards, contents.size - HEADER
     if ranges is None:
         return ((0, size),)

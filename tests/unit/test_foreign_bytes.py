@@ -62,7 +62,7 @@ from slurm_elastic.snapshot.lineage import Copy, SnapshotId, read_inventories, r
 from slurm_elastic.snapshot.memory import Contents
 from slurm_elastic.snapshot.sharding import Ranges
 from slurm_elastic.snapshot.state import read_layout
-from slurm_elastic.snapshot.transfer import TransferError, _bodies
+from slurm_elastic.snapshot.transfer import TransferError, bodies_of
 
 SECONDS = os.environ.get("SLURM_ELASTIC_FUZZ_SECONDS")
 INPUTS = 800
@@ -329,7 +329,7 @@ def etcd_value(content: bytes) -> None:
 
 def ranges(content: bytes) -> None:
     part = Contents(Copy.of_part(SnapshotId(0, 1), 0, 2), 1 << 21, 100, 1 << 20)
-    _bodies(part, typed_json.decode(content, Ranges))
+    bodies_of(part, typed_json.decode(content, Ranges))
 
 
 def hand_over(content: bytes) -> None:

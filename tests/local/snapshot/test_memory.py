@@ -370,9 +370,14 @@ def test_ranges_that_a_part_does_not_have_are_refused(agents: Agents) -> None:
 
 def test_a_snapshot_that_changes_on_its_way_is_not_committed(agents: Agents, monkeypatch: pytest.MonkeyPatch) -> None:
     one, _ = holds_a_part(agents)
-    send_body = transfer.Channel.send_body
     # The digest that arrives is that of other bytes.
-    monkeypatch.setattr(transfer.Channel, "send_body", lambda channel, bodies: send_body(channel, bodies)[::-1])
+    say = transfer.Channel.say
+
+    def say_wrongly(channel: transfer.Channel, message: object) -> None:
+        is_digest = isinstance(message, transfer.Digest)
+        say(channel, transfer.Digest(message.digest[::-1]) if is_digest else message)
+
+    monkeypatch.setattr(transfer.Channel, "say", say_wrongly)
     slot = Slot.make()
     channel = transfer.connect(read_inventories([one.inventory()])[0].holder, RECEIVER)
     with channel.socket, pytest.raises(transfer.TransferError, match="a wrong digest"):
