@@ -143,21 +143,18 @@ class AgentMemory:
         """Copies parts to other nodes; without that it finds the steps that agents write to disk, if they do."""
         threading.Thread(target=self._serve, name="slurm-elastic-snapshot-workers", daemon=True).start()
 
-    def inventory(
-        self, is_leaving: Callable[[], bool] = lambda: False, *, members_leave: bool = False, members_stay: bool = False
-    ) -> str:
+    def inventory(self, is_leaving: Callable[[], bool] = lambda: False, *, members_leave: bool | None = None) -> str:
         """Return what this agent holds; it has no workers now. Empty if nothing.
 
         Args:
             is_leaving: Returns True if the agent is to leave, and so does not wait for copies.
-            members_leave: True if the workers have stopped at a step because agents leave as announced.
-            members_stay: True if the round has ended although no agent leaves: a node has joined or was lost, or a
-                worker has failed.
+            members_leave: True if the workers have stopped at a step because agents leave as announced; False if the
+                round has ended although none does: a node has joined or was lost, or a worker has failed.
         """
         until = time.monotonic() + _SETTLE
         # The parts of agents that stay are here for the next round. What a lost node took after its last copy is gone,
         # and the parts of the others are of no use without it.
-        self._settle(until, is_leaving, moves=not members_stay)
+        self._settle(until, is_leaving, moves=members_leave is not False)
         if members_leave and self._round.reports and not self._replicates:
             # The parts of those who leave are on disk alone.
             self._disk.flush(until, is_leaving)
