@@ -38,7 +38,6 @@ from slurm_elastic.snapshot.transfer import (
     bodies_of,
     connect,
     find_replicator,
-    listen,
 )
 
 logger = logging.getLogger("slurm_elastic")
@@ -51,12 +50,12 @@ _STALLED = 3.0
 """Seconds without progress after which the other agent is given up for now."""
 
 
-def main(descriptor: int) -> None:
+def main(descriptor: int, listening: int) -> None:
     """Carry out orders until the agent has ended."""
     ignore_signals()
-    agent = socket.socket(fileno=descriptor)
+    agent, listener = socket.socket(fileno=descriptor), socket.socket(fileno=listening)
     if (received := receive(agent, Settings)) is not None:
-        _Replicator(received[0], agent).run()
+        _Replicator(received[0], agent, listener).run()
     # Threads that send or receive hold nothing that lasts.
     os._exit(0)
 
@@ -109,8 +108,9 @@ class _Push(msgspec.Struct, frozen=True, tag=True):
 class _Replicator:
     """The process."""
 
-    def __init__(self, settings: Settings, agent: socket.socket) -> None:
-        self.settings, self._agent, self.port = settings, agent, 0
+    def __init__(self, settings: Settings, agent: socket.socket, listener: socket.socket) -> None:
+        self.settings, self._agent, self._listener = settings, agent, listener
+        self.port: int = listener.getsockname()[1]
         self._news_lock = threading.Lock()
         self._lock = threading.Lock()
         self._replicas: dict[int, list[Slot]] = {}
@@ -126,9 +126,7 @@ class _Replicator:
 
     def run(self) -> None:
         """Carry out orders until the agent has ended."""
-        listener, self.port = listen()
-        threading.Thread(target=self._serve, args=(listener,), daemon=True).start()
-        self.tell(News(port=self.port))
+        threading.Thread(target=self._serve, daemon=True).start()
         while (received := receive(self._agent, Members | Slots | Wanted | Ended)) is not None:
             (order, slots), side = received, self._side
             if isinstance(order, Members):
@@ -182,8 +180,8 @@ class _Replicator:
 
     # What other agents send.
 
-    def _serve(self, listener: socket.socket) -> None:
-        for connection in accepted(listener):
+    def _serve(self) -> None:
+        for connection in accepted(self._listener):
             threading.Thread(target=self._attend, args=(connection,), daemon=True).start()
 
     def _attend(self, connection: socket.socket) -> None:

@@ -10,7 +10,7 @@ from slurm_elastic.snapshot import _replicator_main, replicator
 from slurm_elastic.snapshot.lineage import Copy, Group, Holder, SnapshotId
 from slurm_elastic.snapshot.memory import Contents, Slot
 from slurm_elastic.snapshot.replication import Report
-from slurm_elastic.snapshot.transfer import Ready, Settings
+from slurm_elastic.snapshot.transfer import Ready, Settings, listen
 
 SNAPSHOT = SnapshotId(0, 3)
 
@@ -42,7 +42,7 @@ def test_an_agent_pauses_as_long_as_a_copy_has_used_the_network(monkeypatch: pyt
     monkeypatch.setattr(_replicator_main.time, "monotonic", lambda: partner.now)
     here, _there = socket.socketpair()
     settings = Settings(b"s" * 32, "7.0", "one", "one", "127.0.0.1", 1.0)
-    owner = _replicator_main._Replicator(settings, here)
+    owner = _replicator_main._Replicator(settings, here, listen()[0])
     members = replicator.Members(0, Group(0, 2, 2, 0, 4), Holder("127.0.0.1", 1), None)
     side = _replicator_main._Side(owner, members, [])
     side.partner = Report("two", Holder("127.0.0.1", 2))
