@@ -23,7 +23,8 @@ class SlotWriter:
 
     def __init__(self, slots: Sequence[Slot]) -> None:
         self.slots = slots
-        self._views: dict[int, tuple[int, Table, list[torch.Tensor]]] = {}
+        self._views: dict[int, tuple[object, Table, list[torch.Tensor]]] = {}
+        """By slot: its mapping, of which there is another one when it has grown, and the tensors of a table in that."""
         self._pinned: dict[int, int | None] = {}
         """By slot: the address of the mapping whose pages CUDA has locked; None if it has refused."""
 
@@ -50,13 +51,12 @@ class SlotWriter:
         self.slots[index].fill(contents, put)
 
     def _copy(self, index: int, table: Table, tensors: list[torch.Tensor], memory: memoryview) -> None:
-        slot = self.slots[index]
-        generation, of, views = self._views.get(index, (0, None, []))
-        if generation != slot.generation or of is not table:
-            if generation != slot.generation:
+        mapping, of, views = self._views.get(index, (None, None, []))
+        if mapping is not memory.obj or of is not table:
+            if mapping is not memory.obj:
                 self._unpin(index)
             views = [tensor_in(memory, place.dtype, place.shape, place.offset) for place in table.places if place.size]
-            self._views[index] = slot.generation, table, views
+            self._views[index] = memory.obj, table, views
         if len(views) < len(tensors):
             tensors = [tensor for tensor, place in zip(tensors, table.places, strict=True) if place.size]
         if views:

@@ -128,8 +128,6 @@ class Slot:
         self._close = weakref.finalize(self, os.close, descriptor)
         self._map: mmap.mmap | None = None
         self._fields: memoryview | None = None
-        self.generation = 0
-        """Counts the times that the memory was mapped: views into an earlier mapping do not see this one."""
 
     @classmethod
     def make(cls) -> Slot:
@@ -166,7 +164,6 @@ class Slot:
             self._map = mmap.mmap(self.descriptor, size)
             self._map.madvise(mmap.MADV_DONTFORK)
             self._fields = memoryview(self._map)[:HEADER].cast("q")
-            self.generation += 1
         return memoryview(self._map)
 
     @property
