@@ -92,12 +92,10 @@ def restored_state(
     parts: Parts,
     present: Callable[[], Mapping[str, Any]],
     in_place: Collection[str],
-    *,
-    own: bool,
 ) -> dict[str, Any]:
     """Return the state of a tree, see `flatten`, with sharded tensors divided as those of the present state.
 
-    `layout` is None if it has no parts. With `own` the state has what the ranks had of their own, too, as a list.
+    `layout` is None if it has no parts. What ranks had of their own is a list there, if the present state has its name.
     """
     asked = present()
     places = PresentTensors(tree, asked, in_place)
@@ -112,7 +110,7 @@ def restored_state(
     # What is not asked for stays in the memory of agents: shards of other nodes, too.
     restored: dict[str, Any] = dict.fromkeys(tree)
     restored |= rebuild({name: node for name, node in tree.items() if name in asked}, loaded, sharded)
-    if own and layout is not None and layout.own:
+    if PER_RANK in asked and layout is not None and layout.own:
         restored[PER_RANK] = [parts.own(rank) for rank in range(layout.world)]
     return restored
 

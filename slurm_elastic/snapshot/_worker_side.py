@@ -81,9 +81,7 @@ class WorkerMemory:
         """Return the snapshot that the round starts from; None if it starts from none, or if that is gone."""
         return None if self._start is None else self.slots[self._start].snapshot
 
-    def load(
-        self, present: Callable[[], Mapping[str, Any]], in_place: Collection[str] = (), *, own: bool
-    ) -> dict[str, Any] | None:
+    def load(self, present: Callable[[], Mapping[str, Any]], in_place: Collection[str] = ()) -> dict[str, Any] | None:
         """Return the state that the round starts from; None if from no snapshot. See `restored_state`."""
         if self._start is None:
             return None
@@ -92,7 +90,7 @@ class WorkerMemory:
         if contents is not None and contents.copy.id.round != self._round:
             tree, views, layout = read_slot(slot, contents)
             parts = PartsOfOrigin(self._path, self._round, contents.copy, layout)
-            restored = restored_state(tree, views, layout, parts, present, in_place, own=own)
+            restored = restored_state(tree, views, layout, parts, present, in_place)
             if parts.are_unchanged() and slot.contents() == contents:
                 return restored
         # The worker that writes for this node has saved so often since the start that it needed this slot.
@@ -295,22 +293,20 @@ def load(**state: Any) -> Any:
         StateError: A tensor of the snapshot is divided in a way that the present state does not show.
         RuntimeError: The snapshot or checkpoint that the round starts from cannot be had.
     """
-    memory, own = _memory(), PER_RANK in state
+    memory = _memory()
     modules = [name for name, value in state.items() if _is_module(value)]
-    restored = memory.load(lambda: state_of(state), modules, own=own) if memory is not None else None
+    restored = memory.load(lambda: state_of(state), modules) if memory is not None else None
     is_in_memory = restored is not None
     if _disk.directory is not None:
         # A process that has sharded tensors has imported their module.
         has_sharded = "torch.distributed.tensor" in sys.modules and bool(flatten(state_of(state)).sharded)
         origin, answered = (None, Answer()) if memory is None else (memory.origin(), memory.answered)
         start = origin if is_in_memory else None
-        stored = _disk.start(start, answered, _name_directory, has_parts=own or has_sharded)
+        stored = _disk.start(start, answered, _name_directory, has_parts=PER_RANK in state or has_sharded)
         if stored is not None:
             is_in_memory = False
             layout, present = stored.layout, lambda: state_of(state)
-            restored = _disk.read(
-                lambda: restored_state(stored.tree, stored.tensors, layout, stored, present, modules, own=own)
-            )
+            restored = _disk.read(lambda: restored_state(stored.tree, stored.tensors, layout, stored, present, modules))
     plain = []
     for name, value in state.items():
         if restored is not None and name not in restored and not (name == PER_RANK and not is_in_memory):

@@ -38,7 +38,7 @@ class Saver:
         """Return step and state of the newest snapshot."""
         steps = [0 if (found := slot.contents()) is None else found.copy.id.step for slot in self.slots]
         reader = WorkerMemory(self.slots, Answer(steps.index(max(steps))), 1, writes=False)
-        loaded = reader.load(lambda: dict.fromkeys(self._names), own=False)
+        loaded = reader.load(lambda: dict.fromkeys(self._names))
         assert loaded is not None
         return max(steps), loaded
 
