@@ -360,7 +360,8 @@ class _Side:
         )
         if self._collector is None:
             holder = members.collector
-            self._collector = self._connect(find_replicator(holder, settings) if members.replicates else holder)
+            collector = find_replicator(holder, settings) if members.replicates else holder
+            self._collector = connect(collector, settings, _STALLED)
         self._collector.say(_Hello(members, report))
         answer = self._collector.next(_Answer)
         if members.replicates and answer.goal.safe != self._goal.safe and answer.goal.safe is not None:
@@ -443,13 +444,8 @@ class _Side:
         holder = self.partner.holder
         if self._target is None or self._target[0] != holder:
             self._drop_target()
-            self._target = holder, self._connect(holder)
+            self._target = holder, connect(holder, self._owner.settings, _STALLED)
         return self._target[1]
-
-    def _connect(self, holder: Holder) -> Channel:
-        channel = connect(holder, self._owner.settings, _STALLED)
-        channel.socket.settimeout(_STALLED)
-        return channel
 
     def _drop_collector(self) -> None:
         if self._collector is not None:

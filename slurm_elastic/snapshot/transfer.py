@@ -183,12 +183,17 @@ def accepted(listener: socket.socket) -> Iterator[socket.socket]:
         yield connection
 
 
-def connect(holder: Holder, settings: Settings, timeout: float | None = None) -> Channel:
-    """Open a session with another agent; raises OSError, SessionError or TransferError."""
-    connection = socket.create_connection((holder.address, holder.port), timeout=timeout or _TIMEOUT)
+def connect(holder: Holder, settings: Settings, timeout: float = _TIMEOUT) -> Channel:
+    """Open a session with another agent; raises OSError, SessionError or TransferError.
+
+    `timeout` is for the connection, and for each call of the channel afterwards.
+    """
+    connection = socket.create_connection((holder.address, holder.port), timeout=timeout)
     try:
-        name = _session_name(settings)
-        return Channel(connection, Session(Role.AGENT, settings.secret, name, agent=settings.agent, port=holder.port))
+        session = Session(Role.AGENT, settings.secret, _session_name(settings), agent=settings.agent, port=holder.port)
+        channel = Channel(connection, session)
+        connection.settimeout(timeout)
+        return channel
     except BaseException:
         connection.close()
         raise
