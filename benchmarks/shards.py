@@ -22,8 +22,8 @@ from benchmarks.options import make_parser
 from benchmarks.tables import Results, Table, median
 from slurm_elastic.snapshot.agent_side import AgentMemory
 from slurm_elastic.snapshot.lineage import Copy, Holder, SnapshotId, read_inventories
-from slurm_elastic.snapshot.memory import HEADER, Slot
-from slurm_elastic.snapshot.transfer import Settings, receive
+from slurm_elastic.snapshot.memory import HEADER, Contents, Slot
+from slurm_elastic.snapshot.transfer import Request, Settings, receive
 
 _MIB = 256
 _SIZE = _MIB << 20
@@ -45,7 +45,7 @@ def main() -> int:
         used = _asked(here)
         begin, own = time.perf_counter(), time.process_time()
         slot = Slot.make()
-        receive(_PART, slot, [slot], [holder], _SETTINGS, lambda: False, ranges=((0, _SIZE),))
+        receive(Request(_PART, ((0, _SIZE),)), slot, [holder], _SETTINGS, lambda: False)
         seconds = time.perf_counter() - begin
         taken.append((seconds, _asked(here) - used, time.process_time() - own))
         slot.close()
@@ -76,7 +76,7 @@ def _send(connection: Connection) -> None:
         agent = AgentMemory(Path(directory), _SETTINGS)
         slot = agent._slots_of_rank(0)[0]
         slot.grow(HEADER + _SIZE + 1)
-        slot.fill(_PART, _SIZE, b"x", lambda body: None, _SIZE)
+        slot.fill(Contents(_PART, _SIZE, 1, _SIZE), lambda: None)
         connection.send(read_inventories([agent.inventory()])[0].holder)
         while connection.recv():
             connection.send(time.process_time())

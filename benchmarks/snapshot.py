@@ -38,6 +38,7 @@ from benchmarks.tables import Bar, Results, Table
 from slurm_elastic import snapshot
 from slurm_elastic.data import ElasticSampler
 from slurm_elastic.snapshot.agent_side import AgentMemory
+from slurm_elastic.snapshot.lineage import ALONE
 from slurm_elastic.snapshot.transfer import Settings
 
 _ROOT = Path(__file__).parents[1]
@@ -57,7 +58,7 @@ def main() -> int:
     results = Results.of("snapshot")
     with tempfile.TemporaryDirectory() as directory:
         memory = AgentMemory(Path(directory), Settings(secrets.token_bytes(32), "benchmark", "", "node", "127.0.0.1"))
-        os.environ |= memory.begin(0, "", first=True) | {"LOCAL_RANK": "0", "SLURM_ELASTIC_ROUND": "0"}
+        os.environ |= memory.begin(0, "", ALONE) | {"LOCAL_RANK": "0", "SLURM_ELASTIC_ROUND": "0"}
         # The steps of both are of one round, and only grow.
         plain = {f"layer{index}": torch.rand(_MIB << 18) for index in range(_TENSORS)}
         _block(results, Path(directory), "Training", plain, first_step=1)

@@ -164,29 +164,24 @@ class SlowRanks:
     """The knowledge about the ranks of a round.
 
     Attributes:
-        round: The number of the round; None before the first look.
         named: The ranks that stay slow, with their last look.
         against: How many looks in a row have spoken for a change, by rank: that one which is not named is slow, or
             that one which is named is not.
         seen: The number of the last pace, by rank.
     """
 
-    round: int | None = None
     named: Mapping[int, SlowRank] = field(default_factory=dict)
     against: Mapping[int, int] = field(default_factory=dict)
     seen: Mapping[int, int] = field(default_factory=dict)
 
 
-def step(state: SlowRanks, round: int, paces: Mapping[int, Pace]) -> tuple[SlowRanks, tuple[SlowRank, ...]]:
+def step(state: SlowRanks, paces: Mapping[int, Pace]) -> tuple[SlowRanks, tuple[SlowRank, ...]]:
     """Return the knowledge after one more look, and the ranks for which it has changed.
 
     Args:
         state: Before.
-        round: The number of the round that runs; the ranks of another one are others.
         paces: By rank; one that was seen before says nothing new about its rank.
     """
-    if round != state.round:
-        state = SlowRanks(round)
     named, against = dict(state.named), dict(state.against)
     changed = []
     for rank, score in scores(paces).items():
@@ -209,7 +204,7 @@ def step(state: SlowRanks, round: int, paces: Mapping[int, Pace]) -> tuple[SlowR
         else:
             named[rank] = now
     seen = {**state.seen, **{rank: pace.number for rank, pace in paces.items()}}
-    return SlowRanks(round, named, against, seen), tuple(changed)
+    return SlowRanks(named, against, seen), tuple(changed)
 
 
 def _speaks_for_change(pace: Pace, score: Score, named: bool) -> bool:

@@ -234,7 +234,7 @@ class SnapshotFeature(Feature):
         self._until: float | None = None
         self.missing = ""
         """After the end: why the newest snapshot is not on disk; empty if it is, or if the script asked for none."""
-        self._members_leave = self._members_stay = False
+        self._members_leave: bool | None = None
         self._tells_domain = replicas > 0
         self._directory = NodeDirectory("snapshot")
         try:
@@ -258,29 +258,26 @@ class SnapshotFeature(Feature):
             raise
 
     def inventory(self) -> str:
-        return self._memory.inventory(
-            self._is_leaving, members_leave=self._members_leave, members_stay=self._members_stay
-        )
+        return self._memory.inventory(self._is_leaving, members_leave=self._members_leave)
 
     def round_formed(self, assignment: Assignment, environments: Mapping[int, dict[str, str]]) -> None:
-        self._members_leave = self._members_stay = False
+        self._members_leave = None
         place = assignment.place
         group = Group(place.rank, assignment.nodes, place.local_world_size, place.base_rank, assignment.world_size)
         one_domain = place.domain and place.domain_world_size == group.world > group.workers
         if self._tells_domain and place.rank == 0 and one_domain:
             self._tells_domain = False
             logger.info("snapshots: all nodes are in the failure domain %s: copies go to its next node", place.domain)
-        variables = self._memory.begin(assignment.round, assignment.origin, first=place.rank == 0, group=group)
+        variables = self._memory.begin(assignment.round, assignment.origin, group)
         for environment in environments.values():
             environment.update(variables)
 
     def stop_agreed(self, reason: str) -> None:
-        self._members_stay = reason == StopReason.NODE_JOINED
-        self._members_leave = not self._members_stay
+        self._members_leave = reason != StopReason.NODE_JOINED
 
     def exits_expected(self, *, unplanned: bool) -> None:
         if unplanned:
-            self._members_leave, self._members_stay = False, True
+            self._members_leave = False
 
     def leave_announced(self, leave: AnnounceLeave) -> None:
         # The other half of the margin is for the end of the agent and of its job.

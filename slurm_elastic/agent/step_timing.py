@@ -104,7 +104,7 @@ class StepTimingFeature(Feature):
             logger.debug("no look at the pace of ranks: %s", error)
             return
         paces, nodes = paces_of(reports, round_)
-        self._slow, changed = step(self._slow, round_, paces)
+        self._slow, changed = step(self._slow, paces)
         for rank in changed:
             entry = slow_event(round_, nodes.get(rank.rank, ""), rank)
             self._record(entry, logging.INFO if rank.over else logging.WARNING)

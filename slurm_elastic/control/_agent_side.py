@@ -182,10 +182,6 @@ class Agreement:
             for fields in self._pages:
                 fields[page.STOP] = step
 
-    def stopped(self) -> bool:
-        """Return True if should_stop has told every worker to stop; workers may still be saving."""
-        return bool(self._pages) and all(fields[page.STOPPED] for fields in self._pages)
-
     def shielded(self) -> bool:
         """Return True if SIGTERM has no effect on any worker."""
         return bool(self._pages) and all(fields[page.SHIELDED] for fields in self._pages)
@@ -211,11 +207,6 @@ class Agreement:
             self._asked_at = now
             for fields in self._pages:
                 fields[page.ASKED] += 1
-
-    @property
-    def has_answers(self) -> bool:
-        """True if a worker of this node answers when it is asked."""
-        return any(fields[page.ANSWERER] for fields in self._pages)
 
     def await_answers(self, timeout: float) -> None:
         """Wait until all workers that answer have said where they are, and have written their dumps.

@@ -225,7 +225,7 @@ MOST_GROUPS = 4
 """Process groups of which the last collective is told: 512 bytes have room for them."""
 _FUNCTIONS = {"flight_recorder.json": "_dump_fr_trace_json", "flight_recorder_nccl.json": "_dump_nccl_trace_json"}
 """Functions of torch._C._distributed_c10d (torch 2.12 to 2.15), by the file for what they return."""
-_ENTRY = '{"collective_seq_id":'
+_ENTRY = b'{"collective_seq_id":'
 """The beginning of an entry: keys are sorted (nlohmann::json, torch 2.13)."""
 _FLAGS = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -244,7 +244,7 @@ def dumps() -> dict[str, bytes]:
         if "nccl" not in function or is_on_gpu():
             dump: Callable[[bool, bool], bytes] | None = getattr(c10d, function, None)
             content = b"" if dump is None else dump(True, False)
-            if _ENTRY.encode() in content:
+            if _ENTRY in content:
                 contents[name] = content
     return contents
 
@@ -277,16 +277,9 @@ def shortened(content: bytes, most: int = MOST_BYTES) -> bytes:
     """Return a dump without its oldest entries, as JSON of the same shape with at most `most` bytes."""
     if len(content) <= most:
         return content
-    try:
-        dump = json.loads(content)
-        entries = dump["entries"]
-        kept = entries
-        while kept and len(content) > most:
-            kept = kept[len(kept) // 2 + 1 :]
-            content = json.dumps({**dump, "entries": kept}, separators=(",", ":")).encode()
-    except (ValueError, TypeError, KeyError, RecursionError):
-        return b""
-    return content if len(content) <= most else b""
+    oldest = content.find(_ENTRY)
+    first_kept = content.find(_ENTRY, len(content) - most + oldest)
+    return content[:oldest] + content[first_kept:] if 0 <= oldest < first_kept else b""
 
 
 def write_dump(contents: Mapping[str, bytes], stacks: str) -> None:

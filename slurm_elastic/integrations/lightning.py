@@ -16,7 +16,6 @@ import contextlib
 import io
 import logging
 import os
-import pickle
 import signal
 from pathlib import Path
 from typing import Any
@@ -36,6 +35,7 @@ from slurm_elastic import trainer as elastic
 from slurm_elastic.data import ElasticSampler
 from slurm_elastic.elastic_state import claim, end_worker, reseed
 from slurm_elastic.integrations.fabric import elastic_world, require_world
+from slurm_elastic.snapshot.state import flatten, rebuild
 
 __all__ = ["ElasticCallback", "elastic_world", "last_checkpoint"]
 
@@ -155,8 +155,8 @@ def _directory(trainer: Trainer) -> Path:
     return Path(getattr(trainer.checkpoint_callback, "dirpath", None) or trainer.default_root_dir)
 
 
-# A checkpoint in the memory of the agents. Its tensors go into a snapshot as they are, and all else as the bytes of a
-# file of torch.save, of which only plain values are read back. Trainer writes and reads it by methods of its strategy,
+# A checkpoint in the memory of the agents. Its tensors go into a snapshot as they are, and all else, which may differ
+# between ranks, as the bytes of a file of torch.save. Trainer writes and reads it by methods of its strategy,
 # which give way to ours meanwhile, so that no file is touched.
 def _read_from_memory(strategy: Strategy) -> None:
     """Have a trainer read what `last_checkpoint` has found in memory; called before it reads its checkpoint."""
@@ -204,7 +204,7 @@ class _Memory:
         """The checkpoint that Trainer makes; for the callback, which is given it on all ranks."""
         self.saves = False
         """True while Trainer makes one for the memory."""
-        self._refused = self._tried = False
+        self._refused = False
 
     def keep(self, every: int = 0) -> None:
         """Copy the state if `every` steps were taken since the last copy, 0 for the user's number; on all ranks."""
@@ -228,12 +228,8 @@ class _Memory:
         try:
             is_sharded = _has_shards(self._trainer.strategy)
             shards: dict[str, Any] = {name: checkpoint.pop(name, None) if is_sharded else None for name in _SHARDED}
-            packed = _packed(checkpoint)
-            if not self._tried:
-                _unpacked(**packed)
-            self._tried = True
-            snapshot.save(step, output=_path(self._directory), **{**packed, **shards})
-        except (snapshot.OutOfMemoryError, TypeError, ValueError, AttributeError, pickle.PickleError) as error:
+            snapshot.save(step, output=_path(self._directory), **{**_packed(checkpoint), **shards})
+        except (snapshot.OutOfMemoryError, TypeError, ValueError) as error:
             self._refused = True
             _tell(str(error).partition("\n")[0])
 
@@ -254,13 +250,13 @@ def last_checkpoint(directory: str | Path) -> str | None:
     paths = Path(directory).glob("*.ckpt")
     on_disk = max(paths, key=lambda path: path.stat().st_mtime, default=None)
     try:
-        output, size, rest, tensors = snapshot.load(output=None, size=None, rest=None, tensors=None)
+        output, *packed = snapshot.load(output=None, size=None, rest=None, tensors=None, sharded=None)
     except KeyError:
         # The script takes snapshots of its own.
         _resumes = output = ""
     if output != _path(directory):
         return None if on_disk is None else str(on_disk)
-    checkpoint = _unpacked(size, rest, tensors)
+    checkpoint = _unpacked(*packed)
     if on_disk is not None and _step_of(on_disk) > checkpoint["global_step"]:
         return str(on_disk)
     _newest[name := f"step {checkpoint['global_step']}, in the memory of the agents"] = checkpoint
@@ -279,40 +275,17 @@ def _step_of(path: Path) -> int:
 
 
 def _packed(checkpoint: dict[str, Any]) -> dict[str, Any]:
-    tensors: list[torch.Tensor] = []
+    flat = flatten(checkpoint)
     buffer = io.BytesIO()
-    torch.save(_without_tensors(checkpoint, tensors), buffer)
+    torch.save(flat.tree, buffer)
     rest = torch.zeros(-(-buffer.tell() // _PAGE) * _PAGE, dtype=torch.uint8)
     rest[: buffer.tell()] = torch.frombuffer(buffer.getbuffer(), dtype=torch.uint8)
     # The size may differ between ranks: tensors do, plain values of a snapshot do not.
-    return {"size": torch.tensor(buffer.tell()), "rest": rest, "tensors": tensors}
+    return {"size": torch.tensor(buffer.tell()), "rest": rest, "tensors": flat.tensors, "sharded": flat.sharded}
 
 
-def _unpacked(size: torch.Tensor, rest: torch.Tensor, tensors: list[torch.Tensor]) -> dict[str, Any]:
+def _unpacked(
+    size: torch.Tensor, rest: torch.Tensor, tensors: list[torch.Tensor], sharded: list[torch.Tensor]
+) -> dict[str, Any]:
     buffer = io.BytesIO(bytes(rest[: int(size)].tolist()))
-    checkpoint: dict[str, Any] = _with_tensors(torch.load(buffer, weights_only=True), tensors)
-    return checkpoint
-
-
-def _without_tensors(value: Any, tensors: list[torch.Tensor]) -> Any:
-    """Return a value with the index of each tensor, in a set of one, in its place; append the tensors."""
-    if isinstance(value, torch.Tensor):
-        tensors.append(value.detach())
-        return {len(tensors) - 1}
-    if isinstance(value, dict):
-        return {key: _without_tensors(item, tensors) for key, item in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)(_without_tensors(item, tensors) for item in value)
-    if isinstance(value, set):
-        raise TypeError(f"a checkpoint with a set ({value!r}) cannot be kept in memory")
-    return value
-
-
-def _with_tensors(value: Any, tensors: list[torch.Tensor]) -> Any:
-    if isinstance(value, set):
-        return tensors[value.pop()]
-    if isinstance(value, dict):
-        return {key: _with_tensors(item, tensors) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return type(value)(_with_tensors(item, tensors) for item in value)
-    return value
+    return rebuild(torch.load(buffer, weights_only=True), tensors, sharded)

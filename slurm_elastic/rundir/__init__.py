@@ -8,6 +8,7 @@ from slurm_elastic.rundir._atomic_files import (
     list_names,
     publish_file,
     read_file,
+    sync_directory,
 )
 from slurm_elastic.rundir._contents import LogFile, RunContents, RunFile, run_ids
 from slurm_elastic.rundir._job_runs import (
@@ -54,4 +55,5 @@ __all__ = [
     "run_start",
     "runs_of_job",
     "signature",
+    "sync_directory",
 ]

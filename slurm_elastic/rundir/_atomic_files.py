@@ -121,7 +121,7 @@ def publish_file(target: Path, content: bytes) -> None:
     """Create or replace a file."""
     with written(target, content) as temporary:
         temporary.replace(target)
-    _sync_directory(target.parent)
+    sync_directory(target.parent)
 
 
 def claim_file(target: Path, content: bytes, mode: int = NEW_FILE) -> bool:
@@ -140,7 +140,7 @@ def claim_file(target: Path, content: bytes, mode: int = NEW_FILE) -> bool:
                 if error.errno == errno.EEXIST:
                     return False
                 raise
-    _sync_directory(target.parent)
+    sync_directory(target.parent)
     return True
 
 
@@ -233,7 +233,7 @@ def _forget_absence(directory: Path) -> None:
         os.close(os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
 
 
-def _sync_directory(directory: Path) -> None:
+def sync_directory(directory: Path) -> None:
     """Make a new name durable, unless the file system refuses to sync a directory."""
     with contextlib.suppress(OSError):
         descriptor = patiently(lambda: os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))

@@ -18,15 +18,8 @@ nothing.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from slurm_elastic._lazy import lazy
 from slurm_elastic.snapshot._worker_side import load, save, to_disk
-
-if TYPE_CHECKING:
-    from slurm_elastic.snapshot.memory import OutOfMemoryError
-    from slurm_elastic.snapshot.state import StateError
-else:
-    __getattr__ = lazy(__name__, {"OutOfMemoryError": "memory", "StateError": "state"})
+from slurm_elastic.snapshot.memory import OutOfMemoryError
+from slurm_elastic.snapshot.state import StateError
 
 __all__ = ["OutOfMemoryError", "StateError", "load", "save", "to_disk"]

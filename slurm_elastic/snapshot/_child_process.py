@@ -14,7 +14,7 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal
 _PACKAGE_ROOT = Path(__file__).parents[2]
 _PROGRAM = (
     f"import sys; sys.path[:] = [{str(_PACKAGE_ROOT)!r}, *filter(None, sys.path)]; "
-    "from {module} import main; main(int(sys.argv[1]))"
+    "from {module} import main; main(*map(int, sys.argv[1:]))"
 )
 """Without the working directory in the path: a script there may have the name of a module that torch imports."""
 
@@ -34,8 +34,11 @@ Fork = Callable[[str, Callable[[], bool]], "tuple[Child, socket.socket] | None"]
 has imported torch. None if that is not possible, or if the second argument, called every 0.1 s, has returned True."""
 
 
-def start_child(module: str) -> tuple[Child, socket.socket]:
+def start_child(module: str, *passed: int) -> tuple[Child, socket.socket]:
     """Start a process that calls ``main(descriptor)`` of a module, which begins with :func:`ignore_signals`.
+
+    Args:
+        passed: Further descriptors that the process gets, as further arguments.
 
     Returns:
         The process, and this end of the socket whose other end is the descriptor, for `send` and `receive`.
@@ -44,14 +47,15 @@ def start_child(module: str) -> tuple[Child, socket.socket]:
         OSError: It cannot be started.
     """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    command = [sys.executable, "-c", _PROGRAM.replace("{module}", module), str(theirs.fileno())]
+    descriptors = [theirs.fileno(), *passed]
+    command = [sys.executable, "-c", _PROGRAM.replace("{module}", module), *map(str, descriptors)]
     # Slurm sends signals to all processes of a job step. They are blocked until the process ignores them: threads have
     # masks of their own, and children inherit them.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     try:
         with theirs:
             process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, pass_fds=[theirs.fileno()]
+                command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, pass_fds=descriptors
             )
     except OSError:
         ours.close()

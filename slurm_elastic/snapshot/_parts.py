@@ -7,17 +7,17 @@ import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from slurm_elastic.snapshot.hand_over import MOST_RANGES, Request, ask
+from slurm_elastic.snapshot.hand_over import Request, ask
 from slurm_elastic.snapshot.lineage import Copy
 from slurm_elastic.snapshot.memory import HEADER, Contents, Slot
-from slurm_elastic.snapshot.sharding import Layout, Parts, Piece, Planner, needed_ranges
+from slurm_elastic.snapshot.sharding import Layout, Parts, Piece, Planner, Ranges, needed_ranges
 from slurm_elastic.snapshot.state import (
     PER_RANK,
     Flat,
     PresentTensors,
     StateError,
     flatten,
-    read_description,
+    read_slot,
     rebuild,
     tensor_in,
 )
@@ -45,27 +45,25 @@ class PartsOfOrigin:
 
     def __init__(self, path: str | None, round_: int, origin: Copy, layout: Layout | None) -> None:
         self._path, self._round, self._origin, self._layout = path, round_, origin, layout
-        self._read: dict[tuple[int, bool], tuple[Slot, Contents]] = {}
-        self._ranges: dict[int, tuple[tuple[int, int], ...]] = {}
+        self._read: dict[int, tuple[Slot, Contents]] = {}
+        self._ranges: dict[int, Ranges | None] = {}
 
     def expect(self, pieces: Iterable[tuple[int, Piece]]) -> None:
         """Note which bytes of each part are needed: another agent sends no others."""
         assert self._layout is not None
-        self._ranges = needed_ranges(self._layout, pieces, MOST_RANGES)
+        self._ranges = needed_ranges(self._layout, pieces)
 
     def shard(self, index: int, piece: Piece) -> torch.Tensor:
         """Return the shard of a sharded tensor to which these elements belong, in the memory of the agent."""
         assert self._layout is not None
-        slot, contents = self._get(piece.part, own=False)
+        slot, contents = self._get(piece.part)
         shards = slot.memory()[HEADER : HEADER + contents.shards]
         return tensor_in(shards, self._layout.tensors[index].dtype, piece.shard.size, piece.offset)
 
     def own(self, rank: int) -> dict[str, Any]:
         """Return what a rank had of its own."""
-        slot, contents = self._get(rank, own=True)
-        body = slot.memory()[HEADER + contents.shards : contents.size]
-        size = contents.tensors - contents.shards
-        tree, views = read_description(bytes(body[size:]), body[:size])
+        slot, contents = self._get(rank)
+        tree, views, _ = read_slot(slot, contents)
         content: dict[str, Any] = rebuild(tree, [view.clone() for view in views])[PER_RANK]
         return content
 
@@ -73,18 +71,18 @@ class PartsOfOrigin:
         """Return True if no worker has written into what was read, so that it is what it was taken for."""
         return all(slot.contents() == contents for slot, contents in self._read.values())
 
-    def _get(self, part: int, *, own: bool) -> tuple[Slot, Contents]:
-        views = self._read.get((part, own)) or self._read.get((part, False))
-        if views is None:
+    def _get(self, part: int) -> tuple[Slot, Contents]:
+        if part not in self._read:
             assert self._path is not None
-            request = Request(self._round, part=part, own=own, ranges=None if own else self._ranges.get(part))
+            # What a rank had of its own comes without any shards.
+            request = Request(self._round, part=part, ranges=self._ranges.get(part, ()))
             _, (slot,) = ask(self._path, request, snapshot_missing(self._round))
             contents = slot.contents()
             copy = Copy.of_part(self._origin.id, part, self._origin.parts)
             if contents is None or contents.copy != copy:
                 raise RuntimeError("snapshot.load comes too late: call it on all ranks before the first snapshot.save")
-            views = self._read[part, own] = slot, contents
-        return views
+            self._read[part] = slot, contents
+        return self._read[part]
 
 
 def restored_state(
@@ -94,12 +92,10 @@ def restored_state(
     parts: Parts,
     present: Callable[[], Mapping[str, Any]],
     in_place: Collection[str],
-    *,
-    own: bool,
 ) -> dict[str, Any]:
     """Return the state of a tree, see `flatten`, with sharded tensors divided as those of the present state.
 
-    `layout` is None if it has no parts. With `own` the state has what the ranks had of their own, too, as a list.
+    `layout` is None if it has no parts. What ranks had of their own is a list there, if the present state has its name.
     """
     asked = present()
     places = PresentTensors(tree, asked, in_place)
@@ -114,7 +110,7 @@ def restored_state(
     # What is not asked for stays in the memory of agents: shards of other nodes, too.
     restored: dict[str, Any] = dict.fromkeys(tree)
     restored |= rebuild({name: node for name, node in tree.items() if name in asked}, loaded, sharded)
-    if own and layout is not None and layout.own:
+    if PER_RANK in asked and layout is not None and layout.own:
         restored[PER_RANK] = [parts.own(rank) for rank in range(layout.world)]
     return restored
 

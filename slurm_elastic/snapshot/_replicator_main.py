@@ -16,7 +16,7 @@ from slurm_elastic.rendezvous.transport.session import SessionError
 from slurm_elastic.snapshot._child_process import ignore_signals
 from slurm_elastic.snapshot.hand_over import receive, send
 from slurm_elastic.snapshot.lineage import REPLICA_SLOTS, Holder, Protection, SnapshotId
-from slurm_elastic.snapshot.memory import HEADER, Contents, OutOfMemoryError, Slot, copies_in, require_memory
+from slurm_elastic.snapshot.memory import Contents, OutOfMemoryError, Slot, copies_in, require_memory
 from slurm_elastic.snapshot.replication import (
     Goal,
     Report,
@@ -30,15 +30,14 @@ from slurm_elastic.snapshot.replication import (
 from slurm_elastic.snapshot.replicator import Ended, Members, News, Slots, Wanted
 from slurm_elastic.snapshot.transfer import (
     Channel,
-    Digest,
     Ready,
     Settings,
     TransferError,
     accepted,
     answering,
+    bodies_of,
     connect,
     find_replicator,
-    listen,
 )
 
 logger = logging.getLogger("slurm_elastic")
@@ -51,12 +50,12 @@ _STALLED = 3.0
 """Seconds without progress after which the other agent is given up for now."""
 
 
-def main(descriptor: int) -> None:
+def main(descriptor: int, listening: int) -> None:
     """Carry out orders until the agent has ended."""
     ignore_signals()
-    agent = socket.socket(fileno=descriptor)
+    agent, listener = socket.socket(fileno=descriptor), socket.socket(fileno=listening)
     if (received := receive(agent, Settings)) is not None:
-        _Replicator(received[0], agent).run()
+        _Replicator(received[0], agent, listener).run()
     # Threads that send or receive hold nothing that lasts.
     os._exit(0)
 
@@ -73,24 +72,22 @@ class _Collector:
 
     def report(self, hello: _Hello) -> _Answer | None:
         """Take a report; returns the goal and the agent that takes copies. None if a newer round has started."""
+        members, group = hello.members, hello.members.group
         with self._lock:
-            if hello.round < self._round:
+            if members.round < self._round:
                 return None
-            if hello.round > self._round:
-                self._round, self._goal, self._reports, self._partners = hello.round, Goal(), {}, None
-            self._reports[hello.rank] = hello.report
-            self._goal = next_goal(self._goal, self._reports, hello.nodes, replicates=hello.replicates)
-            if self._partners is None and hello.replicates and len(self._reports) == hello.nodes:
+            if members.round > self._round:
+                self._round, self._goal, self._reports, self._partners = members.round, Goal(), {}, None
+            self._reports[group.rank] = hello.report
+            self._goal = next_goal(self._goal, self._reports, group.nodes, replicates=members.replicates)
+            if self._partners is None and members.replicates and len(self._reports) == group.nodes:
                 self._partners = partners(self._reports)
-            rank = (self._partners or {}).get(hello.rank)
+            rank = (self._partners or {}).get(group.rank)
             return _Answer(self._goal, None if rank is None else self._reports[rank])
 
 
 class _Hello(msgspec.Struct, frozen=True, tag=True):
-    round: int
-    rank: int
-    nodes: int
-    replicates: bool
+    members: Members
     report: Report
 
 
@@ -111,8 +108,9 @@ class _Push(msgspec.Struct, frozen=True, tag=True):
 class _Replicator:
     """The process."""
 
-    def __init__(self, settings: Settings, agent: socket.socket) -> None:
-        self.settings, self._agent, self.port = settings, agent, 0
+    def __init__(self, settings: Settings, agent: socket.socket, listener: socket.socket) -> None:
+        self.settings, self._agent, self._listener = settings, agent, listener
+        self.port: int = listener.getsockname()[1]
         self._news_lock = threading.Lock()
         self._lock = threading.Lock()
         self._replicas: dict[int, list[Slot]] = {}
@@ -128,22 +126,18 @@ class _Replicator:
 
     def run(self) -> None:
         """Carry out orders until the agent has ended."""
-        listener, self.port = listen()
-        threading.Thread(target=self._serve, args=(listener,), daemon=True).start()
-        self.tell(News(port=self.port))
+        threading.Thread(target=self._serve, daemon=True).start()
         while (received := receive(self._agent, Members | Slots | Wanted | Ended)) is not None:
             (order, slots), side = received, self._side
             if isinstance(order, Members):
                 if side is not None:
                     # The workers of the new round write these slots.
                     side.shared = []
-                self._side = side = _Side(self, order)
+                self._side = side = _Side(self, order, slots)
                 threading.Thread(target=self._take_part, args=(side,), daemon=True).start()
             elif side is not None:
                 match order:
-                    case Slots(None):
-                        side.shared = slots
-                    case Slots(int(local_rank)):
+                    case Slots(local_rank):
                         side.banks[local_rank] = slots
                     case Wanted():
                         side.wanted = True
@@ -182,13 +176,12 @@ class _Replicator:
         """Have the agent log a problem, once."""
         if problem != self._problem:
             self._problem = problem
-            if problem:
-                self.tell(News(problem=problem))
+            self.tell(News(problem=problem))
 
     # What other agents send.
 
-    def _serve(self, listener: socket.socket) -> None:
-        for connection in accepted(listener):
+    def _serve(self) -> None:
+        for connection in accepted(self._listener):
             threading.Thread(target=self._attend, args=(connection,), daemon=True).start()
 
     def _attend(self, connection: socket.socket) -> None:
@@ -252,23 +245,21 @@ class _Replicator:
             raise TransferError("a part without sizes")
         require_memory(contents.size + contents.description, slots)
 
-        def write() -> None:
-            for _ in channel.receive_body(slot, ((HEADER, contents.size),)):
-                self._last_byte = time.monotonic()
+        def heard() -> None:
+            self._last_byte = time.monotonic()
 
-        slot.fill_by(contents, write)
+        channel.receive_body(slot, contents, bodies_of(contents), heard)
         channel.say(Ready(copied=True))
 
 
 class _Side:
     """The part of this agent in a round: reports, protects, sends."""
 
-    def __init__(self, owner: _Replicator, members: Members) -> None:
-        self._owner, self.members = owner, members
+    def __init__(self, owner: _Replicator, members: Members, shared: list[Slot]) -> None:
+        self._owner, self.members, self.shared = owner, members, shared
+        """With the slots for the state of all ranks; none when another round has started."""
         self.ended = threading.Event()
         """Set when the workers have ended."""
-        self.shared: list[Slot] = []
-        """The slots for the state of all ranks; empty when another round has started."""
         self.banks: dict[int, list[Slot]] = {}
         """Those for the parts of each local rank."""
         self._goal = Goal()
@@ -293,16 +284,17 @@ class _Side:
             if self.ended.is_set():
                 # In a short round not all agents have reported yet.
                 last = last or time.monotonic() + self._owner.settings.silence
-            with contextlib.suppress(OSError, SessionError, TransferError):
+            pause = turn
+            try:
                 self._turn()
-                (time.sleep if last else self.ended.wait)(turn)
-                continue
-            self._drop_collector()
-            (time.sleep if last else self.ended.wait)(turn if last else 0.2)
+            except (OSError, SessionError, TransferError):
+                self._drop_collector()
+                pause = turn if last else 0.2
+            (time.sleep if last else self.ended.wait)(pause)
         if not self._abandoned and self.partner is not None and self._banks():
             with contextlib.suppress(OSError, SessionError, TransferError):
                 for local_rank, slots in self._banks().items():
-                    newest = max((copy.id for copy in copies_in(slots) if copy is not None), default=None)
+                    newest = newest_of(*(slot.snapshot for slot in slots))
                     if newest is not None and newest.round == self.members.round:
                         self._send(local_rank, slots, newest)
                 self._channel_to_partner().say(_Push(self.members.round))
@@ -346,7 +338,7 @@ class _Side:
             slots[0].protection = protection
         round_ = members.round
         snapshots = [
-            [None if copy is None or copy.id.round != round_ else copy.id for copy in copies_in(slots)]
+            [None if (held := slot.snapshot) is None or held.round != round_ else held for slot in slots]
             for slots in groups
         ]
         newest = [max((snapshot.step for snapshot in ids if snapshot is not None), default=None) for ids in snapshots]
@@ -368,9 +360,9 @@ class _Side:
         )
         if self._collector is None:
             holder = members.collector
-            self._collector = self._connect(find_replicator(holder, settings) if members.replicates else holder)
-        hello = _Hello(round_, members.group.rank, members.group.nodes, members.replicates, report)
-        self._collector.say(hello)
+            collector = find_replicator(holder, settings) if members.replicates else holder
+            self._collector = connect(collector, settings, _STALLED)
+        self._collector.say(_Hello(members, report))
         answer = self._collector.next(_Answer)
         if members.replicates and answer.goal.safe != self._goal.safe and answer.goal.safe is not None:
             self._owner.tell(News(safe=SnapshotId(round_, answer.goal.safe)))
@@ -379,7 +371,7 @@ class _Side:
             # Before the next report: until then the step is protected, because it is the newest that is safe.
             for slots in groups:
                 for slot in slots:
-                    if (contents := slot.contents()) is not None and contents.copy.id == disk:
+                    if slot.snapshot == disk:
                         slot.busy = True
             self.wanted = False
             self._owner.tell(News(disk=disk))
@@ -437,11 +429,8 @@ class _Side:
                 if channel.next(Ready).copied:
                     return contents.size
                 began = time.monotonic()
-                digest = channel.send_body([slot.memory()[HEADER : contents.size]])
-                if slot.contents() != contents:
-                    # The connection ends, and what was sent is not committed.
-                    raise TransferError("overwritten meanwhile")
-                channel.say(Digest(digest))
+                # If it fails the connection ends, and what was sent is not committed.
+                channel.send_body(slot, contents, bodies_of(contents))
                 channel.next(Ready)
                 self._sending += time.monotonic() - began
             except (OSError, SessionError, TransferError):
@@ -455,13 +444,8 @@ class _Side:
         holder = self.partner.holder
         if self._target is None or self._target[0] != holder:
             self._drop_target()
-            self._target = holder, self._connect(holder)
+            self._target = holder, connect(holder, self._owner.settings, _STALLED)
         return self._target[1]
-
-    def _connect(self, holder: Holder) -> Channel:
-        channel = connect(holder, self._owner.settings, _STALLED)
-        channel.socket.settimeout(_STALLED)
-        return channel
 
     def _drop_collector(self) -> None:
         if self._collector is not None:

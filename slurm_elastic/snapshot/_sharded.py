@@ -152,15 +152,11 @@ def _region(shape: tuple[int, ...], division: _Division, rank: int) -> Region:
 
 
 def _divided(local: torch.Tensor, shape: tuple[int, ...], division: _Division) -> DTensor:
-    stride, strides = 1, []
-    for size in reversed(shape):
-        strides.append(stride)
-        stride *= max(size, 1)
     return DTensor.from_local(
         local.to(division.device),
         division.mesh,
         division.placements,
         run_check=False,
         shape=torch.Size(shape),
-        stride=tuple(reversed(strides)),
+        stride=torch.empty(shape, device="meta").stride(),
     )

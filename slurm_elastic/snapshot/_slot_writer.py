@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from slurm_elastic.snapshot.lineage import Copy, SnapshotId, slot_to_write
-from slurm_elastic.snapshot.memory import FIELDS, HEADER, Slot, require_memory
-from slurm_elastic.snapshot.state import Table, TensorPlace
+from slurm_elastic.snapshot.lineage import Copy, slot_to_write
+from slurm_elastic.snapshot.memory import HEADER, Contents, Slot, require_memory
+from slurm_elastic.snapshot.state import Table, tensor_in
 
 if TYPE_CHECKING:
     import torch
@@ -24,9 +23,8 @@ class SlotWriter:
 
     def __init__(self, slots: Sequence[Slot]) -> None:
         self.slots = slots
-        self._headers: dict[int, tuple[bytes, SnapshotId | None]] = {}
-        """By slot: its header, and the snapshot that it names."""
-        self._views: dict[int, tuple[int, Table, list[torch.Tensor]]] = {}
+        self._views: dict[int, tuple[object, Table, list[torch.Tensor]]] = {}
+        """By slot: its mapping, of which there is another one when it has grown, and the tensors of a table in that."""
         self._pinned: dict[int, int | None] = {}
         """By slot: the address of the mapping whose pages CUDA has locked; None if it has refused."""
 
@@ -38,35 +36,27 @@ class SlotWriter:
         needed = slot_size(table, description)
         if any(slot.mapped < needed for slot in self.slots):
             require_memory(needed, self.slots)
-        copies = [self._held(index) for index in range(len(self.slots))]
         busy = [index for index, slot in enumerate(self.slots) if slot.busy]
-        index = slot_to_write(copies, busy, self.slots[0].protection)
+        index = slot_to_write([slot.snapshot for slot in self.slots], busy, self.slots[0].protection)
         if index is None:
             # All that could be overwritten is being written to disk: this step has no snapshot.
             return
-        slot = self.slots[index]
-        slot.fill(copy, table.size, description, partial(self._copy, index, table, tensors), shards)
-        self._headers[index] = slot.header()[:FIELDS].tobytes(), copy.id
+        contents = Contents(copy, table.size, len(description), shards)
+        body = self.slots[index].memory(contents.size)[HEADER : contents.size]
 
-    def _held(self, index: int) -> SnapshotId | None:
-        """Return the snapshot that a slot holds; a header that is as before is not read again."""
-        slot = self.slots[index]
-        header = slot.header()[:FIELDS].tobytes()
-        known_header, snapshot = self._headers.get(index, (b"", None))
-        if header != known_header:
-            contents = slot.contents()
-            snapshot = None if contents is None else contents.copy.id
-            self._headers[index] = header, snapshot
-        return snapshot
+        def put() -> None:
+            self._copy(index, table, tensors, body)
+            body[table.size :] = description
+
+        self.slots[index].fill(contents, put)
 
     def _copy(self, index: int, table: Table, tensors: list[torch.Tensor], memory: memoryview) -> None:
-        slot = self.slots[index]
-        generation, of, views = self._views.get(index, (0, None, []))
-        if generation != slot.generation or of is not table:
-            if generation != slot.generation:
+        mapping, of, views = self._views.get(index, (None, None, []))
+        if mapping is not memory.obj or of is not table:
+            if mapping is not memory.obj:
                 self._unpin(index)
-            views = [_view(memory, place) for place in table.places if place.size]
-            self._views[index] = slot.generation, table, views
+            views = [tensor_in(memory, place.dtype, place.shape, place.offset) for place in table.places if place.size]
+            self._views[index] = memory.obj, table, views
         if len(views) < len(tensors):
             tensors = [tensor for tensor, place in zip(tensors, table.places, strict=True) if place.size]
         if views:
@@ -115,13 +105,6 @@ def _cudart() -> Any:
     # Documented, without types (torch 2.15).
     runtime: Any = cuda.cudart
     return runtime()
-
-
-def _view(memory: memoryview, place: TensorPlace) -> torch.Tensor:
-    import torch
-
-    raw = torch.frombuffer(memory, dtype=torch.uint8, count=place.size, offset=place.offset)
-    return raw.view(getattr(torch, place.dtype)).view(place.shape)
 
 
 def _copy_all(views: list[torch.Tensor], tensors: list[torch.Tensor]) -> None:

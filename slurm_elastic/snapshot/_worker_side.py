@@ -17,7 +17,7 @@ from slurm_elastic.snapshot._slot_writer import SlotWriter, slot_size
 from slurm_elastic.snapshot.disk.worker_side import DiskSide
 from slurm_elastic.snapshot.hand_over import VARIABLE, Answer, Directory, Request, ask
 from slurm_elastic.snapshot.lineage import SLOTS, Copy, Holder, SnapshotId
-from slurm_elastic.snapshot.memory import HEADER, OutOfMemoryError, Reserve, Slot, free_memory
+from slurm_elastic.snapshot.memory import OutOfMemoryError, Reserve, Slot, free_memory
 from slurm_elastic.snapshot.sharding import Layout, Planner
 from slurm_elastic.snapshot.state import (
     PER_RANK,
@@ -25,11 +25,9 @@ from slurm_elastic.snapshot.state import (
     Flat,
     StateError,
     Table,
-    describe,
     flatten,
     is_stateful,
-    read_description,
-    read_layout,
+    read_slot,
     state_of,
     table_of,
 )
@@ -81,24 +79,18 @@ class WorkerMemory:
 
     def origin(self) -> SnapshotId | None:
         """Return the snapshot that the round starts from; None if it starts from none, or if that is gone."""
-        contents = self.slots[self._start].contents() if self._start is not None else None
-        return None if contents is None else contents.copy.id
+        return None if self._start is None else self.slots[self._start].snapshot
 
-    def load(
-        self, present: Callable[[], Mapping[str, Any]], in_place: Collection[str] = (), *, own: bool
-    ) -> dict[str, Any] | None:
+    def load(self, present: Callable[[], Mapping[str, Any]], in_place: Collection[str] = ()) -> dict[str, Any] | None:
         """Return the state that the round starts from; None if from no snapshot. See `restored_state`."""
         if self._start is None:
             return None
         slot = self.slots[self._start]
         contents = slot.contents()
         if contents is not None and contents.copy.id.round != self._round:
-            body = slot.memory()[HEADER : contents.size]
-            description = bytes(body[contents.tensors :])
-            tree, views = read_description(description, body[: contents.tensors])
-            layout = read_layout(description)
+            tree, views, layout = read_slot(slot, contents)
             parts = PartsOfOrigin(self._path, self._round, contents.copy, layout)
-            restored = restored_state(tree, views, layout, parts, present, in_place, own=own)
+            restored = restored_state(tree, views, layout, parts, present, in_place)
             if parts.are_unchanged() and slot.contents() == contents:
                 return restored
         # The worker that writes for this node has saved so often since the start that it needed this slot.
@@ -114,13 +106,13 @@ class WorkerMemory:
         own = None if per_rank is None else own_state(per_rank)
         repeated, self._saved = step == self._saved, step
         has_part = bool(flat.sharded) or own is not None
-        if has_part and _disk.is_configured and not _disk.has_parts:
+        if has_part and _disk.directory is not None and not _disk.has_parts:
             raise StateError(
                 "snapshot.save has sharded tensors (DTensor) or per_rank, and snapshot.load had none: pass the same"
                 " state to both, so that all nodes write their parts to disk"
             )
         if has_part and self._path is None and self._own_writer is None:
-            if flat.sharded and _disk.is_configured:
+            if flat.sharded and _disk.directory is not None:
                 raise StateError(
                     "sharded tensors (DTensor) of several ranks get to disk only by the agents of slurm-elastic; under"
                     " torchrun write them by torch.distributed.checkpoint"
@@ -186,7 +178,7 @@ class WorkerMemory:
             self._layout = key, Planner(layout), msgspec.json.encode(layout)
         planner = self._layout[1]
         own = own or flatten({})
-        description = describe(own.tree, self._table_of("own", own.tensors))
+        description = self._describer.describe(own.tree, self._table_of("own", own.tensors))
         return Part(
             planner.part_numbers[global_rank()],
             planner.parts,
@@ -301,22 +293,20 @@ def load(**state: Any) -> Any:
         StateError: A tensor of the snapshot is divided in a way that the present state does not show.
         RuntimeError: The snapshot or checkpoint that the round starts from cannot be had.
     """
-    memory, own = _memory(), PER_RANK in state
+    memory = _memory()
     modules = [name for name, value in state.items() if _is_module(value)]
-    restored = memory.load(lambda: state_of(state), modules, own=own) if memory is not None else None
+    restored = memory.load(lambda: state_of(state), modules) if memory is not None else None
     is_in_memory = restored is not None
-    if _disk.is_configured:
+    if _disk.directory is not None:
         # A process that has sharded tensors has imported their module.
         has_sharded = "torch.distributed.tensor" in sys.modules and bool(flatten(state_of(state)).sharded)
         origin, answered = (None, Answer()) if memory is None else (memory.origin(), memory.answered)
         start = origin if is_in_memory else None
-        stored = _disk.start(start, answered, _name_directory, has_parts=own or has_sharded)
+        stored = _disk.start(start, answered, _name_directory, has_parts=PER_RANK in state or has_sharded)
         if stored is not None:
             is_in_memory = False
             layout, present = stored.layout, lambda: state_of(state)
-            restored = _disk.read(
-                lambda: restored_state(stored.tree, stored.tensors, layout, stored, present, modules, own=own)
-            )
+            restored = _disk.read(lambda: restored_state(stored.tree, stored.tensors, layout, stored, present, modules))
     plain = []
     for name, value in state.items():
         if restored is not None and name not in restored and not (name == PER_RANK and not is_in_memory):
@@ -345,7 +335,7 @@ def _name_directory(directory: Directory) -> Holder | None:
     path = os.environ.get(VARIABLE)
     if path:
         return ask(path, Request(_round(), directory), "no checkpoint can be written")[0].collector
-    if directory.first:
+    if global_rank() == 0:
         # Without an agent this process holds what it writes.
         slots = [Slot.make() for _ in range(SLOTS)]
         alone = os.environ.get("WORLD_SIZE", "1") == "1"

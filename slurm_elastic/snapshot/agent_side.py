@@ -13,12 +13,12 @@ from concurrent.futures import Future
 from pathlib import Path
 
 from slurm_elastic.rendezvous.transport.messages import INVENTORY_LIMIT
-from slurm_elastic.snapshot import lineage
+from slurm_elastic.snapshot import lineage, transfer
 from slurm_elastic.snapshot._child_process import Fork
 from slurm_elastic.snapshot.disk.agent_side import DiskWriter, HeldSlots, Target
 from slurm_elastic.snapshot.disk.lineage import CheckpointId
+from slurm_elastic.snapshot.disk.stored import file_name
 from slurm_elastic.snapshot.hand_over import (
-    MOST_RANGES,
     VARIABLE,
     Answer,
     Directory,
@@ -27,12 +27,12 @@ from slurm_elastic.snapshot.hand_over import (
     read_request,
     send,
 )
-from slurm_elastic.snapshot.lineage import SLOTS, Copy, Group, Holder, Origin, Protection
+from slurm_elastic.snapshot.lineage import ALONE, SLOTS, Copy, Group, Holder, Origin, Protection
 from slurm_elastic.snapshot.memory import HEADER, OutOfMemoryError, Slot, copies_in, require_memory
 from slurm_elastic.snapshot.replicator import Ended, Members, ReplicatorProcess, Slots, Wanted
-from slurm_elastic.snapshot.sharding import expected_ranges
+from slurm_elastic.snapshot.sharding import Ranges, expected_ranges
 from slurm_elastic.snapshot.state import read_layout
-from slurm_elastic.snapshot.transfer import Ranges, Sender, Settings, TransferError, accepted, receive
+from slurm_elastic.snapshot.transfer import Sender, Settings, TransferError, accepted, receive
 
 logger = logging.getLogger("slurm_elastic")
 
@@ -44,14 +44,11 @@ class _Round:
     """The preparation of the memory for one round, and what it holds for that.
 
     Attributes:
-        group: None if the agent copies no parts to other nodes.
         slot: Index of the slot from which its workers start; None if from none.
-        replacement: An empty slot that takes its place if the round ends before the transfer: made before, because
-            there may be no descriptor left then, and the agent cannot wait for the other side.
         ready: Set when the slot has its snapshot, or will not have it, because of `error`.
         cancelled: Set when the round is over.
-        borrowed: Memory with parts of the origin that other agents hold, until the workers have loaded them: by number,
-            whether without shards, and ranges.
+        borrowed: Memory with parts of the origin that other agents hold, until the workers have loaded them: by number
+            and ranges.
         asked: Those of them that a worker has asked for.
         expected: Parts, with their ranges, that workers will probably ask for; empty if that is not known.
         collector: The process that finds steps for the disk, if no parts are copied to other nodes.
@@ -60,13 +57,12 @@ class _Round:
         settled: True if that process knows that the workers have ended.
     """
 
-    def __init__(self, number: int, origin: Origin, group: Group | None = None, slot: int | None = None) -> None:
+    def __init__(self, number: int, origin: Origin, group: Group, slot: int | None = None) -> None:
         self.number, self.origin, self.group, self.slot = number, origin, group, slot
-        self.replacement: Slot | None = None
         self.ready, self.cancelled = threading.Event(), threading.Event()
         self.error = ""
-        self.borrowed: dict[tuple[int, bool, Ranges | None], Future[Slot]] = {}
-        self.asked: set[tuple[int, bool, Ranges | None]] = set()
+        self.borrowed: dict[tuple[int, Ranges | None], Future[Slot]] = {}
+        self.asked: set[tuple[int, Ranges | None]] = set()
         self.expected: frozenset[tuple[int, Ranges | None]] = frozenset()
         self.collector: Holder | None = None
         self.writers: dict[int, Sequence[Slot]] = {}
@@ -141,27 +137,24 @@ class AgentMemory:
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._listener.bind(str(self._path))
         self._listener.listen(128)
-        self._round = _Round(-1, Origin())
+        self._round = _Round(-1, Origin(), ALONE)
         self._disk = DiskWriter(self._held_slots, self._ask_for_step, fork)
         self._replicator = ReplicatorProcess(settings, self._add_replicas, self._disk.agree)
         """Copies parts to other nodes; without that it finds the steps that agents write to disk, if they do."""
         threading.Thread(target=self._serve, name="slurm-elastic-snapshot-workers", daemon=True).start()
 
-    def inventory(
-        self, is_leaving: Callable[[], bool] = lambda: False, *, members_leave: bool = False, members_stay: bool = False
-    ) -> str:
+    def inventory(self, is_leaving: Callable[[], bool] = lambda: False, *, members_leave: bool | None = None) -> str:
         """Return what this agent holds; it has no workers now. Empty if nothing.
 
         Args:
             is_leaving: Returns True if the agent is to leave, and so does not wait for copies.
-            members_leave: True if the workers have stopped at a step because agents leave as announced.
-            members_stay: True if the round has ended although no agent leaves: a node has joined or was lost, or a
-                worker has failed.
+            members_leave: True if the workers have stopped at a step because agents leave as announced; False if the
+                round has ended although none does: a node has joined or was lost, or a worker has failed.
         """
         until = time.monotonic() + _SETTLE
         # The parts of agents that stay are here for the next round. What a lost node took after its last copy is gone,
         # and the parts of the others are of no use without it.
-        self._settle(until, is_leaving, moves=not members_stay)
+        self._settle(until, is_leaving, moves=members_leave is not False)
         if members_leave and self._round.reports and not self._replicates:
             # The parts of those who leave are on disk alone.
             self._disk.flush(until, is_leaving)
@@ -179,40 +172,34 @@ class AgentMemory:
         holder = Holder(self._settings.address, 0 if self._sender is None else self._sender.port)
         return lineage.take_inventory(copies, holder, self._node, INVENTORY_LIMIT, replicates=self._replicates)
 
-    def begin(self, round_: int, text: str, *, first: bool, group: Group | None = None) -> dict[str, str]:
-        """Prepare the memory for the workers of a round, by its origin; returns variables for their environment.
-
-        The first agent logs what all do. Without `group` no parts are copied to other nodes.
-        """
+    def begin(self, round_: int, text: str, group: Group) -> dict[str, str]:
+        """Prepare the memory for the workers of a round, by its origin; returns variables for their environment."""
         self._end_round()
         origin = lineage.read_origin(text)
-        plan = lineage.prepare(copies_in(self._slots), origin)
-        for slot in plan.clear:
-            self._slots[slot].clear()
-        for slots in (*self._parts.values(), *self._replicas.values()):
-            for slot in lineage.off_line(copies_in(slots), origin):
-                slots[slot].clear()
-        current = self._round = _Round(round_, origin, group, plan.slot)
-        if first:
+        for held in self._all_slots():
+            if (contents := held.contents()) is not None and not origin.keeps(contents.copy):
+                held.clear()
+        slot, fetch = lineage.prepare(copies_in(self._slots), origin)
+        current = self._round = _Round(round_, origin, group, slot)
+        if group.rank == 0:
             current.log_origin()
         # Nothing is to be taken yet.
         protection = Protection(origin.protected)
         for slots in (self._slots, *self._parts.values()):
             slots[0].protection = protection if self._replicates else Protection()
         self._disk.aim(None)
-        if plan.fetch and plan.slot is not None:
+        if fetch and slot is not None:
             # The memory of what was there is given back before that of the other is taken.
             try:
-                current.replacement = Slot.make()
-                self._slots[plan.slot] = Slot.make()
+                self._slots[slot], coming = Slot.make(), Slot.make()
             except OSError as error:
                 current.fail(f"{self._node} has no memory for it: {error.strerror}")
                 return {VARIABLE: str(self._path)}
-            current.start_thread(self._fetch, origin.copy, self._slots[plan.slot])
+            current.start_thread(self._fetch, origin.copy, coming, slot)
         else:
             current.ready.set()
-            if plan.slot is not None and group is not None and origin.copy is not None and origin.copy.parts:
-                current.start_thread(self._fetch_parts, group, self._slots[plan.slot])
+            if slot is not None and origin.copy is not None and origin.copy.parts:
+                current.start_thread(self._fetch_parts, self._slots[slot])
         return {VARIABLE: str(self._path)}
 
     def held(self) -> tuple[int, int | None]:
@@ -280,49 +267,50 @@ class AgentMemory:
 
     def _replicate(self, current: _Round, local_rank: int, slots: Sequence[Slot]) -> None:
         """Have the parts of a local rank copied to another node, or reported, from now on."""
-        collector, group = current.origin.collector if self._replicates else current.collector, current.group
-        if group is None or collector is None:
+        collector = current.origin.collector if self._replicates else current.collector
+        if collector is None:
             return
         try:
             with self._lock:
                 first, current.reports = not current.reports, True
             if first:
                 safe = current.origin.protected if self._replicates else None
-                self._replicator.order(Members(current.number, group, collector, safe, self._replicates))
-                self._replicator.order(Slots(None), self._slots)
+                members = Members(current.number, current.group, collector, safe, self._replicates)
+                self._replicator.order(members, self._slots)
             self._replicator.order(Slots(local_rank), slots)
         except OSError as error:
             logger.warning("%s copies no snapshots to another node: %s", self._node, error)
 
     def _end_round(self) -> None:
-        """Cancel a transfer that is under way; it may go on for a moment, in memory that is not ours any more."""
+        """Cancel a transfer that is under way; it may go on for a moment, in memory that no slot of ours has."""
         current = self._round
-        current.cancelled.set()
-        if current.slot is not None and current.replacement is not None and not current.ready.is_set():
-            self._slots[current.slot] = current.replacement
-        current.replacement = None
-        current.ready.set()
         with self._lock:
+            current.cancelled.set()
             current.borrowed.clear()
+        current.ready.set()
 
-    def _fetch(self, current: _Round, copy: Copy, slot: Slot) -> None:
-        slots = tuple(self._slots)
+    def _fetch(self, current: _Round, copy: Copy, slot: Slot, index: int) -> None:
         try:
-            receive(copy, slot, slots, current.origin.holders, self._settings, current.cancelled.is_set)
+            receive(transfer.Request(copy), slot, current.origin.holders, self._settings, current.cancelled.is_set)
+            with self._lock:
+                if current.cancelled.is_set():
+                    return
+                self._slots[index] = slot
+                slots = tuple(self._slots)
         except (TransferError, OutOfMemoryError) as error:
             current.fail(f"{self._node} cannot get it: {error}")
             return
         finally:
             current.ready.set()
-        if current.group is not None and copy.parts:
-            self._fetch_parts(current, current.group, slot)
+        if copy.parts:
+            self._fetch_parts(current, slot)
         # Beside the start of the workers, which else wait for it at their first snapshot, and then say if it fails.
         with contextlib.suppress(OutOfMemoryError):
             require_memory(slot.size, slots)
 
-    def _fetch_parts(self, current: _Round, group: Group, slot: Slot) -> None:
+    def _fetch_parts(self, current: _Round, slot: Slot) -> None:
         """Get what workers will probably ask for, while they start: their models may take as long as the transfer."""
-        contents = slot.contents()
+        contents, group = slot.contents(), current.group
         if contents is None:
             return
         description = bytes(slot.memory()[HEADER + contents.tensors : contents.size])
@@ -330,14 +318,14 @@ class AgentMemory:
         if layout is None:
             return
         ranks = range(group.base_rank, group.base_rank + group.workers)
-        expected = [expected_ranges(layout, rank, group.world, MOST_RANGES) for rank in ranks]
+        expected = [expected_ranges(layout, rank, group.world) for rank in ranks]
         with self._lock:
             current.expected = frozenset(part for by_holder in expected for part in by_holder.items())
         for part, ranges in current.expected:
             if current.cancelled.is_set() or not current.expected:
                 return
             with contextlib.suppress(HandOverError):
-                self._part(current, part, own=False, ranges=ranges)
+                self._part(current, part, ranges)
 
     def _slots_of_rank(self, local_rank: int) -> list[Slot]:
         """Return the slots for the parts of a local rank; made when it asks for the first time."""
@@ -346,7 +334,7 @@ class AgentMemory:
                 self._parts[local_rank] = [Slot.make() for _ in self._slots]
             return self._parts[local_rank]
 
-    def _part(self, current: _Round, part: int, own: bool, ranges: Ranges | None, *, asked: bool = False) -> Slot:
+    def _part(self, current: _Round, part: int, ranges: Ranges | None, *, asked: bool = False) -> Slot:
         """Return memory with a part of the origin, or with these ranges of it, see `receive`; waits until it is there.
 
         `asked` is true if a worker asks for it. Raises HandOverError if it cannot be had.
@@ -358,12 +346,13 @@ class AgentMemory:
         for slot in self._all_slots():
             if (contents := slot.contents()) is not None and contents.copy == copy:
                 return slot
-        key = part, own, ranges
+        key = part, ranges
         with self._lock:
             loan = current.borrowed.get(key)
             first = loan is None
             if loan is None:
-                if asked and not own and current.expected and (part, ranges) not in current.expected:
+                # What ranks had of their own, without any shards, is not foreseen.
+                if asked and ranges != () and current.expected and key not in current.expected:
                     # What they need was not foreseen, and the memory of what no worker has asked for may be needed.
                     current.expected = frozenset()
                     for unasked in current.borrowed.keys() - current.asked:
@@ -374,7 +363,7 @@ class AgentMemory:
         if first:
             try:
                 slot, holders, over = Slot.make(), origin.holders_of(part), current.cancelled.is_set
-                receive(copy, slot, (slot,), holders, self._settings, over, own=own, ranges=ranges)
+                receive(transfer.Request(copy, ranges), slot, holders, self._settings, over)
                 loan.set_result(slot)
             except Exception as error:
                 loan.set_exception(HandOverError(f"{self._node} cannot get part {part} of it: {error}"))
@@ -409,24 +398,21 @@ class AgentMemory:
 
     def _write_to(self, directory: Directory, current: _Round) -> None:
         """Write the snapshots of a round to disk."""
-        if directory.checkpoint:
+        if directory.checkpoint is not None and current.group.rank == 0:
             logger.info(
                 "the workers of round %d start from the checkpoint %s of %s",
-                *(current.number, directory.checkpoint, directory.path),
+                *(current.number, file_name(CheckpointId(*directory.checkpoint)), directory.path),
             )
-        copy, group = current.origin.copy, current.group or Group(0, 1, 1, 0, 1)
-        origin = None
-        if copy is not None and directory.origin is not None:
-            origin = copy.id, CheckpointId(directory.origin, copy.id.step)
-        self._disk.aim(Target(directory, current.number, origin, group.nodes, group.workers))
+        copy = current.origin.copy
+        origin = copy.id if copy is not None and directory.origin else None
+        self._disk.aim(Target(directory, current.number, current.group, origin))
 
     def _find_steps(self, directory: Directory, current: _Round) -> Holder | None:
         """Have steps found that all agents keep for the disk; returns the process that finds them if it is ours."""
-        group = current.group
-        if self._replicates or not directory.has_parts or group is None or group.nodes == 1:
+        if self._replicates or not directory.has_parts or current.group.nodes == 1:
             return None
         collector = directory.collector
-        if directory.first:
+        if current.group.rank == 0:
             try:
                 collector = Holder(self._settings.address, self._replicator.port())
             except OSError as error:
@@ -441,7 +427,7 @@ class AgentMemory:
 
     def _wanted(self, request: Request, current: _Round) -> Sequence[Slot]:
         if request.part is not None:
-            return [self._part(current, request.part, request.own, request.ranges, asked=True)]
+            return [self._part(current, request.part, request.ranges, asked=True)]
         if request.writes is not None:
             # Its first snapshot: what was fetched for the start of the round is loaded.
             slots = self._slots_of_rank(request.writes)

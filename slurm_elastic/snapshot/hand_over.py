@@ -19,6 +19,7 @@ import msgspec
 from slurm_elastic import typed_json
 from slurm_elastic.snapshot.lineage import Holder, SnapshotId
 from slurm_elastic.snapshot.memory import Slot
+from slurm_elastic.snapshot.sharding import Ranges
 
 if TYPE_CHECKING:
     from datetime import timedelta
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
 VARIABLE = "SLURM_ELASTIC_SNAPSHOT"
 """Environment variable of a worker: the path of the socket."""
 
-MOST_RANGES = 256
 _LONGEST = 1 << 16
 """Bytes of a message."""
 _MOST_SLOTS = 8
@@ -64,10 +64,9 @@ class Directory:
         every: Seconds between checkpoints.
         keep: Number of checkpoints that stay.
         start: Number of the round's start in the directory; 0 before it has one.
-        origin: Number of the start in the directory that took the snapshot in memory which the round started from;
-            None if there is none.
-        checkpoint: Name of the checkpoint that the round starts from; empty for none.
-        first: True on the node of rank 0, whose agent writes the state of all ranks and completes checkpoints.
+        origin: Number of the start in the directory that took the snapshot in memory which the round started from; 0 if
+            there is none.
+        checkpoint: Start and step of the checkpoint that the round starts from; None for none.
         has_parts: True if agents write parts of snapshots, too.
         collector: The process that finds the step which all agents write, if nothing is copied to other nodes.
         every_steps: Steps after which a checkpoint is due before that time; 0 for none.
@@ -78,9 +77,8 @@ class Directory:
     every: float
     keep: int
     start: int = 0
-    origin: int | None = None
-    checkpoint: str = ""
-    first: bool = True
+    origin: int = 0
+    checkpoint: tuple[int, int] | None = None
     has_parts: bool = False
     collector: Holder | None = None
     every_steps: int = 0
@@ -96,17 +94,15 @@ class Request:
         directory: In which the agent writes checkpoints from now on; None to get memory.
         writes: Local rank that asks for the slots for its own parts; None for the slots for the state of all ranks.
         part: Number of the part of the origin that it asks for; None for slots.
-        own: True to get that part without its shards, if that is faster.
-        ranges: Where the bytes begin and end that it needs of the shards of that part, in order, at most `MOST_RANGES`;
-            the others may be missing. None for all.
+        ranges: Where the bytes begin and end that it needs of the shards of that part; the others may be missing. None
+            for all.
     """
 
     round: int
     directory: Directory | None = None
     writes: int | None = None
     part: int | None = None
-    own: bool = False
-    ranges: tuple[tuple[int, int], ...] | None = None
+    ranges: Ranges | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,27 +141,20 @@ def ask(path: str, request: Request, failure: str = _NO_MEMORY) -> tuple[Answer,
         RuntimeError: It fails, as the agent has ended, is another user's, or refuses.
     """
     try:
-        return _exchange(path, request)
-    except HandOverError as error:
-        raise RuntimeError(f"{failure}: {error}") from None
-
-
-def _exchange(path: str, request: Request) -> tuple[Answer, list[Slot]]:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC) as connection:
-        try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC) as connection:
             connection.connect(path)
             _require_own_user(connection)
             send(connection, request)
             received = receive(connection, Answer)
-        except HandOverError:
-            raise
-        except OSError as error:
-            raise HandOverError(f"{path} does not answer: {error.strerror or error}") from None
+    except HandOverError as error:
+        raise RuntimeError(f"{failure}: {error}") from None
+    except OSError as error:
+        raise RuntimeError(f"{failure}: {path} does not answer: {error.strerror or error}") from None
     if received is None:
-        raise HandOverError("the agent has ended")
+        raise RuntimeError(f"{failure}: the agent has ended")
     answered, slots = received
     if answered.error or not (slots or request.directory):
-        raise HandOverError(answered.error or _NO_MEMORY)
+        raise RuntimeError(f"{failure}: {answered.error or _NO_MEMORY}")
     return answered, slots
 
 

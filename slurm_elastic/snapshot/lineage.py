@@ -83,6 +83,10 @@ class Group:
     world: int
 
 
+ALONE = Group(0, 1, 1, 0, 1)
+"""That of a process without an agent."""
+
+
 @dataclass(frozen=True, slots=True)
 class HeldParts:
     """The parts of one snapshot that an agent holds, as first and last numbers of ranges."""
@@ -147,26 +151,21 @@ class Origin:
 
     def holders_of(self, part: int) -> tuple[Holder, ...]:
         """Return the agents that hold a part of the snapshot."""
-        return tuple(source.holder for source in self.sources if _contains(source.ranges, part))
+        return tuple(
+            source.holder for source in self.sources if any(first <= part <= last for first, last in source.ranges)
+        )
 
     def has(self, snapshot: SnapshotId) -> bool:
         """Return True if the snapshot is on the line."""
         return any(snapshot.round == last.round and snapshot.step <= last.step for last in self.line)
 
+    def keeps(self, copy: Copy) -> bool:
+        """Return True if an agent keeps a copy for the round: it is on the line.
 
-@dataclass(frozen=True, slots=True)
-class Preparation:
-    """The work of an agent on its slots before the workers of a round start.
-
-    Attributes:
-        clear: Slots whose snapshots do not belong to the line of the round.
-        slot: The slot that the workers start from; None if the round starts from no snapshot.
-        fetch: True if another agent has to send the snapshot for that slot first.
-    """
-
-    clear: tuple[int, ...]
-    slot: int | None = None
-    fetch: bool = False
+        One whose plain values differ from those of the snapshot itself is not the one that the round starts from.
+        """
+        differs = self.copy is not None and copy.part is None and copy.id == self.copy.id and copy != self.copy
+        return self.has(copy.id) and not differs
 
 
 def choose(last_round: int | None, before: str, inventories: Sequence[str], failed: bool = False) -> str:
@@ -195,8 +194,7 @@ def _chosen(last_round: int | None, line: Origin, present: Sequence[Inventory], 
     for inventory in present:
         for copy in inventory.copies:
             # An agent that was away may hold the origin with other plain values than those that the round started from.
-            same = line.copy is None or copy.id != line.copy.id or copy == line.copy
-            if same and (copy.id.round == last_round or line.has(copy.id)):
+            if copy.id.round == last_round or line.keeps(copy):
                 copies.setdefault(copy.id, {}).setdefault(copy, []).append(inventory)
     note, uncovered, lost = "", "", None
     again = failed and line.copy is not None and all(snapshot.round != last_round for snapshot in copies)
@@ -230,26 +228,21 @@ def _chosen(last_round: int | None, line: Origin, present: Sequence[Inventory], 
     return Origin(note=f"{note}; it starts from no snapshot", below=below) if note else Origin()
 
 
-def prepare(copies: Sequence[Copy | None], origin: Origin) -> Preparation:
-    """Return what an agent does with its slots, by their committed snapshots, before the workers of a round start."""
+def prepare(copies: Sequence[Copy | None], origin: Origin) -> tuple[int | None, bool]:
+    """Return the slot of an agent that the workers of a round start from, None if from no snapshot.
 
-    def stays(copy: Copy | None) -> bool:
-        # A snapshot whose plain values differ from those of the origin is not the one that the round starts from.
-        same = copy is not None and (origin.copy is None or copy.id != origin.copy.id or copy == origin.copy)
-        return copy is not None and same and origin.has(copy.id)
+    The second value is true if another agent has to send the snapshot for that slot first.
 
-    kept = [copy.id if copy is not None and stays(copy) else None for copy in copies]
-    clear = tuple(slot for slot, copy in enumerate(copies) if copy is not None and kept[slot] is None)
+    Args:
+        copies: The committed snapshot of each slot, of those that the agent keeps.
+        origin: The start of the round.
+    """
     if origin.copy is None:
-        return Preparation(clear)
-    if origin.copy.id in kept:
-        return Preparation(clear, kept.index(origin.copy.id))
-    return Preparation(clear, slot_to_write(kept, (), Protection(origin.protected)), fetch=True)
-
-
-def off_line(copies: Sequence[Copy | None], origin: Origin) -> tuple[int, ...]:
-    """Return the slots for parts whose snapshots do not belong to the line of a round."""
-    return tuple(slot for slot, copy in enumerate(copies) if copy is not None and not origin.has(copy.id))
+        return None, False
+    if origin.copy in copies:
+        return copies.index(origin.copy), False
+    kept = [None if copy is None else copy.id for copy in copies]
+    return slot_to_write(kept, (), Protection(origin.protected)), True
 
 
 def take_inventory(copies: Iterable[Copy], holder: Holder, node: str, limit: int, *, replicates: bool = False) -> str:
@@ -355,10 +348,6 @@ def _ranges(numbers: Iterable[int]) -> tuple[tuple[int, int], ...]:
         else:
             ranges.append((number, number))
     return tuple(ranges)
-
-
-def _contains(ranges: Iterable[tuple[int, int]], number: int) -> bool:
-    return any(first <= number <= last for first, last in ranges)
 
 
 def _sources(snapshot: SnapshotId, inventories: Iterable[Inventory]) -> tuple[Source, ...]:

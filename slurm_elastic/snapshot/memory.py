@@ -128,8 +128,6 @@ class Slot:
         self._close = weakref.finalize(self, os.close, descriptor)
         self._map: mmap.mmap | None = None
         self._fields: memoryview | None = None
-        self.generation = 0
-        """Counts the times that the memory was mapped: views into an earlier mapping do not see this one."""
 
     @classmethod
     def make(cls) -> Slot:
@@ -153,15 +151,19 @@ class Slot:
         """Bytes of the file that have pages."""
         return 512 * os.fstat(self.descriptor).st_blocks
 
-    def memory(self) -> memoryview:
-        """Return the whole memory, mapped anew if it has grown. Processes that are forked do not inherit it."""
+    def memory(self, least: int | None = None) -> memoryview:
+        """Return the whole memory, mapped anew if it has grown. Processes that are forked do not inherit it.
+
+        Where `least` bytes are mapped, that mapping is enough, and no system call says whether it has grown.
+        """
+        if self._map is not None and least is not None and least <= len(self._map):
+            return memoryview(self._map)
         size = self.size
         if self._map is None or len(self._map) != size:
             # Views into the old mapping keep that one.
             self._map = mmap.mmap(self.descriptor, size)
             self._map.madvise(mmap.MADV_DONTFORK)
             self._fields = memoryview(self._map)[:HEADER].cast("q")
-            self.generation += 1
         return memoryview(self._map)
 
     @property
@@ -175,6 +177,12 @@ class Slot:
             self.memory()
             assert self._fields is not None
         return self._fields
+
+    @property
+    def snapshot(self) -> SnapshotId | None:
+        """The snapshot that the slot holds; None if no committed one."""
+        fields = self.header()
+        return SnapshotId(fields[_ROUND], fields[_STEP]) if fields[_COMMITTED] == 1 else None
 
     def contents(self) -> Contents | None:
         """Return what the slot holds; None if no committed snapshot."""
@@ -236,25 +244,7 @@ class Slot:
         except OSError as error:
             raise OutOfMemoryError(_lacking(size_text(len(content)), len(content), free_memory(), error)) from None
 
-    def fill(
-        self, copy: Copy, tensors: int, description: bytes, write: Callable[[memoryview], object], shards: int = 0
-    ) -> None:
-        """Write a snapshot into a file that is large enough: `tensors` bytes by `write`, and a description.
-
-        `shards` are the bytes of the shards with which the tensors of a part begin.
-        """
-        written = Contents(copy, tensors, len(description), shards)
-        # At each step of a training, so without the system call by which `memory` sees whether the file has grown.
-        memory = self.memory() if self._map is None or self.mapped < written.size else memoryview(self._map)
-        body = memory[HEADER : written.size]
-
-        def put() -> None:
-            write(body)
-            body[tensors:] = description
-
-        self.fill_by(written, put)
-
-    def fill_by(self, contents: Contents, write: Callable[[], object]) -> None:
+    def fill(self, contents: Contents, write: Callable[[], object]) -> None:
         """Write a snapshot; `write` writes all of it behind the header. If it raises, the slot holds nothing."""
         fill_slot(self.header(), contents, write)
 
@@ -332,10 +322,10 @@ def _lacking(needs: str, missing: int, free: int, error: OSError | None = None, 
     )
 
 
-def check_memory(missing: int) -> None:
-    """Raise OutOfMemoryError unless the `missing` bytes can still be had."""
+def check_memory(missing: int, needs: str = "", count: int = 1) -> None:
+    """Raise OutOfMemoryError unless the `missing` bytes can still be had, of what `count` slots need."""
     if missing > (free := free_memory()):
-        raise OutOfMemoryError(_lacking(size_text(missing), missing, free))
+        raise OutOfMemoryError(_lacking(needs or size_text(missing), missing, free, count=count))
 
 
 def require_memory(size: int, slots_of_node: Sequence[Slot]) -> None:
@@ -343,16 +333,14 @@ def require_memory(size: int, slots_of_node: Sequence[Slot]) -> None:
     missing = sum(max(0, size - slot.size) for slot in slots_of_node)
     if not missing:
         return
-    free = free_memory()
     count = len(slots_of_node)
     needs = f"{count} x {size_text(size)} = {size_text(count * size)}"
-    if missing > free:
-        raise OutOfMemoryError(_lacking(needs, missing, free, count=count))
+    check_memory(missing, needs, count)
     try:
         for slot in slots_of_node:
             slot.grow(size)
     except OSError as error:
-        raise OutOfMemoryError(_lacking(needs, missing, free, error, count)) from None
+        raise OutOfMemoryError(_lacking(needs, missing, free_memory(), error, count)) from None
 
 
 def free_memory(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> int:

@@ -21,7 +21,7 @@ from slurm_elastic.snapshot._child_process import Child, start_child
 from slurm_elastic.snapshot.hand_over import receive, send
 from slurm_elastic.snapshot.lineage import Group, Holder, SnapshotId
 from slurm_elastic.snapshot.memory import Slot
-from slurm_elastic.snapshot.transfer import Settings
+from slurm_elastic.snapshot.transfer import Settings, listen
 
 logger = logging.getLogger("slurm_elastic")
 
@@ -30,7 +30,7 @@ PROCESS = "slurm_elastic.snapshot._replicator_main"
 
 
 class Members(msgspec.Struct, frozen=True, tag=True):
-    """An order: a round has started.
+    """An order, with the descriptors of the slots for the state of all ranks: a round has started.
 
     Attributes:
         collector: The agent that collects reports.
@@ -48,9 +48,9 @@ class Members(msgspec.Struct, frozen=True, tag=True):
 
 
 class Slots(msgspec.Struct, frozen=True, tag=True):
-    """An order, with descriptors: the slots of a local rank, or those for the state of all ranks if that is None."""
+    """An order, with descriptors: the slots of a local rank."""
 
-    local_rank: int | None
+    local_rank: int
 
 
 class Wanted(msgspec.Struct, frozen=True, tag=True):
@@ -70,7 +70,6 @@ class News(msgspec.Struct, frozen=True):
     """An answer of the process, maybe with descriptors.
 
     Attributes:
-        port: At which it listens.
         replicas: Local rank, at another agent, of which these are the slots for copies.
         safe: The newest step that is safe, and its round.
         disk: The step that all agents write to disk, and its round; its slots are busy.
@@ -79,7 +78,6 @@ class News(msgspec.Struct, frozen=True):
         problem: Why parts are not copied, as one line.
     """
 
-    port: int | None = None
     replicas: int | None = None
     safe: SnapshotId | None = None
     disk: SnapshotId | None = None
@@ -103,7 +101,7 @@ class ReplicatorProcess:
         self._process: Child | None = None
         self._socket: socket.socket | None = None
         self._changed = threading.Condition()
-        self._port: int | None = None
+        self._port = 0
         self._sent = self._received = -1
         self._over = False
         self.safe: SnapshotId | None = None
@@ -113,10 +111,6 @@ class ReplicatorProcess:
         """Return the port of the process, which is started for that; raises OSError if it cannot be."""
         with self._lock:
             self._start()
-        with self._changed:
-            self._changed.wait_for(lambda: self._port is not None or self._over, 10.0)
-            if self._port is None:
-                raise OSError("the process that copies snapshots does not start")
             return self._port
 
     def order(self, order: Members | Slots | Wanted | Ended, slots: Sequence[Slot] = ()) -> None:
@@ -151,7 +145,9 @@ class ReplicatorProcess:
     def _start(self) -> None:
         if self._process is not None:
             return
-        self._process, ours = start_child(PROCESS)
+        listener, self._port = listen()
+        with listener:
+            self._process, ours = start_child(PROCESS, listener.fileno())
         self._socket = ours
         send(ours, self._settings)
         threading.Thread(target=self._listen, args=(ours,), name="slurm-elastic-replicator", daemon=True).start()
@@ -167,7 +163,6 @@ class ReplicatorProcess:
                 if message.problem:
                     logger.warning("snapshots: %s", message.problem)
                 with self._changed:
-                    self._port = message.port or self._port
                     self.safe = message.safe or self.safe
                     self._sent = self._sent if message.sent is None else message.sent
                     self._received = self._received if message.received is None else message.received

@@ -20,6 +20,10 @@ _ALIGNMENT = 64
 """Each tensor in a slot begins at a multiple of this."""
 _MOST_BETWEEN = 1.25
 """Bytes of ranges, as a multiple of those needed, at most: else a part is needed as a whole."""
+_MOST_RANGES = 256
+"""Ranges of a part, at most: a request for them is one message."""
+Ranges = tuple[tuple[int, int], ...]
+"""Where ranges of bytes begin and end, in order."""
 
 
 def round_up(offset: int) -> int:
@@ -117,13 +121,11 @@ class Parts(Protocol):
         ...
 
 
-def needed_ranges(
-    layout: Layout, pieces: Iterable[tuple[int, Piece]], most: int
-) -> dict[int, tuple[tuple[int, int], ...]]:
-    """Return which bytes of the parts have these pieces of tensors, given by index: at most `most` ranges of each.
+def needed_ranges(layout: Layout, pieces: Iterable[tuple[int, Piece]]) -> dict[int, Ranges | None]:
+    """Return, by part, which bytes of it have these pieces of tensors, given by index; a message has room for them.
 
-    A part is not among them if many other bytes lie between the pieces, as in a tensor that is divided by columns: it
-    is needed as a whole then, which the workers of a node share.
+    It is None if many other bytes lie between the pieces, as in a tensor that is divided by columns: the part is needed
+    as a whole then, which the workers of a node share.
     """
     ranges: dict[int, list[tuple[int, int]]] = {}
     needed: dict[int, int] = {}
@@ -131,31 +133,29 @@ def needed_ranges(
         item = layout.tensors[index].item
         ranges.setdefault(piece.part, []).append(byte_range(piece, item))
         needed[piece.part] = needed.get(piece.part, 0) + piece.region.count * item
-    by_part = {part: merged(pieces, most) for part, pieces in ranges.items()}
+    by_part = {part: merged(pieces, _MOST_RANGES) for part, pieces in ranges.items()}
     return {
-        part: pieces
+        part: pieces if sum(end - begin for begin, end in pieces) <= _MOST_BETWEEN * needed[part] else None
         for part, pieces in by_part.items()
-        if sum(end - begin for begin, end in pieces) <= _MOST_BETWEEN * needed[part]
     }
 
 
-def expected_ranges(layout: Layout, rank: int, world: int, most: int) -> dict[int, tuple[tuple[int, int], ...] | None]:
+def expected_ranges(layout: Layout, rank: int, world: int) -> dict[int, Ranges | None]:
     """Return which bytes of the parts a rank of the next world needs, if tensors are divided as they were.
 
-    They are the ranges by part, at most `most` of each, and None for a part that is needed as a whole; empty if meshes
-    are not of all ranks in one dimension: how they change with the number of ranks only the script knows.
+    It is empty if meshes are not of all ranks in one dimension: how they change with the number of ranks only the
+    script knows.
     """
     if any(mesh != _mesh_of_all(layout.world) for mesh in layout.meshes):
         return {}
     planner, mesh = Planner(layout), _mesh_of_all(world)
-    pieces = [
+    pieces = (
         (index, piece)
         for index, tensor in enumerate(layout.tensors)
         if (region := region_of(tensor, mesh, rank)) is not None
         for piece in planner.pieces(index, region)
-    ]
-    ranges = needed_ranges(layout, pieces, most)
-    return {piece.part: ranges.get(piece.part) for _, piece in pieces}
+    )
+    return needed_ranges(layout, pieces)
 
 
 def _mesh_of_all(world: int) -> Mesh:
@@ -173,7 +173,7 @@ def byte_range(piece: Piece, item: int) -> tuple[int, int]:
     return piece.offset + first * item, piece.offset + (last + 1) * item
 
 
-def merged(ranges: Iterable[tuple[int, int]], most: int) -> tuple[tuple[int, int], ...]:
+def merged(ranges: Iterable[tuple[int, int]], most: int) -> Ranges:
     """Return ranges that contain these, in order, without overlaps, and at most `most`, 1 or more.
 
     Those with the smallest gaps between them become one.

@@ -8,7 +8,6 @@ whole numbers, floats and strings stand for themselves.
 from __future__ import annotations
 
 import base64
-import itertools
 import json
 import math
 import pickle
@@ -18,6 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from slurm_elastic import typed_json
+from slurm_elastic.snapshot.memory import HEADER, Contents, Slot
 from slurm_elastic.snapshot.sharding import Layout, round_up
 
 if TYPE_CHECKING:
@@ -92,16 +92,19 @@ def flatten(state: Mapping[str, Any]) -> Flat:
     plain_tensors = () if loaded is None else (loaded.Tensor, loaded.nn.Parameter)
     size = None if loaded is None else loaded.Size
 
+    def tensor(value: torch.Tensor) -> dict[str, int]:
+        if value.layout is not strided or value.is_quantized:
+            raise _UnsupportedError(value)
+        tensors.append(value)
+        return {"x": len(tensors) - 1}
+
     # This runs at every step, so exact types are compared first, and paths are made for errors only.
     def node(value: Any) -> Any:
         kind = type(value)
         if kind in _EXACT_SCALARS:
             return value
         if kind in plain_tensors:
-            if value.layout is not strided or value.is_quantized:
-                raise _UnsupportedError(value)
-            tensors.append(value)
-            return {"x": len(tensors) - 1}
+            return tensor(value)
         if isinstance(value, dict):
             return {
                 "d": [
@@ -123,17 +126,15 @@ def flatten(state: Mapping[str, Any]) -> Flat:
         if distributed is not None and isinstance(value, distributed.DTensor):
             sharded.append(value)
             return {"s": len(sharded) - 1}
-        is_tensor = loaded is not None and isinstance(value, loaded.Tensor)
-        if is_tensor and value.layout is strided and not value.is_quantized:
-            tensors.append(value)
-            return {"x": len(tensors) - 1}
+        if loaded is not None and isinstance(value, loaded.Tensor):
+            return tensor(value)
         raise _UnsupportedError(value)
 
     try:
         tree = {name: node(value) for name, value in state.items()}
     except _UnsupportedError as error:
-        path = ".".join(map(str, _path_of(error.value, state)))
-        raise StateError(f"{path} is {_refusal(error.value)}") from None
+        path = next(keys for value, keys in _values_in(state) if value is error.value)
+        raise StateError(f"{'.'.join(map(str, path))} is {_refusal(error.value)}") from None
     return Flat(tree, tensors, sharded)
 
 
@@ -155,21 +156,16 @@ def _refusal(value: Any) -> str:
     )
 
 
-def _path_of(target: Any, state: Mapping[str, Any]) -> tuple[object, ...]:
-    """Return the keys that lead to a part of a state; for a part of a key, those that lead to its dict."""
-
-    def find(value: Any, path: tuple[object, ...]) -> tuple[object, ...] | None:
-        if value is target:
-            return path
-        paths: Iterable[tuple[object, ...] | None] = ()
-        if isinstance(value, dict):
-            keys = (find(key, path) for key in value)
-            paths = itertools.chain(keys, (find(below, (*path, key)) for key, below in value.items()))
-        elif isinstance(value, (list, tuple)):
-            paths = (find(below, (*path, index)) for index, below in enumerate(value))
-        return next((path_found for path_found in paths if path_found is not None), None)
-
-    return next((place for name, value in state.items() if (place := find(value, (name,))) is not None), ())
+def _values_in(value: Any, path: tuple[object, ...] = ()) -> Iterator[tuple[Any, tuple[object, ...]]]:
+    """Yield all parts of a state with the keys that lead to them; for a part of a key, those that lead to its dict."""
+    yield value, path
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _values_in(key, path)
+            yield from _values_in(item, (*path, key))
+    elif isinstance(value, (list, tuple)):
+        for index, item in enumerate(value):
+            yield from _values_in(item, (*path, index))
 
 
 def table_of(tensors: Sequence[torch.Tensor]) -> Table:
@@ -181,11 +177,6 @@ def table_of(tensors: Sequence[torch.Tensor]) -> Table:
         offset = round_up(offset + size)
     text = _encode([[place.dtype, place.shape, place.offset] for place in places])
     return Table(tuple(places), offset, text)
-
-
-def describe(tree: Any, table: Table, layout: bytes = b"null") -> bytes:
-    """Return the description of a state; `layout` is that of its sharded tensors, as JSON."""
-    return Describer().describe(tree, table, layout)
 
 
 class Describer:
@@ -221,6 +212,17 @@ def read_description(description: bytes, tensors: memoryview) -> tuple[Any, list
     return content["state"], views
 
 
+def read_slot(slot: Slot, contents: Contents) -> tuple[Any, list[torch.Tensor], Layout | None]:
+    """Return the state of a slot, see `read_description`, and its layout; of a part, the state of the rank's own.
+
+    The tensors are in the memory of the slot. Raises ValueError if the description does not fit.
+    """
+    body = slot.memory()[HEADER + contents.shards : contents.size]
+    size = contents.tensors - contents.shards
+    description = bytes(body[size:])
+    return *read_description(description, body[:size]), read_layout(description)
+
+
 def read_layout(description: bytes) -> Layout | None:
     """Return the layout in a description; None if all ranks have the whole state. Raises ValueError for none."""
     # Not by msgspec: JSON here has NaN.
@@ -228,6 +230,41 @@ def read_layout(description: bytes) -> Layout | None:
     if not isinstance(content, dict) or "layout" not in content:
         raise ValueError("no description of a snapshot")
     return typed_json.convert(content["layout"], Layout | None)
+
+
+def places_in(tree: Mapping[str, Any]) -> Iterator[tuple[str, int, tuple[Any, ...], bool]]:
+    """Yield kind, x or s, and index of each tensor of a state, and the keys that lead to it.
+
+    The last value is false for one in a tuple, or under a key that is no plain value: torch's checkpoints have no names
+    for these.
+    """
+
+    def walk(node: Any, path: tuple[Any, ...], has_name: bool) -> Iterator[tuple[str, int, tuple[Any, ...], bool]]:
+        if not isinstance(node, dict):
+            return
+        ((kind, content),) = node.items()
+        if kind in "xs":
+            yield kind, content, path, has_name
+        elif kind == "d":
+            for key, item in content:
+                yield from walk(item, (*path, key), has_name and not isinstance(key, dict))
+        elif kind in "lt":
+            for index, item in enumerate(content):
+                yield from walk(item, (*path, index), has_name and kind == "l")
+
+    for name, node in tree.items():
+        yield from walk(node, (name,), True)
+
+
+def _value_at(value: Any, path: Iterable[Any]) -> Any:
+    """Return the part of a state to which keys lead; None if there is none."""
+    for key in path:
+        if isinstance(value, Mapping):
+            value = None if isinstance(key, dict) else value.get(key)
+        else:
+            is_there = isinstance(value, (list, tuple)) and isinstance(key, int) and key < len(value)
+            value = value[key] if is_there else None
+    return value
 
 
 def tensor_in(memory: memoryview, name: str, shape: Sequence[int], offset: int) -> torch.Tensor:
@@ -262,32 +299,18 @@ class PresentTensors:
     def __init__(self, tree: Mapping[str, Any], present: Mapping[str, Any], in_place: Collection[str] = ()) -> None:
         self.found: dict[tuple[str, int], torch.Tensor] = {}
         """By kind, x or s, and index."""
-        self.wanted = {place for name, node in tree.items() if name in present for place in _places(node)}
+        self.wanted: set[tuple[str, int]] = set()
         """Kind and index of each tensor of what the present state has: others are left where they are."""
         self._in_place: set[tuple[str, int]] = set()
         # A process that has tensors has imported torch.
         loaded = sys.modules.get("torch")
-
-        def walk(node: Any, value: Any) -> None:
-            if not isinstance(node, dict):
-                return
-            ((kind, content),) = node.items()
-            if kind in "xs":
-                if loaded is not None and isinstance(value, loaded.Tensor):
-                    self.found[kind, content] = value
-            elif kind == "d" and isinstance(value, Mapping):
-                for key, item in content:
-                    if not isinstance(key, dict) and key in value:
-                        walk(item, value[key])
-            elif kind in "lt" and isinstance(value, (list, tuple)):
-                for item, beside in zip(content, value, strict=False):
-                    walk(item, beside)
-
-        for name, node in tree.items():
-            before = {*self.found}
-            walk(node, present.get(name))
-            if name in in_place:
-                self._in_place |= self.found.keys() - before
+        for kind, index, path, _ in places_in({name: node for name, node in tree.items() if name in present}):
+            self.wanted.add((kind, index))
+            value = _value_at(present, path)
+            if loaded is not None and isinstance(value, loaded.Tensor):
+                self.found[kind, index] = value
+                if path[0] in in_place:
+                    self._in_place.add((kind, index))
 
     def takes(self, kind: str, index: int) -> bool:
         """Return whether the present tensor may be overwritten."""
@@ -302,16 +325,6 @@ class PresentTensors:
             return view.clone()
         with torch.no_grad():
             return target.copy_(view)
-
-
-def _places(node: Any) -> Iterator[tuple[str, int]]:
-    if isinstance(node, dict):
-        ((kind, content),) = node.items()
-        if kind in "xs":
-            yield kind, content
-        elif kind in "dlt":
-            for item in content:
-                yield from _places(item[1] if kind == "d" else item)
 
 
 def can_take(target: torch.Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> bool:

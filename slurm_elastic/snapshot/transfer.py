@@ -1,10 +1,10 @@
 """A snapshot from one agent to another: authenticated by the session that agents and leader use, length-checked.
 
 After the handshake: the receiver asks for a snapshot or a part of one, the sender answers with its size, the receiver
-says that it is ready, the sender sends that many bytes and then their digest. Of a part the receiver may leave the
-shards out. Only the digest is authenticated by the session: bytes that were changed on the way do not match it, and are
-never committed. They are not encrypted. The digest is BLAKE3: hashlib's take several times as long, which on both sides
-would be more than the rest of the transfer.
+says that it is ready, the sender sends that many bytes and then their digest. Of the shards of a part the receiver may
+ask for some or none. Only the digest is authenticated by the session: bytes that were changed on the way do not match
+it, and are never committed. They are not encrypted. The digest is BLAKE3: hashlib's take several times as long, which
+on both sides would be more than the rest of the transfer.
 """
 
 from __future__ import annotations
@@ -18,23 +18,18 @@ import threading
 import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
+from blake3 import blake3
 
 from slurm_elastic import typed_json
 from slurm_elastic.rendezvous.transport.session import Role, Session, SessionError
 from slurm_elastic.snapshot.lineage import Copy, Holder
 from slurm_elastic.snapshot.memory import HEADER, Contents, Slot, check_memory
-
-if TYPE_CHECKING:
-    from blake3 import blake3
+from slurm_elastic.snapshot.sharding import Ranges
 
 logger = logging.getLogger("slurm_elastic")
-
-Ranges = tuple[tuple[int, int], ...]
-"""Where ranges of bytes begin and end, in order."""
 
 _TIMEOUT = 10.0
 """Seconds without a byte after which the other side is given up."""
@@ -77,14 +72,17 @@ class _FindReplicator(msgspec.Struct, frozen=True, tag=True):
     """A request for the process that copies parts to other nodes; the answer is its `Holder`."""
 
 
-class _Request(msgspec.Struct, frozen=True, tag=True):
-    """A request for a snapshot or a part, see `receive`; the answer is its `Contents`, then bytes, and their `Digest`.
+class Request(msgspec.Struct, frozen=True, tag=True):
+    """A request for a snapshot or a part; the answer is its `Contents`, then bytes, and their `Digest`.
 
     The bytes are sent when the receiver is `Ready`.
+
+    Attributes:
+        copy: The snapshot or part.
+        ranges: Where the bytes of the shards begin and end that are needed; the others stay zero. None for all.
     """
 
     copy: Copy
-    own: bool = False
     ranges: Ranges | None = None
 
 
@@ -149,7 +147,7 @@ class Sender:
             logger.debug("a snapshot is not sent: %s", error)
 
     def _send(self, channel: Channel) -> None:
-        request = channel.next(_FindReplicator | _Request)
+        request = channel.next(_FindReplicator | Request)
         if isinstance(request, _FindReplicator):
             if self._replicator is None:
                 raise TransferError("no parts are copied to other nodes")
@@ -159,18 +157,10 @@ class Sender:
             contents = slot.contents()
             if contents is None or contents.copy != request.copy:
                 continue
-            shards = 0 if request.own else contents.shards
-            skipped = contents.shards - shards
-            body = slot.memory()[HEADER + skipped : contents.size]
-            bodies = [body]
-            if request.ranges is not None:
-                bodies = [*(body[begin:end] for begin, end in _checked(request.ranges, shards)), body[shards:]]
-            channel.say(replace(contents, tensors=contents.tensors - skipped, shards=shards))
+            bodies = bodies_of(contents, request.ranges)
+            channel.say(contents)
             channel.next(Ready)
-            digest = channel.send_body(bodies)
-            # A worker that overwrites the slot clears the header first. Then the receiver has to look elsewhere.
-            if slot.contents() == contents:
-                channel.say(Digest(digest))
+            channel.send_body(slot, contents, bodies)
             return
         raise TransferError(f"{request.copy} is not here any more")
 
@@ -193,12 +183,17 @@ def accepted(listener: socket.socket) -> Iterator[socket.socket]:
         yield connection
 
 
-def connect(holder: Holder, settings: Settings, timeout: float | None = None) -> Channel:
-    """Open a session with another agent; raises OSError, SessionError or TransferError."""
-    connection = socket.create_connection((holder.address, holder.port), timeout=timeout or _TIMEOUT)
+def connect(holder: Holder, settings: Settings, timeout: float = _TIMEOUT) -> Channel:
+    """Open a session with another agent; raises OSError, SessionError or TransferError.
+
+    `timeout` is for the connection, and for each call of the channel afterwards.
+    """
+    connection = socket.create_connection((holder.address, holder.port), timeout=timeout)
     try:
-        name = _session_name(settings)
-        return Channel(connection, Session(Role.AGENT, settings.secret, name, agent=settings.agent, port=holder.port))
+        session = Session(Role.AGENT, settings.secret, _session_name(settings), agent=settings.agent, port=holder.port)
+        channel = Channel(connection, session)
+        connection.settimeout(timeout)
+        return channel
     except BaseException:
         connection.close()
         raise
@@ -224,25 +219,13 @@ def find_replicator(holder: Holder, settings: Settings) -> Holder:
 
 
 def receive(
-    copy: Copy,
-    slot: Slot,
-    slots: Sequence[Slot],
-    holders: Sequence[Holder],
-    settings: Settings,
-    cancelled: Callable[[], bool],
-    *,
-    own: bool = False,
-    ranges: Ranges | None = None,
+    request: Request, slot: Slot, holders: Sequence[Holder], settings: Settings, cancelled: Callable[[], bool]
 ) -> None:
     """Get a snapshot, or a part of one, into a slot, from one of the agents that hold it.
 
     Args:
-        slots: All slots of this agent that will have to hold as much.
         holders: To ask, again and again, beginning with one that depends on this agent.
         cancelled: Asked all the time: True if the snapshot is not wanted any more.
-        own: True to get a part without its shards.
-        ranges: Where the bytes of the shards begin and end that are needed, in order; the others stay zero. None for
-            all.
 
     Raises:
         TransferError: No holder sends it.
@@ -256,7 +239,7 @@ def receive(
             try:
                 channel = connect(holder, settings)
                 with channel.socket:
-                    _receive(channel, copy, slot, slots, cancelled, own, ranges)
+                    _receive(channel, request, slot, cancelled)
                 return
             except (OSError, SessionError, TransferError) as error:
                 why = f"{holder.address}: {error or type(error).__name__}"
@@ -268,34 +251,19 @@ def receive(
     raise TransferError("not wanted any more" if cancelled() else why)
 
 
-def _receive(
-    channel: Channel,
-    copy: Copy,
-    slot: Slot,
-    slots: Sequence[Slot],
-    cancelled: Callable[[], bool],
-    own: bool = False,
-    ranges: Ranges | None = None,
-) -> None:
-    channel.say(_Request(copy, own, ranges))
+def _receive(channel: Channel, request: Request, slot: Slot, cancelled: Callable[[], bool]) -> None:
+    channel.say(request)
     contents = channel.next(Contents)
-    shards, size = contents.shards, contents.size
-    if contents.copy != copy or not contents.is_possible or (own and shards):
+    if contents.copy != request.copy or not contents.is_possible:
         raise TransferError("an answer without sizes")
-    if ranges is None:
-        pieces: Ranges = ((HEADER, size),)
-        check_memory(sum(max(0, size + contents.description - slot.size) for slot in slots))
-    else:
-        needed = _checked(ranges, shards)
-        pieces = (*((HEADER + begin, HEADER + end) for begin, end in needed), (HEADER + shards, size))
-        check_memory(sum(end - begin for begin, end in pieces))
+    bodies = bodies_of(contents, request.ranges)
+    check_memory(sum(end - begin for begin, end in bodies))
 
-    def write() -> None:
-        for _ in channel.receive_body(slot, pieces):
-            if cancelled():
-                raise TransferError("not wanted any more")
+    def require_wanted() -> None:
+        if cancelled():
+            raise TransferError("not wanted any more")
 
-    slot.fill_by(contents, write)
+    channel.receive_body(slot, contents, bodies, require_wanted)
 
 
 class Channel:
@@ -328,39 +296,47 @@ class Channel:
         except typed_json.JSONError as error:
             raise TransferError(f"another message than {kind}: {error}") from None
 
-    def send_body(self, bodies: Sequence[memoryview]) -> str:
-        """Send bytes, one piece after the other, and return their digest, which goes into a message after them."""
-        digest = _new_digest()
-        for body in bodies:
-            for start in range(0, len(body), _CHUNK):
-                chunk = body[start : start + _CHUNK]
+    def send_body(self, slot: Slot, contents: Contents, bodies: Ranges) -> None:
+        """Send bytes of a snapshot, see `bodies_of`, and their digest; raises TransferError if it is overwritten."""
+        digest, memory = blake3(), slot.memory()[HEADER : contents.size]
+        for begin, end in bodies:
+            for start in range(begin, end, _CHUNK):
+                chunk = memory[start : min(start + _CHUNK, end)]
                 digest.update(chunk)
                 while len(chunk):
                     # Not sendall, whose timeout is that of all bytes together (Lib/socket, 3.11).
                     chunk = chunk[self.socket.send(chunk) :]
-        return digest.hexdigest()
+        # A worker that overwrites the slot clears the header first. Then the receiver has to look elsewhere.
+        if slot.contents() != contents:
+            raise TransferError("overwritten meanwhile")
+        self.say(Digest(digest.hexdigest()))
 
-    def receive_body(self, slot: Slot, pieces: Ranges) -> Iterator[None]:
-        """Fill pieces of a slot with the bytes of a snapshot, and compare their digest; yields as they come.
+    def receive_body(self, slot: Slot, contents: Contents, bodies: Ranges, heard: Callable[[], None]) -> None:
+        """Fill a slot with bytes of a snapshot, see `bodies_of`, and compare their digest; calls `heard` as they come.
 
-        Raises OSError, SessionError or TransferError if they do not come whole, OutOfMemoryError if there is no memory.
+        Raises OSError, SessionError or TransferError if they do not come whole, OutOfMemoryError if there is no memory,
+        and what `heard` raises; then the slot holds nothing.
         """
-        self.say(Ready())
-        digest, buffer = _new_digest(), memoryview(bytearray(_BUFFER))
-        for begin, end in pieces:
-            for start in range(begin, end, _BUFFER):
-                block = buffer[: end - start]
-                missing = block
-                while len(missing):
-                    count = self.socket.recv_into(missing)
-                    if not count:
-                        raise TransferError("it ends in the middle")
-                    missing = missing[count:]
-                    yield
-                digest.update(block)
-                slot.put(start, block)
-        if self.next(Digest).digest != digest.hexdigest():
-            raise TransferError("a wrong digest")
+        digest, buffer = blake3(), memoryview(bytearray(_BUFFER))
+
+        def write() -> None:
+            self.say(Ready())
+            for begin, end in bodies:
+                for start in range(begin, end, _BUFFER):
+                    block = buffer[: end - start]
+                    missing = block
+                    while len(missing):
+                        count = self.socket.recv_into(missing)
+                        if not count:
+                            raise TransferError("it ends in the middle")
+                        missing = missing[count:]
+                        heard()
+                    digest.update(block)
+                    slot.put(HEADER + start, block)
+            if self.next(Digest).digest != digest.hexdigest():
+                raise TransferError("a wrong digest")
+
+        slot.fill(contents, write)
 
     def _read(self) -> None:
         # Never more than the bytes of messages: what follows one may be a snapshot, which begins when it is asked for.
@@ -389,16 +365,15 @@ class Channel:
         return count
 
 
-def _new_digest() -> blake3:
-    # Imported at the first transfer: an extension module of the agent would stay in the process that forks workers.
-    from blake3 import blake3
+def bodies_of(contents: Contents, ranges: Ranges | None = None) -> Ranges:
+    """Return where the bytes of a snapshot are behind the header, without shards beyond these ranges.
 
-    return blake3()
-
-
-def _checked(ranges: Ranges, shards: int) -> Ranges:
-    """Return ranges of the shards as they come from another agent; raises TransferError."""
+    Raises TransferError for ranges of shards that are not there.
+    """
+    shards, size = contents.shards, contents.size - HEADER
+    if ranges is None:
+        return ((0, size),)
     bounds = [0, *(bound for pair in ranges for bound in pair), shards]
     if bounds != sorted(bounds):
         raise TransferError("ranges of bytes that are not there")
-    return ranges
+    return (*ranges, (shards, size))

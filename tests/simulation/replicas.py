@@ -302,8 +302,7 @@ class Run:
         for rank, node in enumerate(self.nodes):
             node.rank = rank
             for slots in (node.parts, node.replicas, node.shared):
-                for slot in lineage.off_line(slots, origin):
-                    slots[slot] = None
+                slots[:] = [each if each is not None and origin.keeps(each) else None for each in slots]
             if origin.copy not in node.shared:
                 held = [None if each is None else each.id for each in node.shared]
                 slot_to_fetch = lineage.slot_to_write(held, (), Protection(origin.protected))

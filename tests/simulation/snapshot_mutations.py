@@ -12,7 +12,7 @@ import pytest
 from slurm_elastic.snapshot import lineage, memory, replication
 from slurm_elastic.snapshot.disk import lineage as checkpoint_lineage
 from slurm_elastic.snapshot.disk.lineage import Start
-from slurm_elastic.snapshot.lineage import Copy, Origin, Preparation, Protection, SnapshotId
+from slurm_elastic.snapshot.lineage import Copy, Origin, Protection, SnapshotId
 from slurm_elastic.snapshot.replication import Goal, Report
 from tests.simulation.mutations import (
     MUTATIONS,
@@ -73,14 +73,14 @@ def _without_digests(right: Any, inventories: Sequence[str]) -> list[lineage.Inv
     ]
 
 
-@snapshots("snapshots: nothing is cleared", "overwritten", of=(lineage, "prepare"))
-def nothing_is_cleared(right: Any, *arguments: Any) -> Preparation:
-    return replace(right(*arguments), clear=())
+@snapshots("snapshots: nothing is cleared", "overwritten", of=(Origin, "keeps"))
+def nothing_is_cleared(*_: Any) -> bool:
+    return True
 
 
 @snapshots("snapshots: nothing is fetched", "torn", of=(lineage, "prepare"))
-def nothing_is_fetched(right: Any, *arguments: Any) -> Preparation:
-    return replace(right(*arguments), fetch=False)
+def nothing_is_fetched(right: Any, *arguments: Any) -> tuple[int | None, bool]:
+    return right(*arguments)[0], False
 
 
 @snapshots("snapshots: newest is overwritten", "overwritten", of=SLOT_TO_WRITE)

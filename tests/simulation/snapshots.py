@@ -245,16 +245,17 @@ class Run:
         return chosen
 
     def _restore(self, node: Node, origin: lineage.Origin) -> int | None:
-        plan = lineage.prepare(node.held(), origin)
-        for slot in plan.clear:
-            memory.clear_slot(node.slots[slot])
+        for fields, held in zip(node.slots, node.held(), strict=True):
+            if held is not None and not origin.keeps(held):
+                memory.clear_slot(fields)
+        slot, fetch = lineage.prepare(node.held(), origin)
         node.saved = None
-        if plan.slot is None or origin.copy is None:
+        if slot is None or origin.copy is None:
             node.state, node.step = 0, 0
             return 0
-        if plan.fetch and not self._fetch(node, plan.slot, origin.holders, origin.copy):
+        if fetch and not self._fetch(node, slot, origin.holders, origin.copy):
             return None
-        words = set(node.slots[plan.slot][memory.FIELDS :])
+        words = set(node.slots[slot][memory.FIELDS :])
         if len(words) > 1 or origin.copy not in node.held():
             raise Violation("torn", f"{node.name} starts from {words}")
         node.state, node.step, node.saved = words.pop(), origin.copy.id.step, origin.copy.id

@@ -58,9 +58,11 @@ from slurm_elastic.snapshot.disk.checkpoints import Checkpoints
 from slurm_elastic.snapshot.disk.lineage import CheckpointId, read_start
 from slurm_elastic.snapshot.disk.stored import CheckpointError
 from slurm_elastic.snapshot.hand_over import HandOverError, read_request
-from slurm_elastic.snapshot.lineage import read_inventories, read_origin
+from slurm_elastic.snapshot.lineage import Copy, SnapshotId, read_inventories, read_origin
+from slurm_elastic.snapshot.memory import Contents
+from slurm_elastic.snapshot.sharding import Ranges
 from slurm_elastic.snapshot.state import read_layout
-from slurm_elastic.snapshot.transfer import Ranges, TransferError, _checked
+from slurm_elastic.snapshot.transfer import TransferError, bodies_of
 
 SECONDS = os.environ.get("SLURM_ELASTIC_FUZZ_SECONDS")
 INPUTS = 800
@@ -326,7 +328,8 @@ def etcd_value(content: bytes) -> None:
 
 
 def ranges(content: bytes) -> None:
-    _checked(typed_json.decode(content, Ranges), 1 << 20)
+    part = Contents(Copy.of_part(SnapshotId(0, 1), 0, 2), 1 << 21, 100, 1 << 20)
+    bodies_of(part, typed_json.decode(content, Ranges))
 
 
 def hand_over(content: bytes) -> None:

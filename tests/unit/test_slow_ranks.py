@@ -24,7 +24,7 @@ def look(busy: Sequence[float], number: int, whole: float | None = None) -> dict
 def named_after(looks: Sequence[Sequence[float]]) -> list[tuple[int, bool]]:
     state, found = SlowRanks(), []
     for number, busy in enumerate(looks):
-        state, changed = step(state, 0, look(busy, number))
+        state, changed = step(state, look(busy, number))
         found += [(each.rank, each.over) for each in changed]
     return found
 
@@ -98,16 +98,8 @@ def test_a_rank_between_the_bounds_keeps_what_it_is() -> None:
 def test_what_is_not_worth_a_word(looks: list[dict[int, Pace]]) -> None:
     state = SlowRanks()
     for paces in looks:
-        state, changed = step(state, 0, paces)
+        state, changed = step(state, paces)
         assert changed == ()
-
-
-def test_the_ranks_of_another_round_are_others() -> None:
-    state = SlowRanks()
-    for number in range(LOOKS - 1):
-        state, _ = step(state, 0, look([0.2, 0.5], number))
-    state, changed = step(state, 1, look([0.2, 0.5], 9))
-    assert (changed, state.round, state.against) == ((), 1, {1: 1})
 
 
 def noisy(drawn: random.Random, ranks: int, spread: float, slow: float = 1.0) -> list[float]:

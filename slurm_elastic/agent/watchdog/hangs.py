@@ -145,7 +145,8 @@ class HangHandler:
         agreement.ask_workers()
         by = time.monotonic() + _DUMPS_TIMEOUT
         stacks = collect_stacks(sorted(pids), _STACKS_TIMEOUT, lambda: self._round != round_)
-        while agreement.has_answers and self._round == round_ and time.monotonic() < by:
+        has_answers = any(worker.answers for worker in agreement.progress())
+        while has_answers and self._round == round_ and time.monotonic() < by:
             time.sleep(0.02)
         waiting = {worker.local_rank: worker.in_collective for worker in agreement.progress()}
         handled = [self._end(workers[pid], timers, stacks, round_, waiting) for pid, timers in expired.items()]

@@ -20,7 +20,7 @@ from slurm_elastic.snapshot._child_process import Fork
 from slurm_elastic.snapshot.disk.lineage import CheckpointId
 from slurm_elastic.snapshot.disk.writer import Order, Outcome, Task, WriterProcess
 from slurm_elastic.snapshot.hand_over import Directory
-from slurm_elastic.snapshot.lineage import Copy, SnapshotId
+from slurm_elastic.snapshot.lineage import ALONE, Copy, Group, SnapshotId
 from slurm_elastic.snapshot.memory import Slot
 
 logger = logging.getLogger("slurm_elastic")
@@ -56,26 +56,25 @@ class Held(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The directory in which the snapshots of a round of `nodes` agents are written.
+    """The directory in which the agents of a round, or a process without an agent, write snapshots.
 
-    `origin` is the snapshot that the round started from, if it came from memory, and its name on disk; `workers` is the
-    number of workers of this agent.
+    `origin` is the snapshot that the round started from, if it came from memory.
     """
 
     directory: Directory
     round: int
-    origin: tuple[SnapshotId, CheckpointId] | None = None
-    nodes: int = 1
-    workers: int = 1
+    group: Group = ALONE
+    origin: SnapshotId | None = None
 
     @property
     def first(self) -> bool:
-        """True for the agent of rank 0."""
-        return self.directory.first
+        """True for the agent of rank 0, which writes the state of all ranks and completes checkpoints."""
+        return self.group.rank == 0
 
-    def taken(self, step: int) -> CheckpointId:
-        """Return the name on disk of a step of the round."""
-        return CheckpointId(self.directory.start, step)
+    def checkpoint(self, snapshot: SnapshotId) -> CheckpointId:
+        """Return the name on disk of a snapshot of the round, or of the origin."""
+        start = self.directory.start if snapshot.round == self.round else self.directory.origin
+        return CheckpointId(start, snapshot.step)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,38 +100,29 @@ class Progress:
     failed: bool = False
 
 
-class Next(NamedTuple):
-    """The snapshot that is written next, and its name on disk."""
-
-    snapshot: SnapshotId
-    checkpoint: CheckpointId
-
-
-def next_snapshot(target: Target, progress: Progress, copies: Held, now: float) -> Next | None:
+def next_snapshot(target: Target, progress: Progress, copies: Held, now: float) -> SnapshotId | None:
     """Return the snapshot that has to be written now, by monotonic time, or whose parts have to be; None if none."""
     newest = _newest(target, progress, copies)
     agreed = next((copy for copy in _whole(target, copies) if copy.id.step == progress.agreed), None)
-    if progress.last and newest is not None:
-        return Next(newest.id, target.taken(newest.id.step))
-    if newest is not None and _decides_alone(target, newest) and _is_due(target, progress, newest, now):
-        return Next(newest.id, target.taken(newest.id.step))
+    if newest is not None and (
+        progress.last or (_decides_alone(target, newest) and _is_due(target, progress, newest, now))
+    ):
+        return newest.id
     if agreed is not None and (progress.written is None or agreed.id.step > progress.written):
-        return Next(agreed.id, target.taken(agreed.id.step))
+        return agreed.id
     if progress.origin_due and target.origin is not None:
-        origin = target.origin[0]
-        parts = [copy for copy in (*copies.parts, *copies.replicas) if copy.id == origin]
-        if any(copy.id == origin and (target.first or parts) for copy in copies.whole):
-            return Next(*target.origin)
+        parts = [copy for copy in (*copies.parts, *copies.replicas) if copy.id == target.origin]
+        if any(copy.id == target.origin and (target.first or parts) for copy in copies.whole):
+            return target.origin
     return None
 
 
-def step_before(target: Target, step: int, copies: Held) -> Next | None:
+def step_before(target: Target, step: int, copies: Held) -> SnapshotId | None:
     """Return the newest snapshot of the round before a step of which this agent has all that its ranks have.
 
     It may be the newest one of another agent: where workers were stopped at no agreed step, one has taken a step more.
     """
-    earlier = [copy.id for copy in _whole(target, copies) if copy.id.step < step]
-    return Next(max(earlier), target.taken(max(earlier).step)) if earlier else None
+    return max((copy.id for copy in _whole(target, copies) if copy.id.step < step), default=None)
 
 
 def is_wanted(target: Target, progress: Progress, copies: Held, now: float) -> bool:
@@ -149,14 +139,14 @@ def _is_due(target: Target, progress: Progress, newest: Copy, now: float) -> boo
 
 
 def _decides_alone(target: Target, copy: Copy) -> bool:
-    return target.first and (not copy.parts or target.nodes == 1)
+    return target.first and (not copy.parts or target.group.nodes == 1)
 
 
 def _whole(target: Target, copies: Held) -> list[Copy]:
     """Return the snapshots of the round of which this agent has all that its ranks have."""
 
     def has_parts(copy: Copy) -> bool:
-        return sum(part.id == copy.id for part in copies.parts) == target.workers if copy.parts else target.first
+        return sum(part.id == copy.id for part in copies.parts) == target.group.workers if copy.parts else target.first
 
     return [copy for copy in copies.whole if copy.id.round == target.round and has_parts(copy)]
 
@@ -178,7 +168,7 @@ class _Unfinished:
     """
 
     target: Target
-    found: Next
+    snapshot: SnapshotId
     alive_at: float
     size: int = -1
     is_only: bool = True
@@ -216,7 +206,7 @@ class DiskWriter:
                 self._progress = Progress(now + target.directory.every, origin_due=target.origin is not None)
                 if (following := self._next()) is not None:
                     # Workers have not come to their first snapshot.
-                    _mark(self._slots(), following.snapshot)
+                    _mark(self._slots(), following)
                 if self._thread is None:
                     self._thread = threading.Thread(target=self._run, name="slurm-elastic-checkpoints", daemon=True)
                     self._thread.start()
@@ -301,7 +291,7 @@ class DiskWriter:
             *([contents.copy for slot in slots if (contents := slot.contents()) is not None] for slots in self._slots())
         )
 
-    def _next(self) -> Next | None:
+    def _next(self) -> SnapshotId | None:
         if self._target is None:
             return None
         return next_snapshot(self._target, self._progress, self._held(), time.monotonic())
@@ -314,40 +304,39 @@ class DiskWriter:
             return None
         return _AGAIN if self._target.directory.every_steps else max(_AGAIN, self._progress.next_at - time.monotonic())
 
-    def _write(self, target: Target, following: Next, beside: tuple[_Unfinished, ...] = ()) -> None:
-        snapshot, checkpoint = following
+    def _write(self, target: Target, snapshot: SnapshotId, beside: tuple[_Unfinished, ...] = ()) -> None:
         slots = self._slots()
         _mark(slots, snapshot)
         outcome = Outcome()
         try:
-            whole = next((slot for slot in slots.whole if _holds(slot, snapshot)), None)
+            whole = next((slot for slot in slots.whole if slot.snapshot == snapshot), None)
             # Each part is written once, by one of those that have it. Copies first: there are only two slots for them,
             # so no step becomes safe while one of these is busy for long.
-            is_origin = target.origin is not None and snapshot == target.origin[0]
-            parts = [slot for slot in (*(slots.replicas if is_origin else ()), *slots.parts) if _holds(slot, snapshot)]
+            with_part = (*(slots.replicas if snapshot == target.origin else ()), *slots.parts)
+            parts = [slot for slot in with_part if slot.snapshot == snapshot]
             if whole is not None:
                 orders: list[tuple[Task, list[Slot]]] = [("part", [whole, part]) for part in parts]
                 if target.first:
                     orders.insert(0, ("state", [whole]))
                 for task, arguments in orders:
-                    outcome = self._carry_out(target, checkpoint, task, *arguments)
+                    outcome = self._carry_out(target, snapshot, task, *arguments)
                     arguments[-1].busy = task == "state"
                     if not outcome.written:
                         break
         finally:
             self._free(target.round, snapshot)
-        if not self._note(target, following, outcome) and target.first:
-            self._carry_out(target, checkpoint, "discard")
+        if not self._note(target, snapshot, outcome) and target.first:
+            self._carry_out(target, snapshot, "discard")
         elif target.first or (outcome.written and self._progress.last and not (self._closing and beside)):
             # The agent of rank 0 may leave, and complete it after this one has joined the next round.
-            self._unfinished = (*beside, _Unfinished(target, following, time.monotonic(), is_only=not beside))
+            self._unfinished = (*beside, _Unfinished(target, snapshot, time.monotonic(), is_only=not beside))
 
     def _complete(self, unfinished: _Unfinished) -> bool:
         """Give a checkpoint its name if all parts are there; False if there is nothing to do but wait for them."""
-        target, following, now = unfinished.target, unfinished.found, time.monotonic()
-        others = tuple(one for one in self._unfinished if one.found != following)
+        target, snapshot, now = unfinished.target, unfinished.snapshot, time.monotonic()
+        others = tuple(one for one in self._unfinished if one.snapshot != snapshot)
         task: Task = "complete" if target.first else "look"
-        outcome = self._carry_out(target, following.checkpoint, task)
+        outcome = self._carry_out(target, snapshot, task)
         waits = not (outcome.written or outcome.error or outcome.superseded)
         if waits and outcome.size != unfinished.size:
             self._unfinished = (*others, replace(unfinished, size=outcome.size, alive_at=now))
@@ -356,7 +345,7 @@ class DiskWriter:
             beside = (replace(unfinished, is_only=False),)
             # Another agent than that of rank 0 ends when it has written both.
             self._unfinished = beside if target.first or not self._closing else ()
-            if (earlier := step_before(target, following.checkpoint.step, self._held())) is not None:
+            if (earlier := step_before(target, snapshot.step, self._held())) is not None:
                 self._write(target, earlier, beside)
             return True
         if waits and now < unfinished.alive_at + _SILENCE:
@@ -367,18 +356,19 @@ class DiskWriter:
         if waits:
             outcome = Outcome(error="another node has not written its part")
         if outcome.written:
-            logger.info("step %d is on disk: %s", following.checkpoint.step, target.directory.path)
-        elif not self._note(target, following, outcome):
-            self._carry_out(target, following.checkpoint, "discard")
+            logger.info("step %d is on disk: %s", snapshot.step, target.directory.path)
+        elif not self._note(target, snapshot, outcome):
+            self._carry_out(target, snapshot, "discard")
         return True
 
-    def _carry_out(self, target: Target, checkpoint: CheckpointId, task: Task, *slots: Slot) -> Outcome:
-        return self._process.carry_out(Order(target.directory, checkpoint, task, self._progress.last), *slots)
+    def _carry_out(self, target: Target, snapshot: SnapshotId, task: Task, *slots: Slot) -> Outcome:
+        order = Order(target.directory, target.checkpoint(snapshot), task, self._progress.last)
+        return self._process.carry_out(order, *slots)
 
-    def _note(self, target: Target, following: Next, outcome: Outcome) -> bool:
+    def _note(self, target: Target, snapshot: SnapshotId, outcome: Outcome) -> bool:
         """Note how it went; False if what was written of the checkpoint is of no use."""
         with self._changed:
-            step, is_target = following.checkpoint.step, self._target is target
+            is_target = self._target is target
             if outcome.superseded and is_target:
                 self._missing = outcome.superseded
                 logger.warning("no snapshot is written to disk any more: %s", outcome.superseded)
@@ -390,18 +380,18 @@ class DiskWriter:
                 then = "" if self._closing else f"; the next attempt is in {wait:g} s"
                 logger.error(
                     "the snapshot of step %d cannot be written to %s: %s%s",
-                    *(step, target.directory.path, outcome.error),
+                    *(snapshot.step, target.directory.path, outcome.error),
                     "; it is tried once more" if self._repeats else then,
                 )
                 if not self._repeats:
-                    self._done(following.snapshot, time.monotonic() + wait, target, failed=True)
+                    self._done(snapshot, time.monotonic() + wait, target, failed=True)
             elif outcome.written and is_target:
                 self._missing = ""
-                self._done(following.snapshot, time.monotonic() + target.directory.every, target)
+                self._done(snapshot, time.monotonic() + target.directory.every, target)
             return outcome.written
 
     def _done(self, snapshot: SnapshotId, next_at: float, target: Target, *, failed: bool = False) -> None:
-        if target.origin is not None and snapshot == target.origin[0]:
+        if snapshot == target.origin:
             self._progress = replace(self._progress, origin_due=False)
         else:
             progress = self._progress
@@ -419,22 +409,14 @@ class DiskWriter:
         """
         for slots in self._slots():
             for slot in slots:
-                if slot.busy and (
-                    written is None
-                    or (contents := slot.contents()) is None
-                    or contents.copy.id.round != round_
-                    or contents.copy.id <= written
-                ):
+                held = slot.snapshot
+                if slot.busy and (written is None or held is None or held.round != round_ or held <= written):
                     slot.busy = False
-
-
-def _holds(slot: Slot, snapshot: SnapshotId) -> bool:
-    return (contents := slot.contents()) is not None and contents.copy.id == snapshot
 
 
 def _mark(groups: HeldSlots, snapshot: SnapshotId) -> None:
     """Keep workers from overwriting a snapshot while it is written."""
     for slots in groups:
         for slot in slots:
-            if _holds(slot, snapshot):
+            if slot.snapshot == snapshot:
                 slot.busy = True

@@ -25,7 +25,9 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from slurm_elastic.rundir import claim_file, list_names, read_file
+import msgspec
+
+from slurm_elastic.rundir import claim_file, list_names, read_file, sync_directory
 from slurm_elastic.snapshot.disk.lineage import (
     CheckpointId,
     Start,
@@ -35,7 +37,6 @@ from slurm_elastic.snapshot.disk.lineage import (
     line_from_checkpoint,
     line_from_memory,
     read_start,
-    write_start,
 )
 from slurm_elastic.snapshot.disk.stored import (
     CheckpointError,
@@ -43,7 +44,6 @@ from slurm_elastic.snapshot.disk.stored import (
     Stored,
     directory_size,
     file_name,
-    sync_path,
 )
 from slurm_elastic.snapshot.lineage import SnapshotId
 
@@ -125,7 +125,7 @@ class Checkpoints:
             if not is_current():
                 raise SupersededError("a newer round has started")
             path = self._start_path(start.number)
-            if not claim_file(path, write_start(start)):
+            if not claim_file(path, msgspec.json.encode(start)):
                 # Another group was faster. A node may see its record a moment later than its name.
                 time.sleep(_PAUSE)
                 continue
@@ -236,7 +236,7 @@ class Checkpoints:
                 # A directory that has files is not replaced, rename(2): another group has written the same checkpoint.
                 if not final.exists():
                     raise
-            sync_path(self.path)
+            sync_directory(self.path)
         shutil.rmtree(part, ignore_errors=True)
         for old in deletable(newest, self.present(), keep):
             self._delete(old)

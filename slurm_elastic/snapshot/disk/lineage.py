@@ -14,8 +14,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-import msgspec
-
 from slurm_elastic import typed_json
 from slurm_elastic.snapshot.lineage import SnapshotId
 
@@ -120,11 +118,6 @@ def deletable(newest: Start, present: Collection[CheckpointId], keep: int) -> li
     on_line = sorted((checkpoint for checkpoint in present if newest.has(checkpoint)), reverse=True)
     left_behind = (checkpoint for checkpoint in present if checkpoint > root and not newest.has(checkpoint))
     return [*on_line[keep:], *left_behind]
-
-
-def write_start(start: Start) -> bytes:
-    """Return the record of a start."""
-    return msgspec.json.encode(start)
 
 
 def read_start(content: bytes, number: int) -> Start:

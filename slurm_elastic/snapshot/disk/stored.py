@@ -225,16 +225,6 @@ def file_name(checkpoint: CheckpointId) -> str:
     return f"start-{checkpoint.start:06d}.step-{checkpoint.step:012d}"
 
 
-def sync_path(directory: Path) -> None:
-    """Have the kernel write the names in a directory down, where the file system can."""
-    with contextlib.suppress(OSError):
-        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-
-
 def digest(content: bytes | memoryview) -> str:
     """Return the digest of bytes."""
     return blake3(content).hexdigest()

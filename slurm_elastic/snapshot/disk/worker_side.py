@@ -30,19 +30,12 @@ _STORE_TIMEOUT = timedelta(minutes=5)
 """For which ranks wait for the choice of rank 0, as torch waits for a process group."""
 
 
-class Choice(msgspec.Struct, frozen=True):
-    """The choice of rank 0: start and step of the checkpoint that the group starts from, or why it has no directory."""
-
-    checkpoint: tuple[int, int] | None = None
-    directory: Directory | None = None
-    error: str = ""
-
-
 class DiskSide:
     """The directory that a script has named with `to_disk`, and the start of its group there."""
 
     def __init__(self) -> None:
-        self._directory: Directory | None = None
+        self.directory: Directory | None = None
+        """The directory; None if the script has named none."""
         self._started = False
         """True when the start of this group is recorded there, by `load`."""
         self._stored: Stored | None = None
@@ -50,20 +43,15 @@ class DiskSide:
         self.has_parts = False
         """True if the state that `load` has seen has parts."""
 
-    @property
-    def is_configured(self) -> bool:
-        """True if the script has named a directory."""
-        return self._directory is not None
-
     def configure(self, directory: Directory) -> None:
         """Name the directory; see `to_disk`. The start of the group is not known yet."""
         if self._started:
             raise RuntimeError("snapshot.to_disk comes too late: call it before snapshot.load")
-        self._directory = directory
+        self.directory = directory
 
     def require_start(self) -> None:
         """Raise RuntimeError if what is saved is not known to come from what is on disk, as `load` was not called."""
-        if self._directory is not None and not self._started:
+        if self.directory is not None and not self._started:
             raise RuntimeError("snapshot.save comes before snapshot.load: after snapshot.to_disk call load first")
 
     def start(
@@ -95,35 +83,35 @@ class DiskSide:
         from slurm_elastic.snapshot.disk.checkpoints import Checkpoints
         from slurm_elastic.snapshot.disk.lineage import CheckpointId
 
-        assert self._directory is not None
-        path = self._directory.path
+        assert self.directory is not None
+        path = self.directory.path
         checkpoints = Checkpoints(Path(path))
-        choice = Choice()
         tells = memory is None or has_parts
 
-        def begin() -> None:
-            nonlocal choice
+        def begin() -> Directory | None:
+            choice: Directory | str = ""
             if os.environ.get("RANK", "0") == "0":
                 try:
                     choice = self._record(checkpoints, memory, answered, has_parts)
-                    assert choice.directory is not None
-                    collector = name_directory(choice.directory)
-                    choice = Choice(choice.checkpoint, replace(choice.directory, collector=collector))
+                    choice = replace(choice, collector=name_directory(choice))
                 except Exception as error:
-                    choice = Choice(error=str(error))
+                    choice = str(error)
                     raise
                 finally:
                     if tells:
                         _tell(choice)
-            elif tells:
-                choice = _read_choice()
-                if has_parts and choice.directory is not None and os.environ.get("LOCAL_RANK", "0") == "0":
-                    name_directory(replace(choice.directory, path=path, first=False, checkpoint=""))
+                return choice
+            if not tells:
+                return None
+            directory = replace(_read_choice(), path=path)
+            if has_parts and os.environ.get("LOCAL_RANK", "0") == "0":
+                name_directory(directory)
+            return directory
 
-        self.read(begin)
+        directory = self.read(begin)
         self.has_parts = has_parts
-        if choice.checkpoint is not None:
-            chosen = CheckpointId(*choice.checkpoint)
+        if directory is not None and directory.checkpoint is not None:
+            chosen = CheckpointId(*directory.checkpoint)
             self._chosen = checkpoints, chosen
             self._stored = self.read(lambda: checkpoints.read(chosen))
         self._started = True
@@ -156,33 +144,40 @@ class DiskSide:
 
         atexit.register(end)
 
-    def _record(self, checkpoints: Checkpoints, memory: SnapshotId | None, answered: Answer, has_parts: bool) -> Choice:
+    def _record(
+        self, checkpoints: Checkpoints, memory: SnapshotId | None, answered: Answer, has_parts: bool
+    ) -> Directory:
         # Not the trainer API: the agent waits at a planned stop for workers that have imported it.
         from slurm_elastic.control import is_superseded
 
-        assert self._directory is not None
+        assert self.directory is not None
         run, round_ = os.environ.get("SLURM_ELASTIC_RUN_ID", ""), int(os.environ.get("SLURM_ELASTIC_ROUND", "0"))
         # Without parts no rank asks for the choice of rank 0 if there is a snapshot in memory.
         below, lost = answered.below, answered.lost if has_parts else None
         start, chosen = checkpoints.start(run, round_, memory, below, lambda: not is_superseded(os.environ), lost)
-        origin = start.line[-1].start if memory is not None and chosen is None and start.line else None
-        name = "" if chosen is None else checkpoints.path_of(chosen).name
+        origin = start.line[-1].start if memory is not None and chosen is None and start.line else 0
         begins = chosen.step if chosen is not None else memory.step if memory is not None else 0
-        directory = replace(
-            self._directory, start=start.number, origin=origin, checkpoint=name, has_parts=has_parts, begins=begins
+        checkpoint = None if chosen is None else (chosen.start, chosen.step)
+        return replace(
+            self.directory,
+            start=start.number,
+            origin=origin,
+            checkpoint=checkpoint,
+            has_parts=has_parts,
+            begins=begins,
         )
-        return Choice(None if chosen is None else (chosen.start, chosen.step), directory)
 
 
-def _tell(choice: Choice) -> None:
+def _tell(choice: Directory | str) -> None:
+    """Tell the other ranks the choice of rank 0: the directory, or why it cannot be used."""
     if os.environ.get("WORLD_SIZE", "1") != "1":
         _store().set(_key(), msgspec.json.encode(choice).decode())
 
 
-def _read_choice() -> Choice:
-    choice = typed_json.decode(_store().get(_key()), Choice)
-    if choice.error:
-        raise RuntimeError(f"rank 0 cannot use the directory of checkpoints: {choice.error}")
+def _read_choice() -> Directory:
+    choice: Directory | str = typed_json.decode(_store().get(_key()), Directory | str)
+    if isinstance(choice, str):
+        raise RuntimeError(f"rank 0 cannot use the directory of checkpoints: {choice}")
     return choice
 
 

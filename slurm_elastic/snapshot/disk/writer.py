@@ -14,6 +14,7 @@ import socket
 import threading
 import warnings
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -39,11 +40,10 @@ from slurm_elastic.snapshot.disk.stored import (
 from slurm_elastic.snapshot.hand_over import Directory, receive, send
 from slurm_elastic.snapshot.memory import HEADER, Contents, Slot
 from slurm_elastic.snapshot.sharding import Layout, Planner, Region
-from slurm_elastic.snapshot.state import PER_RANK, read_description, read_layout, rebuild, tensor_in
+from slurm_elastic.snapshot.state import PER_RANK, places_in, read_slot, rebuild, tensor_in
 from slurm_elastic.text import printable
 
 if TYPE_CHECKING:
-    import torch
     from torch.distributed.checkpoint.metadata import Metadata
 
 
@@ -159,28 +159,20 @@ def main(descriptor: int) -> None:
         import torch.distributed.checkpoint
 
         torch.set_num_threads(1)
-        while (received := receive(orders, Order)) is not None:
-            order, slots = received
-            outcome = _carry_out(order, slots) if order.urgent else _with_low_priority(order, slots)
-            for slot in slots:
-                slot.close()
-            with contextlib.suppress(BrokenPipeError):
-                send(orders, outcome)
+        # A thread of its own: a process without privileges cannot take its own priority back.
+        with ThreadPoolExecutor(1, initializer=_lower_priority) as thread:
+            while (received := receive(orders, Order)) is not None:
+                order, slots = received
+                outcome = _carry_out(*received) if order.urgent else thread.submit(_carry_out, *received).result()
+                for slot in slots:
+                    slot.close()
+                with contextlib.suppress(BrokenPipeError):
+                    send(orders, outcome)
 
 
-def _with_low_priority(order: Order, slots: Sequence[Slot]) -> Outcome:
-    """Work in a thread of its own: a process without privileges cannot take its own priority back."""
-    outcomes: list[Outcome] = []
-
-    def run() -> None:
-        # Linux has a priority for each thread, and threads inherit it (sched(7)).
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOW)
-        outcomes.append(_carry_out(order, slots))
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join()
-    return outcomes[0]
+def _lower_priority() -> None:
+    # Linux has a priority for each thread, and threads inherit it (sched(7)).
+    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOW)
 
 
 def _carry_out(order: Order, slots: Sequence[Slot]) -> Outcome:
@@ -233,12 +225,6 @@ _metadata: dict[Path, Metadata] = {}
 because nothing that others may have written is unpickled."""
 
 
-def _read_state(slot: Slot, contents: Contents) -> tuple[Any, list[torch.Tensor], Layout | None]:
-    body = slot.memory()[HEADER : contents.size]
-    description = bytes(body[contents.tensors :])
-    return *read_description(description, body[: contents.tensors]), read_layout(description)
-
-
 def _save(state: dict[str, Any], directory: Path) -> Metadata:
     """Have torch write a state, and return its description, with the places of tensors."""
     from torch.distributed.checkpoint.filesystem import FileSystemWriter
@@ -258,7 +244,7 @@ def _save(state: dict[str, Any], directory: Path) -> Metadata:
 def _write_state(directory: Path, slot: Slot, contents: Contents, unchanged: Callable[[], bool]) -> bool:
     from torch import empty
 
-    tree, tensors, layout = _read_state(slot, contents)
+    tree, tensors, layout = read_slot(slot, contents)
     # What takes the places of sharded tensors gets their names from torch.
     sharded = [empty(0) for _ in (layout.tensors if layout is not None else ())]
     state = rebuild(tree, tensors, sharded)
@@ -293,12 +279,12 @@ def _write_part(
 ) -> bool:
     import torch
 
-    _, _, layout = _read_state(slots[0], slot_contents[0])
+    _, _, layout = read_slot(slots[0], slot_contents[0])
     number, of = slot_contents[1].copy.part, slot_contents[1].copy.parts
     planner = None if layout is None else Planner(layout)
     if number is None or layout is None or planner is None or planner.parts != of:
         raise ValueError("the part does not fit the layout")
-    body = slots[1].memory()[HEADER : slot_contents[1].size]
+    memory = slots[1].memory()[HEADER : HEADER + slot_contents[1].shards]
     path = directory / part_file(number)
     try:
         file = path.open("xb")
@@ -319,13 +305,11 @@ def _write_part(
                 if place is None or not place[1].count:
                     shards.append(None)
                 else:
-                    memory = body[: slot_contents[1].shards]
                     shards.append(put(tensor_in(memory, tensor.dtype, place[1].size, place[0])))
             own = None
             if layout.own:
-                size = slot_contents[1].tensors - slot_contents[1].shards
-                body = body[slot_contents[1].shards :]
-                own = put(rebuild(*read_description(bytes(body[size:]), body[:size]))[PER_RANK])
+                own_tree, own_tensors, _ = read_slot(slots[1], slot_contents[1])
+                own = put(rebuild(own_tree, own_tensors)[PER_RANK])
             file.flush()
             os.fsync(file.fileno())
         if not unchanged():
@@ -412,20 +396,7 @@ def _paths(tree: Any, content_kind: str, count: int) -> list[tuple[str, ...] | N
     It is None for one in a tuple, or under a key that is no plain value.
     """
     paths: list[tuple[str, ...] | None] = [None] * count
-
-    def walk(node: Any, path: tuple[str, ...] | None) -> None:
-        if not isinstance(node, dict):
-            return
-        ((kind, content),) = node.items()
-        if kind == content_kind:
-            paths[content] = path
-        elif kind == "d":
-            for key, item in content:
-                walk(item, None if path is None or isinstance(key, dict) else (*path, str(key)))
-        elif kind in "lt":
-            for index, item in enumerate(content):
-                walk(item, None if path is None or kind == "t" else (*path, str(index)))
-
-    for name, item in tree.items():
-        walk(item, (name,))
+    for kind, index, path, has_name in places_in(tree):
+        if kind == content_kind and has_name:
+            paths[index] = tuple(map(str, path))
     return paths

@@ -37,7 +37,7 @@ def test_coupled_workers_of_two_nodes(tmp_path: Path) -> None:
         step = group.hold() + 3
         group.stop_at(step, "node_joined")
         assert group.last_words() == [f"node_joined {step}"] * 4
-        assert all(control.stopped() for control in group.controls)
+        assert all(worker.stopped for control in group.controls for worker in control.progress())
     assert not list(tmp_path.iterdir())
 
 
@@ -66,7 +66,7 @@ def test_worker_that_is_stopped_meanwhile(tmp_path: Path) -> None:
         eventually(lambda: (process_state(group.processes[0].pid) or "?")[0] == "T")
         step = group.hold()
         group.stop_at(step)
-        assert not group.controls[0].stopped()
+        assert not group.controls[0].progress()[0].stopped
         before = group.controls[0].progress()[0].seconds_since_boundary
         time.sleep(0.05)
         after = group.controls[0].progress()[0].seconds_since_boundary
@@ -91,7 +91,7 @@ def test_worker_that_is_killed_leaves_others_that_wait_for_their_agent(tmp_path:
         assert group.processes[1].poll() is None
         assert group.controls[1].shielded()
         group.processes[1].kill()
-        assert not any(control.stopped() for control in group.controls)
+        assert not any(worker.stopped for control in group.controls for worker in control.progress())
 
 
 def test_training_that_ends_before_the_stop_step(tmp_path: Path) -> None:
@@ -100,7 +100,7 @@ def test_training_that_ends_before_the_stop_step(tmp_path: Path) -> None:
         has_come_to(group, 20)
         group.stop_at(max(300, group.hold()))
         assert group.last_words() == ["end 200"] * 2
-        assert not any(control.stopped() for control in group.controls)
+        assert not any(worker.stopped for control in group.controls for worker in control.progress())
 
 
 def test_wrapper_that_starts_the_script(tmp_path: Path) -> None:

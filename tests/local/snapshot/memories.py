@@ -59,7 +59,7 @@ class Agents:
         for rank, agent in enumerate(agents):
             counts = list(workers) or [1] * len(agents)
             group = Group(rank, len(agents), counts[rank], sum(counts[:rank]), sum(counts))
-            variables.append(agent.begin(self.round, self.origin, first=rank == 0, group=group))
+            variables.append(agent.begin(self.round, self.origin, group))
         return [{**each, "SLURM_ELASTIC_ROUND": str(self.round), "LOCAL_RANK": "0"} for each in variables]
 
     def alone(self, agent: AgentMemory, work: Any) -> Any:

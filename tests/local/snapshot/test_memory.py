@@ -9,6 +9,7 @@ import os
 import resource
 import signal
 import socket
+import threading
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -20,11 +21,11 @@ import torch
 
 from slurm_elastic import snapshot
 from slurm_elastic.rendezvous.transport.session import Role, Session
-from slurm_elastic.snapshot import _worker_side, transfer
+from slurm_elastic.snapshot import _worker_side, agent_side, transfer
 from slurm_elastic.snapshot import memory as memory_module
 from slurm_elastic.snapshot.agent_side import AgentMemory
 from slurm_elastic.snapshot.hand_over import VARIABLE, Request, ask
-from slurm_elastic.snapshot.lineage import Copy, Group, SnapshotId, choose, read_inventories, read_origin
+from slurm_elastic.snapshot.lineage import ALONE, Copy, Group, SnapshotId, choose, read_inventories, read_origin
 from slurm_elastic.snapshot.memory import HEADER, Contents, OutOfMemoryError, Reserve, Slot, free_memory, require_memory
 from tests.local.snapshot.memories import Agents, in_worker, loads, raised_by, saves
 from tests.local.waiting import eventually
@@ -214,7 +215,7 @@ def test_a_snapshot_that_no_agent_sends_ends_the_worker(agents: Agents, monkeypa
     del agents._by_name["one"]
     two = agents.add("two")
     monkeypatch.setattr(transfer, "_GIVE_UP", 0.0)
-    variables = two.begin(1, origin, first=True)
+    variables = two.begin(1, origin, ALONE)
     with pytest.raises(Exception, match=r"two cannot get it: 127\.0\.0\.1: .*refused"):
         ask(variables[VARIABLE], Request(1))
 
@@ -230,7 +231,7 @@ def test_a_transfer_is_given_up_with_its_round(agents: Agents, monkeypatch: pyte
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = read_origin(choose(0, "", [one.inventory()])).holders[0].port
         origin = choose(0, "", [one.inventory()]).replace(str(port), str(silent.getsockname()[1]))
-        two.begin(1, origin, first=False)
+        two.begin(1, origin, ALONE)
         with monkeypatch.context() as descriptors:
             # A wait for the silent holder would take 10 s, in the agent's main thread.
             descriptors.setattr(Slot, "make", out_of_descriptors)
@@ -241,6 +242,26 @@ def test_a_transfer_is_given_up_with_its_round(agents: Agents, monkeypatch: pyte
     agents.origin = origin
     for variables in agents.next_round([one, two]):
         assert in_worker(variables, loads) == (1.0, 1)
+
+
+def test_a_snapshot_that_comes_when_its_round_is_over_takes_no_slot(
+    agents: Agents, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, two = agents.add("one"), agents.add("two")
+    assert in_worker(agents.next_round([one])[0], saves(1))
+    receive = agent_side.receive
+
+    def late(request: transfer.Request, slot: Slot, *arguments: Any) -> None:
+        receive(request, slot, *arguments)
+        assert slot.contents() is not None
+        two._end_round()
+
+    monkeypatch.setattr(agent_side, "receive", late)
+    agents.next_round([one, two])
+    for thread in threading.enumerate():
+        if thread.name == "slurm-elastic-snapshot-fetch":
+            thread.join()
+    assert two.inventory() == ""
 
 
 def test_strangers_that_hold_all_connections_keep_no_agent_from_its_snapshot(agents: Agents) -> None:
@@ -281,10 +302,10 @@ def holds_a_part(agents: Agents) -> tuple[AgentMemory, Slot]:
     slot, content = one._slots_of_rank(0)[0], os.urandom(TENSORS)
     slot.grow(HEADER + TENSORS + 100)
 
-    def write(body: memoryview) -> None:
-        body[:TENSORS] = content
+    def write() -> None:
+        slot.memory()[HEADER : HEADER + TENSORS + len(b"description")] = content + b"description"
 
-    slot.fill(PART, TENSORS, b"description", write, SHARDS)
+    slot.fill(Contents(PART, TENSORS, len(b"description"), SHARDS), write)
     return one, slot
 
 
@@ -295,7 +316,7 @@ def test_ranges_of_the_shards_of_a_part_come_alone(agents: Agents) -> None:
     one, whole = holds_a_part(agents)
     ranges = ((0, 10), (4000, 9000), (SHARDS - 1, SHARDS))
     slot, holder = Slot.make(), read_inventories([one.inventory()])[0].holder
-    transfer.receive(PART, slot, [slot], [holder], RECEIVER, lambda: False, ranges=ranges)
+    transfer.receive(transfer.Request(PART, ranges), slot, [holder], RECEIVER, lambda: False)
     # There are pages for what came, and for no more; below, bytes that are read get theirs.
     assert slot.allocated < slot.size - 2 * 4096
     assert slot.contents() == whole.contents()
@@ -311,20 +332,25 @@ def test_ranges_that_a_part_does_not_have_are_refused(agents: Agents) -> None:
     for ranges in (((0, SHARDS + 1),), ((-1, 5),), ((5, 9), (8, 12)), ((9, 5),)):
         channel = transfer.connect(holder, RECEIVER)
         with channel.socket:
-            channel.say(transfer._Request(PART, ranges=ranges))
+            channel.say(transfer.Request(PART, ranges))
             with pytest.raises(transfer.TransferError, match="the connection ends"):
                 channel.next(Contents)
 
 
 def test_a_snapshot_that_changes_on_its_way_is_not_committed(agents: Agents, monkeypatch: pytest.MonkeyPatch) -> None:
     one, _ = holds_a_part(agents)
-    send_body = transfer.Channel.send_body
     # The digest that arrives is that of other bytes.
-    monkeypatch.setattr(transfer.Channel, "send_body", lambda channel, bodies: send_body(channel, bodies)[::-1])
+    say = transfer.Channel.say
+
+    def say_wrongly(channel: transfer.Channel, message: object) -> None:
+        is_digest = isinstance(message, transfer.Digest)
+        say(channel, transfer.Digest(message.digest[::-1]) if is_digest else message)
+
+    monkeypatch.setattr(transfer.Channel, "say", say_wrongly)
     slot = Slot.make()
     channel = transfer.connect(read_inventories([one.inventory()])[0].holder, RECEIVER)
     with channel.socket, pytest.raises(transfer.TransferError, match="a wrong digest"):
-        transfer._receive(channel, PART, slot, [slot], lambda: False)
+        transfer._receive(channel, transfer.Request(PART), slot, lambda: False)
     assert slot.contents() is None
 
 
@@ -427,7 +453,7 @@ def test_a_line_says_that_the_memory_would_not_do_for_the_fewest_nodes(tmp_path:
             memory._check_memory(whole=1 << 20, part=1 << 20, own=0)
         return lines
 
-    variables = one.begin(0, "", first=True, group=Group(0, 4, 1, 0, 4))
+    variables = one.begin(0, "", Group(0, 4, 1, 0, 4))
     (line,) = in_worker({**variables, "SLURM_ELASTIC_ROUND": "0", "LOCAL_RANK": "0", "RANK": "0"}, work)
     one.close()
     assert line.startswith(
@@ -500,7 +526,7 @@ def test_a_slot_cannot_be_shrunk_under_its_readers() -> None:
     with pytest.raises(PermissionError):
         os.ftruncate(slot.descriptor, mmap.PAGESIZE)
     assert slot.contents() is None
-    slot.fill(Copy(SnapshotId(0, 1), "0" * 16), 8, b"{}", lambda body: None)
+    slot.fill(Contents(Copy(SnapshotId(0, 1), "0" * 16), 8, 2), lambda: None)
     assert slot.contents() is not None
 
 

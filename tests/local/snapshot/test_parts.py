@@ -165,6 +165,21 @@ def test_sharded_state_is_restored_at_any_number_of_ranks(agents: Agents) -> Non
     assert own == [0, 1, 2]
 
 
+@pytest.mark.usefixtures("warm")
+def test_what_other_ranks_had_of_their_own_comes_without_their_shards(agents: Agents) -> None:
+    nodes = [agents.add(f"n{number}") for number in range(3)]
+    for variables in ranks(agents, *((node, 1) for node in nodes)):
+        assert in_worker(variables, saves_shards(1, own=True))
+
+    def work() -> list[int]:
+        join_group()
+        _, own = snapshot.load(model=model(0), per_rank=[])
+        return [each["rank"] for each in own]
+
+    assert in_worker(ranks(agents, *((node, 1) for node in nodes))[0], work) == [0, 1, 2]
+    assert {*nodes[0]._round.borrowed} == {(1, ()), (2, ())}
+
+
 def four_with_shards(agents: Agents) -> list[AgentMemory]:
     """Agents of four nodes whose workers have saved step 1."""
     nodes = [agents.add(f"n{number}") for number in range(4)]
@@ -181,7 +196,7 @@ def foreseen(node: AgentMemory) -> dict[Any, Any]:
     """Return what an agent has got for its workers before they have asked."""
     current = node._round
     eventually(lambda: bool(current.expected))
-    wanted = {(part, False, ranges) for part, ranges in current.expected}
+    wanted = {*current.expected}
     held = {each.copy.part for slot in node._all_slots() if (each := slot.contents()) is not None}
     wanted = {key for key in wanted if key[0] not in held}
     eventually(lambda: wanted <= current.borrowed.keys() and all(current.borrowed[key].done() for key in wanted))
@@ -200,7 +215,7 @@ def test_shards_that_ranks_need_come_before_they_ask(agents: Agents) -> None:
     assert [node._round.borrowed for node in nodes[:3]] == before
     assert [node._round.asked for node in nodes[:3]] == [borrowed.keys() for borrowed in before]
     # Bytes that no rank of a node needs do not come.
-    assert all(ranges is not None for borrowed in before for _part, _own, ranges in borrowed)
+    assert all(ranges is not None for borrowed in before for _part, ranges in borrowed)
 
 
 @pytest.mark.usefixtures("warm")
@@ -210,7 +225,7 @@ def test_what_was_foreseen_wrongly_is_let_go_of_and_nothing_more_comes_when_work
     assert foreseen(nodes[0])
     number = int(variables["SLURM_ELASTIC_ROUND"])
     ask(variables[VARIABLE], Request(number, part=3, ranges=((0, 4),)))
-    assert [*nodes[0]._round.borrowed] == [(3, False, ((0, 4),))]
+    assert [*nodes[0]._round.borrowed] == [(3, ((0, 4),))]
     ask(variables[VARIABLE], Request(number, writes=0))
     assert (nodes[0]._round.borrowed, nodes[0]._round.expected) == ({}, frozenset())
 

@@ -8,9 +8,9 @@ import pytest
 
 from slurm_elastic.snapshot import _replicator_main, replicator
 from slurm_elastic.snapshot.lineage import Copy, Group, Holder, SnapshotId
-from slurm_elastic.snapshot.memory import Slot
+from slurm_elastic.snapshot.memory import Contents, Slot
 from slurm_elastic.snapshot.replication import Report
-from slurm_elastic.snapshot.transfer import Digest, Ready, Settings
+from slurm_elastic.snapshot.transfer import Ready, Settings, listen
 
 SNAPSHOT = SnapshotId(0, 3)
 
@@ -25,18 +25,16 @@ class Partner:
         self.socket, _ = socket.socketpair()
 
     def say(self, message: object) -> None:
-        if not isinstance(message, Digest):
-            self._answers = [(self._room, Ready()), (self._sending / 2, Ready(copied=True))]
-            self._room = 0.0
+        self._answers = [(self._room, Ready()), (self._sending / 2, Ready(copied=True))]
+        self._room = 0.0
 
     def next(self, kind: type[Ready]) -> Ready:
         seconds, answer = self._answers.pop(0)
         self.now += seconds
         return answer
 
-    def send_body(self, bodies: list[memoryview]) -> str:
+    def send_body(self, *_: object) -> None:
         self.now += self._sending / 2
-        return ""
 
 
 def test_an_agent_pauses_as_long_as_a_copy_has_used_the_network(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -44,16 +42,16 @@ def test_an_agent_pauses_as_long_as_a_copy_has_used_the_network(monkeypatch: pyt
     monkeypatch.setattr(_replicator_main.time, "monotonic", lambda: partner.now)
     here, _there = socket.socketpair()
     settings = Settings(b"s" * 32, "7.0", "one", "one", "127.0.0.1", 1.0)
-    owner = _replicator_main._Replicator(settings, here)
+    owner = _replicator_main._Replicator(settings, here, listen()[0])
     members = replicator.Members(0, Group(0, 2, 2, 0, 4), Holder("127.0.0.1", 1), None)
-    side = _replicator_main._Side(owner, members)
+    side = _replicator_main._Side(owner, members, [])
     side.partner = Report("two", Holder("127.0.0.1", 2))
     monkeypatch.setattr(side, "_channel_to_partner", lambda: partner)
     banks = {}
     for local_rank in range(2):
         slot = Slot.make()
         slot.grow(1 << 13)
-        slot.fill(Copy.of_part(SNAPSHOT, local_rank, 4), 64, b"{}", lambda body: None)
+        slot.fill(Contents(Copy.of_part(SNAPSHOT, local_rank, 4), 64, 2), lambda: None)
         banks[local_rank] = [slot]
     # The parts of both ranks are sent, for 2 s each; the 30 s are for memory.
     side._copy(banks, SNAPSHOT)

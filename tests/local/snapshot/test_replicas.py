@@ -100,15 +100,15 @@ def test_nothing_is_awaited_when_no_agent_leaves(agents: Agents, tmp_path: Path,
     agents.lose("two")
     # The third, which sends its copies to the first, says nothing.
     began = time.monotonic()
-    assert one.inventory(members_stay=True)
+    assert one.inventory(members_leave=False)
     assert time.monotonic() - began < silence / 10
 
 
 def test_the_memory_is_told_whether_agents_leave(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[tuple[bool, bool]] = []
+    told: list[bool | None] = []
 
-    def inventory(memory: AgentMemory, *arguments: Any, members_leave: bool, members_stay: bool) -> str:
-        told.append((members_leave, members_stay))
+    def inventory(memory: AgentMemory, *arguments: Any, members_leave: bool | None) -> str:
+        told.append(members_leave)
         return ""
 
     monkeypatch.setattr(AgentMemory, "inventory", inventory)
@@ -123,14 +123,14 @@ def test_the_memory_is_told_whether_agents_leave(tmp_path: Path, monkeypatch: py
         feature.inventory()
         feature.run_ended()
     run.close()
-    assert told == [(False, True), (False, True), (True, False), (False, True), (False, False), (False, True)]
+    assert told == [False, False, True, False, None, False]
 
 
 def test_what_was_safe_before_a_node_joined_outlives_a_loss_after_it(agents: Agents, tmp_path: Path) -> None:
     one, two, three = (agents.add(name) for name in ("one", "two", "three"))
     safe, last = train(agents, ranks(agents, (one, 1), (two, 1), (three, 1)), tmp_path / "stop")
     four = agents.add("four")
-    formed = ranks(agents, (one, 1), (two, 1), (three, 1), (four, 1), members_stay=True)
+    formed = ranks(agents, (one, 1), (two, 1), (three, 1), (four, 1), members_leave=False)
     origin = read_origin(agents.origin)
     assert origin.copy is not None
     assert origin.copy.id.step == last
@@ -148,7 +148,7 @@ def test_what_was_safe_before_a_node_joined_outlives_a_loss_after_it(agents: Age
     for result in [start_worker(each, saves) for each in formed]:
         result()
     agents.lose("two")
-    for variables in ranks(agents, (one, 1), (three, 1), (four, 1), members_stay=True):
+    for variables in ranks(agents, (one, 1), (three, 1), (four, 1), members_leave=False):
         weight, own = in_worker(variables, loads)
         assert weight >= origin.safe.step
         assert own == [(rank, weight, 100) for rank in range(len(own))]

@@ -16,8 +16,8 @@ from slurm_elastic.snapshot._slot_writer import SlotWriter
 from slurm_elastic.snapshot._worker_side import WorkerMemory
 from slurm_elastic.snapshot.hand_over import Answer
 from slurm_elastic.snapshot.lineage import SLOTS, Copy, Protection, SnapshotId
-from slurm_elastic.snapshot.memory import OutOfMemoryError, Slot
-from slurm_elastic.snapshot.state import describe, table_of
+from slurm_elastic.snapshot.memory import Contents, OutOfMemoryError, Slot
+from slurm_elastic.snapshot.state import Describer, table_of
 
 
 class Saver:
@@ -38,7 +38,7 @@ class Saver:
         """Return step and state of the newest snapshot."""
         steps = [0 if (found := slot.contents()) is None else found.copy.id.step for slot in self.slots]
         reader = WorkerMemory(self.slots, Answer(steps.index(max(steps))), 1, writes=False)
-        loaded = reader.load(lambda: dict.fromkeys(self._names), own=False)
+        loaded = reader.load(lambda: dict.fromkeys(self._names))
         assert loaded is not None
         return max(steps), loaded
 
@@ -125,7 +125,7 @@ def test_a_copy_is_no_part_of_what_autograd_records() -> None:
     writer = SlotWriter([Slot.make()])
     tensors = [torch.nn.Parameter(BASE.clone()), BASE]
     table = table_of(tensors)
-    writer.write(Copy(SnapshotId(0, 1), "0" * 16), describe({}, table), table, tensors)
+    writer.write(Copy(SnapshotId(0, 1), "0" * 16), Describer().describe({}, table), table, tensors)
     (views,) = [views for _, _, views in writer._views.values()]
     assert [view.requires_grad for view in views] == [False, False]
 
@@ -186,7 +186,7 @@ def written(writer: SlotWriter, step: int) -> int:
     """Write a snapshot; return the slot that has it."""
     tensors = [torch.full((3,), float(step))]
     table = table_of(tensors)
-    writer.write(Copy(SnapshotId(0, step), "0" * 16), describe({"a": {"x": 0}}, table), table, tensors)
+    writer.write(Copy(SnapshotId(0, step), "0" * 16), Describer().describe({"a": {"x": 0}}, table), table, tensors)
     (found,) = [index for index, slot in enumerate(writer.slots) if holds(slot) == step]
     return found
 
@@ -224,7 +224,7 @@ def test_an_agent_sees_a_snapshot_that_has_grown_beyond_its_mapping() -> None:
     other = Slot(os.dup(slot.descriptor))
     assert other.contents() is None
     slot.grow(1 << 20)
-    slot.fill(Copy(SnapshotId(0, 1), "0" * 16), 1 << 19, b"{}", lambda body: None)
+    slot.fill(Contents(Copy(SnapshotId(0, 1), "0" * 16), 1 << 19, 2), lambda: None)
     assert other.contents() == slot.contents() is not None
     assert len(other.memory()) == 1 << 20
 

@@ -123,7 +123,7 @@ def test_stop_is_no_result(tmp_path: Path) -> None:
     pid = _start(tmp_path, **control.environment(0))
     control.stop_at(eventually(control.hold), "preempted", None)
     assert _ended(tmp_path, pid) == (0, "")
-    assert control.stopped()
+    assert control.progress()[0].stopped
     assert not (tmp_path / "7_0_result.pkl").exists()
 
 

@@ -33,7 +33,7 @@ def test_nothing_is_pending(tmp_path: Path) -> None:
     assert (progress.step, progress.checkpoint, progress.stopped) == (11, 10, False)
     assert progress.seconds_since_boundary is not None
     assert 0 <= progress.seconds_since_boundary < 60
-    assert not control.stopped()
+    assert not all(each.stopped for each in control.progress())
 
 
 @pytest.mark.parametrize("loss", [0.25, -1e300, float("inf")])
@@ -53,7 +53,7 @@ def test_before_the_first_step(tmp_path: Path) -> None:
     assert [progress.seconds_since_boundary for progress in control.progress()] == [None, None]
     control.stop_at(1, "preempted")
     assert all(worker is not None and isinstance(worker.ask(), Stop) for worker in workers)
-    assert control.stopped()
+    assert all(each.stopped for each in control.progress())
 
 
 def test_worker_that_takes_no_part_lets_nobody_wait(tmp_path: Path) -> None:
@@ -71,14 +71,14 @@ def test_stop_comes_at_its_step_and_stays(tmp_path: Path) -> None:
     control.stop_at(4, "time_limit", 60.0)
     assert worker.ask() is None
     assert worker.ask() is None
-    assert not control.stopped()
+    assert not all(each.stopped for each in control.progress())
     stop = worker.ask()
     assert isinstance(stop, Stop)
     assert stop
     assert stop.reason == "time_limit"
     assert stop.seconds_left is not None
     assert 30 < stop.seconds_left <= 60
-    assert control.stopped()
+    assert all(each.stopped for each in control.progress())
     assert worker.ask() is stop
     assert control.progress()[0].boundary == 4
 

@@ -75,7 +75,6 @@ def test_without_pages_workers_take_no_part(tmp_path: Path, caplog: pytest.LogCa
     assert "cannot make a control page" in caplog.text
     assert control.environment(0) == {}
     assert control.hold() is None
-    assert not control.stopped()
     assert control.progress() == ()
     control.release()
     control.fence()

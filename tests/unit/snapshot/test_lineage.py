@@ -10,10 +10,8 @@ from slurm_elastic.snapshot.lineage import (
     Holder,
     Inventory,
     Origin,
-    Preparation,
     SnapshotId,
     choose,
-    off_line,
     prepare,
     read_inventories,
     read_origin,
@@ -122,32 +120,38 @@ COPIES = [Copy(SnapshotId(1, 3), "00"), Copy(SnapshotId(2, 20), "00"), Copy(Snap
 BEFORE = read_origin(origin((1, 9), (2, 20)))
 
 
+def prepared(copies: list[Copy | None], line: Origin = BEFORE) -> tuple[list[int], int | None, bool]:
+    """What an agent clears, from which slot its workers start, and whether that is fetched."""
+    clear = [slot for slot, copy in enumerate(copies) if copy is not None and not line.keeps(copy)]
+    return clear, *prepare([None if slot in clear else copy for slot, copy in enumerate(copies)], line)
+
+
 def test_a_new_round_keeps_what_is_on_its_line_and_starts_from_the_own_copy() -> None:
-    assert prepare(COPIES, BEFORE) == Preparation((2,), 1)
-    assert prepare([None, COPIES[1], None], BEFORE) == Preparation((), 1)
-    assert prepare(COPIES, Origin()) == Preparation((0, 1, 2))
+    assert prepared([*COPIES]) == ([2], 1, False)
+    assert prepared([None, COPIES[1], None]) == ([], 1, False)
+    assert prepared([*COPIES], Origin()) == ([0, 1, 2], None, False)
 
 
 def test_a_snapshot_that_is_not_here_is_fetched_into_the_slot_that_is_needed_least() -> None:
-    assert prepare([None] * 3, BEFORE) == Preparation((), 0, fetch=True)
+    assert prepared([None] * 3) == ([], 0, True)
     older = Copy(SnapshotId(2, 19), "00")
-    assert prepare([older, COPIES[0], Copy(SnapshotId(2, 18), "00")], BEFORE) == Preparation((), 1, fetch=True)
-    assert prepare([older, COPIES[2], COPIES[0]], BEFORE) == Preparation((1,), 1, fetch=True)
+    assert prepared([older, COPIES[0], Copy(SnapshotId(2, 18), "00")]) == ([], 1, True)
+    assert prepared([older, COPIES[2], COPIES[0]]) == ([1], 1, True)
 
 
 def test_a_copy_with_other_plain_values_is_replaced() -> None:
     other = Copy(SnapshotId(2, 20), "01")
-    assert prepare([COPIES[0], other, None], BEFORE) == Preparation((1,), 1, fetch=True)
+    assert prepared([COPIES[0], other, None]) == ([1], 1, True)
 
 
 def test_an_agent_that_holds_two_snapshots_overwrites_the_older_one() -> None:
     one, two = SnapshotId(1, 9), SnapshotId(2, 5)
     assert [slot_to_write([None, None]), slot_to_write([one, None]), slot_to_write([None, one])] == [0, 1, 0]
     assert [slot_to_write([one, two]), slot_to_write([two, one])] == [0, 1]
-    assert prepare([COPIES[0], COPIES[1]], BEFORE) == Preparation((), 1)
+    assert prepared([COPIES[0], COPIES[1]]) == ([], 1, False)
     # What the next round starts from takes the place of what is not on its line, or of the older one.
-    assert prepare([COPIES[0], COPIES[2]], BEFORE) == Preparation((1,), 1, fetch=True)
-    assert prepare([COPIES[0], Copy(SnapshotId(2, 19), "00")], BEFORE) == Preparation((), 0, fetch=True)
+    assert prepared([COPIES[0], COPIES[2]]) == ([1], 1, True)
+    assert prepared([COPIES[0], Copy(SnapshotId(2, 19), "00")]) == ([], 0, True)
 
 
 def parted(node: str, parts: int, *held: int, snapshots: tuple[tuple[int, int], ...] = ((0, 6),)) -> str:
@@ -225,5 +229,5 @@ def test_an_older_snapshot_is_chosen_if_parts_of_the_newest_are_lost_and_that_on
 def test_parts_that_are_off_the_line_are_dropped() -> None:
     line = read_origin(origin((1, 9), (2, 20)))
     held = [Copy.of_part(SnapshotId(*each), 1, 4) for each in ((1, 9), (1, 10), (2, 20))]
-    assert off_line([*held, None], line) == (1,)
-    assert off_line(held, Origin()) == (0, 1, 2)
+    assert [line.keeps(copy) for copy in held] == [True, False, True]
+    assert not any(Origin().keeps(copy) for copy in held)

@@ -117,11 +117,11 @@ def test_ranges_become_one_where_they_touch_and_where_the_gaps_are_smallest() ->
 
 def test_a_part_is_needed_as_a_whole_where_other_bytes_lie_between_the_pieces() -> None:
     mesh = Mesh((4,), (0, 1, 2, 3))
-    for dimension, ranges in ((0, {1: ((0, 128),)}), (1, {})):
+    for dimension, ranges in ((0, {1: ((0, 128),)}), (1, {1: None})):
         layout = Layout(4, False, (mesh,), (Sharded("float32", 4, (16, 16), 0, (dimension,)),))
         half = Region((4, 0), (2, 16)) if dimension == 0 else Region((0, 4), (16, 2))
         pieces = [(0, piece) for piece in Planner(layout).pieces(0, half)]
-        assert needed_ranges(layout, pieces, 8) == ranges
+        assert needed_ranges(layout, pieces) == ranges
 
 
 @pytest.mark.parametrize("world", [1, 2, 3, 5, 8])
@@ -138,12 +138,12 @@ def test_what_ranks_of_the_next_world_need_is_foreseen_where_all_divide_one_dime
             if region is not None
             for piece in planner.pieces(index, region)
         ]
-        assert expected_ranges(layout, rank, world, 8) == needed_ranges(layout, pieces, 8)
+        assert expected_ranges(layout, rank, world) == needed_ranges(layout, pieces)
     columns = Layout(4, False, (old,), (Sharded("float32", 4, (16, 16), 0, (1,)),))
-    assert expected_ranges(columns, 0, 8, 8) == {0: None}
+    assert expected_ranges(columns, 0, 8) == {0: None}
 
 
 def test_what_ranks_need_is_not_foreseen_where_only_the_script_knows_the_next_mesh() -> None:
     for mesh in (Mesh((2, 2), (0, 1, 2, 3)), Mesh((4,), (3, 2, 1, 0)), Mesh((2,), (0, 1))):
         tensor = Sharded("float32", 4, (16,), 0, (0,) * len(mesh.shape))
-        assert expected_ranges(Layout(4, False, (mesh,), (tensor,)), 0, 3, 8) == {}
+        assert expected_ranges(Layout(4, False, (mesh,), (tensor,)), 0, 3) == {}

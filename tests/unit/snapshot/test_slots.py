@@ -46,7 +46,7 @@ def test_tensors_are_aligned(offset: int, expected: int) -> None:
 def test_a_slot_that_is_read_is_marked_and_keeps_what_it_holds() -> None:
     slot = Slot.make()
     slot.grow(WRITTEN.size)
-    slot.fill_by(WRITTEN, lambda: None)
+    slot.fill(WRITTEN, lambda: None)
     slot.busy = True
     assert slot.busy
     assert slot.contents() == WRITTEN

@@ -19,7 +19,9 @@ def through_bytes(state: dict[str, Any]) -> dict[str, Any]:
         if place.size:
             raw = tensor.detach().contiguous().view(-1).view(torch.uint8)
             memory[place.offset : place.offset + place.size] = bytes(raw.tolist())
-    return state_module.rebuild(*state_module.read_description(state_module.describe(tree, table), memoryview(memory)))
+    return state_module.rebuild(
+        *state_module.read_description(state_module.Describer().describe(tree, table), memoryview(memory))
+    )
 
 
 def test_plain_values_come_back_as_they_were() -> None:
@@ -102,7 +104,7 @@ def test_only_what_has_changed_is_encoded_anew(monkeypatch: pytest.MonkeyPatch) 
     for step in range(3):
         encoded.clear()
         tree = state_module.flatten({"optimizer": {"lr": 0.1, "groups": [1, 2]}, "progress": {"step": step}}).tree
-        assert describer.describe(tree, table) == state_module.describe(tree, table)
+        assert describer.describe(tree, table) == state_module.Describer().describe(tree, table)
         # The other half of what is encoded is of `describe`.
         assert encoded.count(tree["optimizer"]) == (2 if step == 0 else 1)
         assert encoded.count(tree["progress"]) == 2
@@ -110,7 +112,7 @@ def test_only_what_has_changed_is_encoded_anew(monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_description_is_not_believed_beyond_its_memory() -> None:
     tree, tensors, _ = state_module.flatten({"a": torch.ones(8)})
-    description = state_module.describe(tree, state_module.table_of(tensors))
+    description = state_module.Describer().describe(tree, state_module.table_of(tensors))
     with pytest.raises(ValueError, match="a tensor of 32 bytes at 0 in 16 bytes"):
         state_module.read_description(description, memoryview(bytearray(16)))
     with pytest.raises((ValueError, AttributeError)):
