@@ -96,7 +96,6 @@ class Agent:
         self._ports = FreshPorts(rendezvous.address)
         self._reserved: ReservedPort | None = None
         self._result = RunResult(state=WorkerState.HEALTHY)
-        self._end: actions.End | None = None
         self._round_end: Interrupted | Ended | None = None
         self._last_checkpoint: int | None = None
         self._newest_save: float | None = None
@@ -111,10 +110,10 @@ class Agent:
         except BaseException:
             self.torch.record_end(succeeded=False)
             raise
-        outcome = states.AgentOutcome(ExitCode.FAILED) if self._end is None else self._end.outcome
+        assert isinstance(self._state, states.Done)
         # torch's agent raises an exception when a signal comes, and returns when its workers fail.
-        self.torch.record_end(succeeded=outcome.exit_code is not ExitCode.LEFT)
-        return outcome
+        self.torch.record_end(succeeded=self._state.outcome.exit_code is not ExitCode.LEFT)
+        return self._state.outcome
 
     def progress(self) -> tuple[WorkerProgress, ...]:
         """Return the progress of the workers of this node, by local rank; from any thread."""
@@ -148,10 +147,10 @@ class Agent:
         self._show_state()
         self._diagnosis.start()
         self._handle(events.Started(signalled=self._diagnosis.has_news))
-        while self._end is None:
+        while not isinstance(self._state, states.Done):
             self._wait()
             self._process_inputs()
-        return self._torch_result(self._end)
+        return self._torch_result(self._state)
 
     def _wait(self) -> None:
         due = states.deadline(self._state)
@@ -202,7 +201,7 @@ class Agent:
 
     def _check_workers(self) -> None:
         match self._state:
-            case states.Training() | states.Leaving():
+            case states.Training():
                 self._result = self.torch.poll_workers(self._processes)
                 if self._result.state is WorkerState.SUCCEEDED:
                     self._handle(events.WorkersSucceeded(agreed=any(worker.stopped for worker in self.progress())))
@@ -312,8 +311,6 @@ class Agent:
                 self._diagnosis.note_answer(cause)
             case actions.Log(text):
                 logger.info("%s", text)
-            case actions.End():
-                self._end = action
         return None
 
     def _start(self, assignment: Assignment) -> events.Event:
@@ -419,7 +416,7 @@ class Agent:
 
     # The end.
 
-    def _torch_result(self, end: actions.End) -> RunResult:
+    def _torch_result(self, end: states.Done) -> RunResult:
         if end.result is states.WorkersResult.SUCCEEDED:
             return self._result
         if end.result is states.WorkersResult.FAILED:

@@ -18,7 +18,7 @@ from threading import Event, Thread
 
 from slurm_elastic.agent.event_log import json_number, stamp, write_lines
 from slurm_elastic.agent.features import Feature, RunningRound
-from slurm_elastic.agent.lifecycle.states import Leaving, State, Training
+from slurm_elastic.agent.lifecycle.states import State, Training
 from slurm_elastic.agent.watchdog.stacks import process_state
 from slurm_elastic.control import TimeUse, WorkerProgress
 from slurm_elastic.errors import ExitCode
@@ -85,8 +85,8 @@ class ProgressLog(Feature):
 
     def state_changed(self, state: State) -> None:
         """Record the steps, and the newest checkpoint before the last one, when the workers are told to stop."""
-        running, training = self._running, state.training if isinstance(state, Leaving) else state
-        if running is None or self._idle() or not isinstance(training, Training) or training.stop_step is None:
+        running = self._running
+        if running is None or self._idle() or not isinstance(state, Training) or state.stop_step is None:
             return
         self._stopping = True
         record = self._steps(running)

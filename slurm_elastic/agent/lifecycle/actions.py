@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from slurm_elastic.rendezvous.membership.agents import LeaveReason, WorkerFailure
 from slurm_elastic.rendezvous.transport.messages import Assignment, LeaveRequested
-
-if TYPE_CHECKING:
-    from slurm_elastic.agent.lifecycle.states import AgentOutcome, WorkersResult
 
 
 class Action:
@@ -145,11 +141,3 @@ class Log(Action):
     """Write one line to the log."""
 
     text: str
-
-
-@dataclass(frozen=True, slots=True)
-class End(Action):
-    """End the agent. `result` is what its workers' end counts as; None if they have no result."""
-
-    outcome: AgentOutcome
-    result: WorkersResult | None = None
