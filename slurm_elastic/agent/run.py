@@ -33,7 +33,7 @@ from slurm_elastic.agent.health.server import health_port, withdraw_lost
 from slurm_elastic.agent.health.state import AgentState, Readings
 from slurm_elastic.agent.job.job_end import AgentEnd, represents_job
 from slurm_elastic.agent.job.job_end_effects import JobAtEnd, is_known_done
-from slurm_elastic.agent.job.preemption import SignalDiagnosis, signal_diagnosis
+from slurm_elastic.agent.job.preemption import SignalDiagnosis
 from slurm_elastic.agent.lifecycle.states import AgentOutcome
 from slurm_elastic.agent.node.failure_domain import failure_domain
 from slurm_elastic.agent.notification import NotifyFeature
@@ -187,8 +187,8 @@ class _Run:
             replacing,
         ]
         there = [feature for feature in features if feature is not None]
-        diagnosis = signal_diagnosis(
-            *(settings.run_dir, settings.job, settings.agent, settings.requeue_policy.meaning),
+        diagnosis = SignalDiagnosis(
+            *(record_signals(), settings.run_dir, settings.job, settings.agent, settings.requeue_policy.meaning),
             lambda: agent.last_checkpoint(),
             lambda: agent.newest_save(),
         )
