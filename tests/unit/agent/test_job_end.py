@@ -8,13 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from slurm_elastic.agent.job.job_end import (
-    AgentEnd,
-    JobEndAction,
-    decide_job_end,
-    is_without_script,
-    represents_job,
-)
+from slurm_elastic.agent.job.job_end import is_without_script, represents_job
+from slurm_elastic.agent.job.job_end_effects import JobAtEnd
 from slurm_elastic.errors import ExitCode
 from slurm_elastic.rendezvous.transport.messages import Successor
 from slurm_elastic.slurm import Controller, JobView, NodeState, SlurmJob
@@ -191,33 +186,49 @@ def test_who_gives_up_leaves_a_job_with_its_srun_alone(signalled: int) -> None:
         assert not gives_up(signalled, ended_, srun=srun_at(srun), states={"n1": DOWN, "n3": DOWN})
 
 
+class Noted(JobAtEnd):
+    """Notes what it would do for its job, which it cannot requeue."""
+
+    def requeue(self) -> bool:
+        self.say("requeue the job")
+        return False
+
+    def other_run_goes_on(self) -> bool:
+        return False
+
+    def end_if_last(self, *, spares_count: bool) -> None:
+        self.say("end it if no agent is left" + ", in no round either" * spares_count)
+
+    def cancel_held_elements(self) -> None:
+        self.say("cancel held elements")
+
+    def end_empty_jobs(self) -> None:
+        self.say("end other jobs")
+
+    def end_abandoned_job(self) -> None:
+        self.say("end the job")
+
+
 @pytest.mark.parametrize(
-    ("end", "actions"),
+    ("code", "facts", "done"),
     [
         # The agent that asked Slurm why the job goes sees to its requeue.
-        (AgentEnd(ExitCode.LEFT, diagnoses=True, leads=True), (JobEndAction.REQUEUE_JOB,)),
-        (AgentEnd(ExitCode.LEFT, diagnoses=True, gave_up=True), (JobEndAction.REQUEUE_JOB,)),
-        (AgentEnd(ExitCode.LEFT, leads=True, represents_job=True), ()),
-        (AgentEnd(ExitCode.LEFT, gave_up=True), (JobEndAction.END_JOB_IF_LAST,)),
-        (AgentEnd(ExitCode.FAILED, gave_up=True, leads=True), (JobEndAction.END_JOB_IF_LAST,)),
+        ("LEFT", "diagnoses leads", "requeue the job; end it if no agent is left, in no round either"),
+        ("LEFT", "diagnoses gave_up", "requeue the job; end it if no agent is left, in no round either"),
+        ("LEFT", "leads represents_job", ""),
+        ("LEFT", "gave_up", "end it if no agent is left"),
+        ("FAILED", "gave_up leads", "end it if no agent is left"),
         # When the run is over, one agent of each job ends it.
-        (
-            AgentEnd(ExitCode.FINISHED, leads=True, shares_run=True),
-            (JobEndAction.CANCEL_HELD_ELEMENTS, JobEndAction.END_EMPTY_JOBS, JobEndAction.END_ABANDONED_JOB),
-        ),
-        (
-            AgentEnd(ExitCode.FAILED, leads=True, shares_run=True),
-            (JobEndAction.END_EMPTY_JOBS, JobEndAction.END_ABANDONED_JOB),
-        ),
-        (
-            AgentEnd(ExitCode.FINISHED, represents_job=True, shares_run=True),
-            (JobEndAction.CANCEL_HELD_ELEMENTS, JobEndAction.END_ABANDONED_JOB),
-        ),
+        ("FINISHED", "leads shares_run", "cancel held elements; end other jobs; end the job"),
+        ("FAILED", "leads shares_run", "end other jobs; end the job"),
+        ("FINISHED", "represents_job shares_run", "cancel held elements; end the job"),
         # An element that is a run of its own leaves the others alone.
-        (AgentEnd(ExitCode.FINISHED, leads=True), (JobEndAction.END_ABANDONED_JOB,)),
-        (AgentEnd(ExitCode.FAILED, leads=True), (JobEndAction.END_ABANDONED_JOB,)),
-        (AgentEnd(ExitCode.FINISHED), ()),
+        ("FINISHED", "leads", "end the job"),
+        ("FAILED", "leads", "end the job"),
+        ("FINISHED", "", ""),
     ],
 )
-def test_what_an_agent_does_for_its_job(end: AgentEnd, actions: tuple[JobEndAction, ...]) -> None:
-    assert decide_job_end(end) == actions
+def test_what_an_agent_does_for_its_job(code: str, facts: str, done: str) -> None:
+    said: list[str] = []
+    at_end(job(0), Controller(), Noted, say=said.append).finish(ExitCode[code], **dict.fromkeys(facts.split(), True))
+    assert "; ".join(said) == done
