@@ -1,4 +1,4 @@
-"""Executes what an agent that has ended does for its job: asks Slurm and the run's records, requeues jobs and ends them.
+"""Executes what an agent that has ended does for its job: asks Slurm and the run's records, and ends jobs.
 
 An agent may end because its file system has failed, so every question has a time-out.
 """
