@@ -135,7 +135,7 @@ def intended_size(events: Iterable[tuple[float, Mapping[str, Any]]], claims: Cla
                 back = 1
             case {"event": "gone", "count": int(count)}:
                 back = count
-        size = None if size is None else max(0, size - back)
+        size = None if size is None else size - back
     return size
 
 
