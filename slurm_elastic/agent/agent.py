@@ -93,6 +93,7 @@ class Agent:
         self._agreement = Agreement(())
         self._processes: WorkerProcesses | None = None
         self._assignment: Assignment | None = None
+        self._running: RunningRound
         self._ports = FreshPorts(rendezvous.address)
         self._reserved: ReservedPort | None = None
         self._result = RunResult(state=WorkerState.HEALTHY)
@@ -341,10 +342,10 @@ class Agent:
             return events.StartFailed(self._failure(assignment, _CANNOT_RUN, str(error)))
         self._started_at = time.monotonic()
         pids = self._processes.pids()
-        running = RunningRound(assignment, pids, environments, self.progress, self._agreement)
+        self._running = RunningRound(assignment, pids, environments, self.progress, self._agreement)
         self.torch.workers_started(pids)
         for feature in self._features:
-            feature.workers_started(running)
+            feature.workers_started(self._running)
         return events.WorkersStarted()
 
     def _first_failure(self, result: RunResult) -> WorkerFailure:
@@ -373,7 +374,7 @@ class Agent:
             script=self.torch.script,
         )
         for feature in self._features:
-            described = feature.attribute(described, failure.pid)
+            described = feature.attribute(self._running, described, failure.pid)
         return described
 
     def _note_ran(self) -> None:

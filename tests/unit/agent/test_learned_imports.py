@@ -25,12 +25,13 @@ class Server:
         self.has_learned = False
 
 
-def feature(server: Server, *, steps: int = 0) -> tuple[LearnedImportsFeature, list[float]]:
+def feature(server: Server, *, steps: int = 0) -> tuple[LearnedImportsFeature, RunningRound, list[float]]:
     now = [0.0]
     made = LearnedImportsFeature(cast(ForkServer, server), lambda: now[0])
     progress: Callable[[], list[WorkerProgress]] = lambda: [WorkerProgress(0, True, steps, None, None, None, False)]  # noqa: E731
-    made.workers_started(RunningRound(cast(Assignment, None), {0: 5}, {}, progress))
-    return made, now
+    running = RunningRound(cast(Assignment, None), {0: 5}, {}, progress)
+    made.workers_started(running)
+    return made, running, now
 
 
 def failure(exit_code: int, *, hung: bool = False) -> WorkerFailure:
@@ -43,15 +44,15 @@ def failure(exit_code: int, *, hung: bool = False) -> WorkerFailure:
 )
 def test_the_first_one_is_not_charged(exit_code: int, hung: bool, how: str) -> None:
     server = Server(learned=True)
-    made, _now = feature(server)
-    described = made.attribute(failure(exit_code, hung=hung), 5)
+    made, running, _now = feature(server)
+    described = made.attribute(running, failure(exit_code, hung=hung), 5)
     assert described.uncharged
     assert (
         described.summary
         == f"last words; a worker {how} before its first step and starts again without learned imports"
     )
     assert server.reasons == [f"a worker {how} before its first step"]
-    assert made.attribute(failure(exit_code, hung=hung), 5) == failure(exit_code, hung=hung)
+    assert made.attribute(running, failure(exit_code, hung=hung), 5) == failure(exit_code, hung=hung)
 
 
 @pytest.mark.parametrize(
@@ -60,7 +61,7 @@ def test_the_first_one_is_not_charged(exit_code: int, hung: bool, how: str) -> N
 )
 def test_every_other_one_is(exit_code: int, learned: bool, steps: int, later: float) -> None:
     server = Server(learned=learned)
-    made, now = feature(server, steps=steps)
+    made, running, now = feature(server, steps=steps)
     now[0] += later
-    assert not made.attribute(failure(exit_code), 5).uncharged
+    assert not made.attribute(running, failure(exit_code), 5).uncharged
     assert not server.reasons
