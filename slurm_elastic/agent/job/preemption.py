@@ -57,13 +57,9 @@ LEAVE_REASONS = {
 }
 """The reason of the leave of an agent that was signalled for a cause."""
 _OWN = frozenset({Cause.SIGNALLED, Cause.DRAINED, Cause.UNKNOWN})
+"""Causes for which only the agent that was signalled leaves, and not all of its job."""
 REQUESTED_CAUSES = {LeaveReason.DRAINED: Cause.DRAINED, LeaveReason.REQUEUED: Cause.REQUEUE_WANTED}
 """The causes of requests to leave, for the reasons that a person can request."""
-
-
-def concerns_job(cause: Cause) -> bool:
-    """Return True if all agents of the job have to leave, and not only the one that was signalled."""
-    return cause not in _OWN
 
 
 def asks_slurm(run_dir: RunDir, job: SlurmJob, agent: str) -> bool:
@@ -137,7 +133,7 @@ class SignalDiagnosis:
         A signal that warns of the time limit reaches all of them (sbatch --signal, scancel), and they leave its meaning
         to the agent that asks Slurm.
         """
-        return self._asks and (concerns_job(cause) or (cause is Cause.SIGNALLED and self._is_warned()))
+        return self._asks and (cause not in _OWN or (cause is Cause.SIGNALLED and self._is_warned()))
 
     @property
     def has_news(self) -> bool:

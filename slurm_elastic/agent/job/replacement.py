@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import shutil
 import threading
 import time
@@ -221,7 +222,6 @@ class _Memory:
     """The memory of a leader between two looks; times are monotonic."""
 
     agents: tuple[str, ...] | None = None
-    calm: bool = False
     next_at: float = 0.0
     short_since: float | None = None
     refused_at: float | None = None
@@ -304,15 +304,15 @@ class Replacer(Feature):
             self._memory = _Memory()
             return
         memory = self._memory
-        if led.staying == memory.agents and (memory.calm or now < memory.next_at):
+        if led.staying == memory.agents and now < memory.next_at:
             return
         memory.agents, memory.next_at = led.staying, now + _ASK
         claims = read_claims(self._run_dir)
         size = intended_size(read_events(self._run_dir), claims)
         waits = any(number and (result is None or result.is_open) for number, (_, result) in claims.items())
-        memory.calm = size is not None and size <= len(led.staying) and not waits
-        if memory.calm:
-            memory.short_since = None
+        if size is not None and size <= len(led.staying) and not waits:
+            # Nothing changes by itself.
+            memory.next_at, memory.short_since = math.inf, None
             return
         queue = self._controller.nodes_in_queue()
         if queue is None:

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from slurm_elastic.agent.job.preemption import LEAVE_REASONS, SignalDiagnosis, asks_slurm, concerns_job
+from slurm_elastic.agent.job.preemption import LEAVE_REASONS, SignalDiagnosis, asks_slurm
 from slurm_elastic.agent.signals import Notices
 from slurm_elastic.rundir import JobRecords, RunDir
 from slurm_elastic.slurm import Cause, Controller, Diagnosis, SignalDefaults, SlurmJob
@@ -429,7 +429,10 @@ def test_agents_of_other_jobs_and_incarnations_do_not_count(run_dir: RunDir) -> 
 # What causes are to the other agents.
 
 
-def test_what_happens_to_a_job_happens_to_all_its_agents_and_every_cause_is_a_reason() -> None:
+def test_what_happens_to_a_job_happens_to_all_its_agents_and_every_cause_is_a_reason(told: Told) -> None:
     assert LEAVE_REASONS.keys() == {*Cause}
-    of_one_agent = {cause for cause in Cause if not concerns_job(cause)}
+    told.shows("job_running.txt")
+    diagnosis = told.diagnosis()
+    told.found(SIGTERM, diagnosis=diagnosis)
+    of_one_agent = {cause for cause in Cause if not diagnosis.tells_job(cause)}
     assert of_one_agent == {Cause.SIGNALLED, Cause.DRAINED, Cause.UNKNOWN}
