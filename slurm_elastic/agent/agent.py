@@ -349,9 +349,8 @@ class Agent:
         return events.WorkersStarted()
 
     def _first_failure(self, result: RunResult) -> WorkerFailure:
-        assert self._assignment is not None
         if not result.failures:
-            return self._failure(self._assignment, 1, "a worker cannot be stopped")
+            return self._failure(self._running.assignment, 1, "a worker cannot be stopped")
         failures = sorted(result.failures.items(), key=lambda item: item[1].timestamp)
         return root_of([self._describe(rank, failure) for rank, failure in failures])
 
@@ -404,9 +403,8 @@ class Agent:
 
     def _is_consequence(self, local_rank: int, text: str) -> bool:
         """Return True if the last words of a worker tell no cause: the leader's line, or the root cause, tells it."""
-        assignment = self._assignment
-        rank = assignment.place.base_rank + local_rank if assignment is not None else local_rank
-        explanations = (feature.explanation(local_rank) for feature in self._features)
+        rank = self._running.assignment.place.base_rank + local_rank
+        explanations = (feature.explanation(self._running.pids[local_rank]) for feature in self._features)
         told = elsewhere(self._round_end, rank, text) or next(filter(None, explanations), "")
         if told:
             lines = text.count("\n")

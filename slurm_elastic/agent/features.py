@@ -6,7 +6,7 @@ import logging
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from slurm_elastic.agent.forkserver.client import ForkServer
@@ -58,6 +58,7 @@ class RunningRound:
         environments: The variables that were added to each worker's environment, by local rank.
         progress: Returns the workers' progress by local rank; from any thread.
         agreement: Asks the workers for their dumps, from any thread; None if nothing can.
+        since: Own monotonic time in seconds at which they have started.
     """
 
     assignment: Assignment
@@ -65,6 +66,7 @@ class RunningRound:
     environments: Mapping[int, Mapping[str, str]]
     progress: Callable[[], Sequence[WorkerProgress]]
     agreement: Agreement | None = None
+    since: float = field(default_factory=time.monotonic)
 
 
 class Feature:
@@ -99,7 +101,7 @@ class Feature:
         """Return the failure of the worker with this process id, with the cause added if the feature knows it."""
         return failure
 
-    def explanation(self, local_rank: int) -> str:
+    def explanation(self, pid: int) -> str:
         """Return what tells of the end of this worker, so that its last words need not; empty for nothing."""
         return ""
 
@@ -179,8 +181,6 @@ class WatchdogFeature(Feature):
 
     def __init__(self, watchdog: Watchdog) -> None:
         self._watchdog = watchdog
-        self._pids: Mapping[int, int] = {}
-        self._hung: frozenset[int] = frozenset()
 
     def round_formed(self, assignment: Assignment, environments: Mapping[int, dict[str, str]]) -> None:
         for environment in environments.values():
@@ -188,18 +188,16 @@ class WatchdogFeature(Feature):
         self._watchdog.expect()
 
     def workers_started(self, running: RunningRound) -> None:
-        self._pids, self._hung = dict(running.pids), frozenset()
         self._watchdog.watch(_watched(running), running.progress, running.agreement)
 
     def attribute(self, running: RunningRound, failure: WorkerFailure, pid: int) -> WorkerFailure:
         hang = self._watchdog.hang_of(pid)
         return failure if hang is None else replace(failure, message=f"{BY_WATCHDOG}{hang}", hung=True)
 
-    def explanation(self, local_rank: int) -> str:
-        return "it hung: stacks.txt has its stacks" if local_rank in self._hung else ""
+    def explanation(self, pid: int) -> str:
+        return "it hung: stacks.txt has its stacks" if self._watchdog.hang_of(pid) is not None else ""
 
     def exits_expected(self, *, unplanned: bool) -> None:
-        self._hung = frozenset(rank for rank, pid in self._pids.items() if self._watchdog.hang_of(pid) is not None)
         self._watchdog.unwatch()
 
     def run_ended(self) -> None:
@@ -295,15 +293,11 @@ class SnapshotFeature(Feature):
 class LearnedImportsFeature(Feature):
     """Starts workers without learned imports after one that may have died of them; once, and uncharged."""
 
-    def __init__(self, fork_server: ForkServer, now: Callable[[], float] = time.monotonic) -> None:
-        self._fork_server, self._now = fork_server, now
-        self._since = 0.0
-
-    def workers_started(self, running: RunningRound) -> None:
-        self._since = self._now()
+    def __init__(self, fork_server: ForkServer) -> None:
+        self._fork_server = fork_server
 
     def attribute(self, running: RunningRound, failure: WorkerFailure, pid: int) -> WorkerFailure:
-        early = self._now() - self._since < EARLY and not any(worker.boundary for worker in running.progress())
+        early = time.monotonic() - running.since < EARLY and not any(worker.boundary for worker in running.progress())
         if not (failure.hung or -failure.exit_code in _FAULTS) or not early or not self._fork_server.has_learned:
             return failure
         how = "hangs" if failure.hung else f"died by {signal.Signals(-failure.exit_code).name}"

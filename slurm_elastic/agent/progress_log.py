@@ -56,7 +56,6 @@ class ProgressLog(Feature):
         self._job = job_of(agent).rpartition(".")[0]
         self._lines: queue.SimpleQueue[str | Event | None] = queue.SimpleQueue()
         self._running: RunningRound | None = None
-        self._since = 0.0
         self._pause, self._due = self._first_pause, 0.0
         self._sampled: tuple[int, int | None] = (0, None)
         self._stopping = False
@@ -70,8 +69,7 @@ class ProgressLog(Feature):
 
     def workers_started(self, running: RunningRound) -> None:
         assignment, place = running.assignment, running.assignment.place
-        self._since = time.monotonic()
-        self._pause, self._due = self._first_pause, self._since + self._first_pause
+        self._pause, self._due = self._first_pause, running.since + self._first_pause
         self._sampled, self._stopping = (0, None), False
         # Before the record, which wakes the thread.
         self._running = running
@@ -97,7 +95,7 @@ class ProgressLog(Feature):
         running, self._running = self._running, None
         if running is not None:
             self._note_start(running.assignment, progress)
-            elapsed = time.monotonic() - self._since
+            elapsed = time.monotonic() - running.since
             base = running.assignment.place.base_rank
             workers = [_worker(base, elapsed, worker) for worker in progress]
             self._add("workers_ended", round=running.assignment.round, seconds=round(elapsed, 3), workers=workers)
@@ -180,7 +178,7 @@ class ProgressLog(Feature):
             return None
         self._sampled = sampled
         fields: dict[str, object] = {"agent": self._agent, "round": running.assignment.round}
-        fields |= _steps(slowest, time.monotonic() - self._since)
+        fields |= _steps(slowest, time.monotonic() - running.since)
         fields |= {"checkpoint": sampled[1], "loss": json_number(first.loss), "loss_step": first.loss_step}
         return json.dumps({**stamp("progress", self._node), **fields})
 
