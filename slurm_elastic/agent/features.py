@@ -156,6 +156,10 @@ class HealthFeature(Feature):
         announced = Leave(leave.reason.value, leave.detail, time.monotonic() + leave.seconds)
         self._reporter.change(lambda state: replace(state, notices=(*state.notices, announced.reason), leave=announced))
 
+    def run_ended(self) -> None:
+        # What follows may take minutes, as for the last checkpoint, and the main loop answers no probe any more.
+        self._reporter.over()
+
     def status(self, readings: Readings) -> Readings:
         return replace(readings, progress=self._progress())
 

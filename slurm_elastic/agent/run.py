@@ -202,9 +202,6 @@ class _Run:
                 watchdog.start(agent.torch.record_watchdog)
             outcome = agent.supervise()
         finally:
-            if replacing is not None:
-                replacing.halt()
-            self._health.reporter.over()
             diagnosis.close()
             coordination.stop()
         if outcome.exit_code is ExitCode.LEFT and is_known_done(self._rendezvous.records):

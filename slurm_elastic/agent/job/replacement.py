@@ -262,8 +262,7 @@ class Replacer(Feature):
     def leave_announced(self, leave: AnnounceLeave) -> None:
         self._leave = leave.reason
 
-    def halt(self) -> None:
-        """Submit nothing from now on: this agent ends."""
+    def run_ended(self) -> None:
         self._last = self._led(True)
         self._over.set()
 

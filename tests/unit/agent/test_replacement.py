@@ -285,7 +285,7 @@ def test_a_node_is_replaced_once_and_what_waits_is_cancelled(
     # What waits when the run ends, also if a person has asked for it.
     world.queue["40"] = NodesInQueue("40", "40", "PENDING", 1, comment(world.run_dir))
     world.queue["41"] = NodesInQueue("41", "41", "PENDING", 1, "mine")
-    world.leader.halt()
+    world.leader.run_ended()
     world.leader.close(ExitCode.LEFT, leads=True)
     world.leader.close(ExitCode.FINISHED, leads=False)
     assert world.waiting == ["40", "41"]
@@ -322,7 +322,7 @@ def test_no_node_is_replaced_that_left_by_the_users_wish(make_world: Callable[..
     world.staying = ()
     for reason, waiting in {LeaveReason.TIME_LIMIT: ["31"], LeaveReason.DRAINED: []}.items():
         world.leader.leave_announced(AnnounceLeave(reason, 30.0, ""))
-        world.leader.halt()
+        world.leader.run_ended()
         world.leader.close(ExitCode.LEFT, leads=False)
         assert world.waiting == waiting
 
@@ -387,7 +387,7 @@ def play(world: World) -> None:
     world.lose()
     world.pass_time(180)
     assert len(world.waiting) <= 1
-    world.leader.halt()
+    world.leader.run_ended()
     world.leader.close(ExitCode.FINISHED, leads=True)
 
 
