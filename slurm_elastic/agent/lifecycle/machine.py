@@ -126,7 +126,9 @@ def _notified(config: states.LifecycleConfig, state: states.State, event: Notice
         case events.Signalled(detail=detail):
             if states.departure_of(state) is not None:
                 return state, ()
-            round_ = "-" if isinstance(state, states.Joining | states.Done) else state.round.round
+            round_ = (
+                state.round.round if isinstance(state, states.Training | states.Reported | states.Stopping) else "-"
+            )
             before = (actions.Log(f"{config.node} got {detail}: leaving round {round_}"),)
             if seconds is not None:
                 # Until Slurm has told the seconds, workers get no more than torchrun gives them.
@@ -322,7 +324,7 @@ def _closed(state: states.Stopping, closed: events.RoundClosed) -> Step:
             others_stop = state.agreed and state.round.nodes > 1
             serves_store = state.round.place.rank == 0
             if others_stop and (serves_store or closed.leads):
-                return states.Lingering(state.round, departure), (left,)
+                return states.Lingering(departure), (left,)
             return _left(departure), (left,)
         case states.Done() as done:
             return done, ()

@@ -189,7 +189,6 @@ class Lingering:
     Until then it serves their store, or leads.
     """
 
-    round: Assignment
     departure: Departure
 
 

@@ -46,7 +46,7 @@ def begins(given: str) -> State:
         "has started no workers": states.Reported(round_, None),
         "stops its workers": states.Stopping(round_, Rejoin(), NOW + 1),
         "stops its workers to leave": states.Stopping(round_, DEPARTURE, NOW + 1),
-        "lingers": states.Lingering(round_, DEPARTURE),
+        "lingers": states.Lingering(DEPARTURE),
     }[what]
 
 
