@@ -244,7 +244,9 @@ class Agent:
 
     def _execute(self, action: actions.Action) -> events.Event | None:
         match action:
-            case actions.Join():
+            case actions.Join(ends_store):
+                if ends_store:
+                    self.torch.serve_store(None)
                 self._assignment = None
                 self._reserved = self._ports.reserve()
                 inventory = next((copies for feature in self._features if (copies := feature.inventory())), "")
@@ -258,8 +260,8 @@ class Agent:
             case actions.SignalWorkers():
                 if self._processes is not None and self._worker_signal is not None:
                     self._processes.signal(self._worker_signal)
-            case actions.Hold(round_):
-                self._coordination.held(round_, self._agreement.hold())
+            case actions.Hold(round_, refuses):
+                self._coordination.held(round_, None if refuses else self._agreement.hold())
             case actions.StopAtStep(round_, at, reason, seconds):
                 try:
                     self._agreement.stop_at(at, reason, seconds)
@@ -283,14 +285,10 @@ class Agent:
                     self._processes.signal(signal.SIGINT if interrupt else ending)
             case actions.CloseRound():
                 return self._close_round()
-            case actions.StopServingStore():
-                self.torch.serve_store(None)
             case actions.AnnounceLeave(reason, seconds):
                 for feature in self._features:
                     feature.leave_announced(action)
                 self._coordination.leaving(reason, seconds)
-            case actions.RefuseHold(round_):
-                self._coordination.held(round_, None)
             case actions.ReportLeft(reason, stopped):
                 self._coordination.left(reason, stopped=stopped)
             case actions.ReportFinished():

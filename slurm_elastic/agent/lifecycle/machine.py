@@ -283,7 +283,7 @@ def _reported(config: states.LifecycleConfig, state: states.Reported, event: eve
         case messages.Interrupted():
             return _interrupted(config, state, event, now)
         case messages.Holding(round_) if state.result is None:
-            return state, (actions.RefuseHold(round_),)
+            return state, (actions.Hold(round_, refuses=True),)
     return state, ()
 
 
@@ -294,7 +294,7 @@ def _stopping(config: states.LifecycleConfig, state: states.Stopping, event: eve
         case messages.Interrupted():
             return state, _fence(event)
         case messages.Holding(round_):
-            return state, (actions.RefuseHold(round_),)
+            return state, (actions.Hold(round_, refuses=True),)
         case events.WorkersEnded():
             return replace(state, terminate_at=None), (actions.CloseRound(),)
         case events.DeadlineReached() if now >= state.stop_by:
@@ -315,10 +315,7 @@ def _closed(state: states.Stopping, closed: events.RoundClosed) -> Step:
         case states.Rejoin():
             # Workers on other nodes may still be saving; then the store is served until the next round.
             keeps_store = state.agreed or state.signalled
-            return states.Joining(agreed=state.agreed), (actions.Join(),) if keeps_store else (
-                actions.StopServingStore(),
-                actions.Join(),
-            )
+            return states.Joining(agreed=state.agreed), (actions.Join(ends_store=not keeps_store),)
         case states.Departure() as departure:
             left = actions.ReportLeft(departure.reason, stopped=state.agreed)
             others_stop = state.agreed and state.round.nodes > 1
@@ -376,7 +373,7 @@ def _stop_to_leave(
     """Stop the workers of an agent that has announced its leave, without waiting for the agreed step."""
     if isinstance(state, states.Training):
         # The workers of the other agents cannot agree with these.
-        before = (*before, actions.RefuseHold(state.round.round))
+        before = (*before, actions.Hold(state.round.round, refuses=True))
     signalled_first = state.signalled and now < departure.stop_by
     by = departure.stop_by if signalled_first else min(now + config.shutdown_timeout, departure.gone_by)
     return _stop(state, departure, now, by - now, signalled_first=signalled_first, before=before)

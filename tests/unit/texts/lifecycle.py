@@ -146,10 +146,14 @@ def shown(state: State) -> str:
 
 
 SHOWN: dict[type, Callable[[Any], str]] = {
-    actions.Join: lambda _: "join",
+    actions.Join: lambda join: "end the worker store\n" * join.ends_store + "join",
     actions.StartWorkers: lambda _: "start the workers",
     actions.SignalWorkers: lambda _: "send the workers their signal",
-    actions.Hold: lambda _: "let the workers wait before their next step, and tell the leader which",
+    actions.Hold: lambda hold: (
+        "tell the leader: can stop nowhere"
+        if hold.refuses
+        else "let the workers wait before their next step, and tell the leader which"
+    ),
     actions.StopAtStep: lambda stop: (
         f"tell the workers to stop after step {stop.step}"
         f"{f', within {stop.seconds:g} s' if stop.seconds is not None else ''}: {stop.reason}"
@@ -158,9 +162,7 @@ SHOWN: dict[type, Callable[[Any], str]] = {
     actions.ExpectExits: lambda exits: f"expect that workers end{', unplanned' * exits.unplanned}",
     actions.TerminateWorkers: lambda stop: f"send the workers {'SIGINT' if stop.interrupt else 'SIGTERM'}",
     actions.CloseRound: lambda _: "close the round, and kill what is left",
-    actions.StopServingStore: lambda _: "end the worker store",
     actions.AnnounceLeave: lambda told: f"tell the leader: leaves in {told.seconds:g} s, {leave(told)}",
-    actions.RefuseHold: lambda _: "tell the leader: can stop nowhere",
     actions.ReportLeft: lambda left: (
         f"tell the leader: has left{', stopped at the step' * left.stopped}, {left.reason.value}"
     ),
@@ -196,7 +198,7 @@ class Agent:
         before, lines = self._state, []
         for found in cases.events(what, EVENTS):
             self._state, decided = machine.step(self._config, self._state, found, NOW + float(moment_))
-            lines += [SHOWN[type(action)](action) for action in decided]
+            lines += [line for action in decided for line in SHOWN[type(action)](action).split("\n")]
             if isinstance(self._state, states.Done) and not isinstance(before, states.Done):
                 outcome, result = self._state.outcome, self._state.result
                 lines += [f"end: {ending(outcome)}{f', workers {result.name.lower()}' if result is not None else ''}"]
