@@ -186,49 +186,31 @@ def test_who_gives_up_leaves_a_job_with_its_srun_alone(signalled: int) -> None:
         assert not gives_up(signalled, ended_, srun=srun_at(srun), states={"n1": DOWN, "n3": DOWN})
 
 
-class Noted(JobAtEnd):
-    """Notes what it would do for its job, which it cannot requeue."""
-
-    def requeue(self) -> bool:
-        self.say("requeue the job")
-        return False
-
-    def other_run_goes_on(self) -> bool:
-        return False
-
-    def end_if_last(self, *, spares_count: bool) -> None:
-        self.say("end it if no agent is left" + ", in no round either" * spares_count)
-
-    def cancel_held_elements(self) -> None:
-        self.say("cancel held elements")
-
-    def end_empty_jobs(self) -> None:
-        self.say("end other jobs")
-
-    def end_abandoned_job(self) -> None:
-        self.say("end the job")
-
-
 @pytest.mark.parametrize(
     ("code", "facts", "done"),
     [
         # The agent that asked Slurm why the job goes sees to its requeue.
-        ("LEFT", "diagnoses leads", "requeue the job; end it if no agent is left, in no round either"),
-        ("LEFT", "diagnoses gave_up", "requeue the job; end it if no agent is left, in no round either"),
+        ("LEFT", "diagnoses leads", "requeue end_if_last(True)"),
+        ("LEFT", "diagnoses gave_up", "requeue end_if_last(True)"),
         ("LEFT", "leads represents_job", ""),
-        ("LEFT", "gave_up", "end it if no agent is left"),
-        ("FAILED", "gave_up leads", "end it if no agent is left"),
+        ("LEFT", "gave_up", "end_if_last(False)"),
+        ("FAILED", "gave_up leads", "end_if_last(False)"),
         # When the run is over, one agent of each job ends it.
-        ("FINISHED", "leads shares_run", "cancel held elements; end other jobs; end the job"),
-        ("FAILED", "leads shares_run", "end other jobs; end the job"),
-        ("FINISHED", "represents_job shares_run", "cancel held elements; end the job"),
+        ("FINISHED", "leads shares_run", "cancel_held_elements end_empty_jobs end_abandoned_job"),
+        ("FAILED", "leads shares_run", "end_empty_jobs end_abandoned_job"),
+        ("FINISHED", "represents_job shares_run", "cancel_held_elements end_abandoned_job"),
         # An element that is a run of its own leaves the others alone.
-        ("FINISHED", "leads", "end the job"),
-        ("FAILED", "leads", "end the job"),
+        ("FINISHED", "leads", "end_abandoned_job"),
+        ("FAILED", "leads", "end_abandoned_job"),
         ("FINISHED", "", ""),
     ],
 )
-def test_what_an_agent_does_for_its_job(code: str, facts: str, done: str) -> None:
+def test_what_an_agent_does_for_its_job(monkeypatch: pytest.MonkeyPatch, code: str, facts: str, done: str) -> None:
     said: list[str] = []
-    at_end(job(0), Controller(), Noted, say=said.append).finish(ExitCode[code], **dict.fromkeys(facts.split(), True))
-    assert "; ".join(said) == done
+    for name in ("requeue", "cancel_held_elements", "end_empty_jobs", "end_abandoned_job"):
+        # The job cannot be requeued.
+        monkeypatch.setattr(JobAtEnd, name, lambda _, name=name: said.append(name))
+    monkeypatch.setattr(JobAtEnd, "end_if_last", lambda _, spares_count: said.append(f"end_if_last({spares_count})"))
+    monkeypatch.setattr(JobAtEnd, "other_run_goes_on", lambda _: False)
+    at_end(job(0), Controller()).finish(ExitCode[code], **dict.fromkeys(facts.split(), True))
+    assert said == done.split()

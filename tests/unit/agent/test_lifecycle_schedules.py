@@ -55,9 +55,9 @@ class Node:
         """Step the machine, and do what it says."""
         waiting = deque([event])
         while waiting:
-            before = self.state
-            self.state, found = step(self.config, before, waiting.popleft(), self.now)
-            assert not (found and isinstance(before, Done)), f"{found} after the end"
+            over = isinstance(self.state, Done)
+            self.state, found = step(self.config, self.state, waiting.popleft(), self.now)
+            assert not (over and found), f"{found} after the end"
             waiting.extend(result for action in found if (result := self._do(action)) is not None)
             if isinstance(self.state, Done):
                 assert not self.workers_run, "workers outlive their agent"

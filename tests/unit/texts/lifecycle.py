@@ -145,15 +145,12 @@ def shown(state: State) -> str:
             return "has ended"
 
 
+HELD = "let the workers wait before their next step, and tell the leader which"
 SHOWN: dict[type, Callable[[Any], str]] = {
     actions.Join: lambda join: "end the worker store\n" * join.ends_store + "join",
     actions.StartWorkers: lambda _: "start the workers",
     actions.SignalWorkers: lambda _: "send the workers their signal",
-    actions.Hold: lambda hold: (
-        "tell the leader: can stop nowhere"
-        if hold.refuses
-        else "let the workers wait before their next step, and tell the leader which"
-    ),
+    actions.Hold: lambda hold: "tell the leader: can stop nowhere" if hold.refuses else HELD,
     actions.StopAtStep: lambda stop: (
         f"tell the workers to stop after step {stop.step}"
         f"{f', within {stop.seconds:g} s' if stop.seconds is not None else ''}: {stop.reason}"

@@ -22,10 +22,8 @@ def slurm_job(nodes: str = "n1", **variables: str) -> SlurmJob:
     return job
 
 
-def at_end(
-    job: SlurmJob, controller: Controller, kind: type[JobAtEnd] = JobAtEnd, *, signal_fd: int = -1, **more: Any
-) -> JobAtEnd:
+def at_end(job: SlurmJob, controller: Controller, *, signal_fd: int = -1, **more: Any) -> JobAtEnd:
     """Return what it does for its job; the run has no records."""
     run_dir, records = RunDir(Path("runs"), job.job_id), cast(Records, None)
     facts = (job, f"{job.node}/{job.job_id}.0/2", run_dir, records, "7.0", RequeuePolicy(), (), signal_fd)
-    return kind(*facts, controller=controller, **more)
+    return JobAtEnd(*facts, controller=controller, **more)
