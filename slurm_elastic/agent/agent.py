@@ -94,10 +94,10 @@ class Agent:
         self._agreement = Agreement(())
         self._processes: WorkerProcesses | None = None
         self._assignment: Assignment | None = None
+        self._running: RunningRound
         self._ports = FreshPorts(rendezvous.address)
         self._reserved: ReservedPort | None = None
         self._result = RunResult(state=WorkerState.HEALTHY)
-        self._end: actions.End | None = None
         self._round_end: Interrupted | Ended | None = None
         self._last_checkpoint: int | None = None
         self._newest_save: float | None = None
@@ -112,10 +112,10 @@ class Agent:
         except BaseException:
             self.torch.record_end(succeeded=False)
             raise
-        outcome = states.AgentOutcome(ExitCode.FAILED) if self._end is None else self._end.outcome
+        assert isinstance(self._state, states.Done)
         # torch's agent raises an exception when a signal comes, and returns when its workers fail.
-        self.torch.record_end(succeeded=outcome.exit_code is not ExitCode.LEFT)
-        return outcome
+        self.torch.record_end(succeeded=self._state.outcome.exit_code is not ExitCode.LEFT)
+        return self._state.outcome
 
     def progress(self) -> tuple[WorkerProgress, ...]:
         """Return the progress of the workers of this node, by local rank; from any thread."""
@@ -149,10 +149,10 @@ class Agent:
         self._show_state()
         self._diagnosis.start()
         self._handle(events.Started(signalled=self._diagnosis.has_news))
-        while self._end is None:
+        while not isinstance(self._state, states.Done):
             self._wait()
             self._process_inputs()
-        return self._torch_result(self._end)
+        return self._torch_result(self._state)
 
     def _wait(self) -> None:
         due = states.deadline(self._state)
@@ -203,7 +203,7 @@ class Agent:
 
     def _check_workers(self) -> None:
         match self._state:
-            case states.Training() | states.Leaving():
+            case states.Training():
                 self._result = self.torch.poll_workers(self._processes)
                 if self._result.state is WorkerState.SUCCEEDED:
                     self._handle(events.WorkersSucceeded(agreed=any(worker.stopped for worker in self.progress())))
@@ -245,7 +245,9 @@ class Agent:
 
     def _execute(self, action: actions.Action) -> events.Event | None:
         match action:
-            case actions.Join():
+            case actions.Join(ends_store):
+                if ends_store:
+                    self.torch.serve_store(None)
                 self._assignment = None
                 self._reserved = self._ports.reserve()
                 inventory = next((copies for feature in self._features if (copies := feature.inventory())), "")
@@ -259,8 +261,8 @@ class Agent:
             case actions.SignalWorkers():
                 if self._processes is not None and self._worker_signal is not None:
                     self._processes.signal(self._worker_signal)
-            case actions.Hold(round_):
-                self._coordination.held(round_, self._agreement.hold())
+            case actions.Hold(round_, refuses):
+                self._coordination.held(round_, None if refuses else self._agreement.hold())
             case actions.StopAtStep(round_, at, reason, seconds):
                 try:
                     self._agreement.stop_at(at, reason, seconds)
@@ -284,14 +286,10 @@ class Agent:
                     self._processes.signal(signal.SIGINT if interrupt else ending)
             case actions.CloseRound():
                 return self._close_round()
-            case actions.StopServingStore():
-                self.torch.serve_store(None)
             case actions.AnnounceLeave(reason, seconds):
                 for feature in self._features:
                     feature.leave_announced(action)
                 self._coordination.leaving(reason, seconds)
-            case actions.RefuseHold(round_):
-                self._coordination.held(round_, None)
             case actions.ReportLeft(reason, stopped):
                 self._coordination.left(reason, stopped=stopped)
             case actions.ReportFinished():
@@ -313,8 +311,6 @@ class Agent:
                 self._diagnosis.note_answer(cause)
             case actions.Log(text):
                 logger.info("%s", text)
-            case actions.End():
-                self._end = action
         return None
 
     def _start(self, assignment: Assignment) -> events.Event:
@@ -345,16 +341,15 @@ class Agent:
             return events.StartFailed(self._failure(assignment, _CANNOT_RUN, str(error)))
         self._started_at = time.monotonic()
         pids = self._processes.pids()
-        running = RunningRound(assignment, pids, environments, self.progress, self._agreement)
+        self._running = RunningRound(assignment, pids, environments, self.progress, self._agreement)
         self.torch.workers_started(pids)
         for feature in self._features:
-            feature.workers_started(running)
+            feature.workers_started(self._running)
         return events.WorkersStarted()
 
     def _first_failure(self, result: RunResult) -> WorkerFailure:
-        assert self._assignment is not None
         if not result.failures:
-            return self._failure(self._assignment, 1, "a worker cannot be stopped")
+            return self._failure(self._running.assignment, 1, "a worker cannot be stopped")
         failures = sorted(result.failures.items(), key=lambda item: item[1].timestamp)
         return root_of([self._describe(rank, failure) for rank, failure in failures])
 
@@ -377,7 +372,7 @@ class Agent:
             script=self.torch.script,
         )
         for feature in self._features:
-            described = feature.attribute(described, failure.pid)
+            described = feature.attribute(self._running, described, failure.pid)
         return described
 
     def _note_ran(self) -> None:
@@ -407,9 +402,8 @@ class Agent:
 
     def _is_consequence(self, local_rank: int, text: str) -> bool:
         """Return True if the last words of a worker tell no cause: the leader's line, or the root cause, tells it."""
-        assignment = self._assignment
-        rank = assignment.place.base_rank + local_rank if assignment is not None else local_rank
-        explanations = (feature.explanation(local_rank) for feature in self._features)
+        rank = self._running.assignment.place.base_rank + local_rank
+        explanations = (feature.explanation(self._running.pids[local_rank]) for feature in self._features)
         told = elsewhere(self._round_end, rank, text) or next(filter(None, explanations), "")
         if told:
             lines = text.count("\n")
@@ -420,7 +414,7 @@ class Agent:
 
     # The end.
 
-    def _torch_result(self, end: actions.End) -> RunResult:
+    def _torch_result(self, end: states.Done) -> RunResult:
         if end.result is states.WorkersResult.SUCCEEDED:
             return self._result
         if end.result is states.WorkersResult.FAILED:

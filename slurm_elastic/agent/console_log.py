@@ -93,32 +93,27 @@ class LogFile(logging.Handler):
                 append(line)
 
 
-class _Handler(logging.Handler):
+class _Handler(logging.StreamHandler[TextIO]):
     def __init__(self, node: str, stream: TextIO) -> None:
-        super().__init__()
-        self._node = node
-        self._stream = stream
-        self._console = _console(stream)
+        super().__init__(stream)
+        self._node, self._console = node, _console(stream)
 
     def emit(self, record: logging.LogRecord) -> None:
-        try:
-            self._write(record)
-        except Exception:
-            self.handleError(record)
+        finish_line(self.stream)
+        # One write for the whole line, so that other processes cannot write into it.
+        super().emit(record)
 
-    def _write(self, record: logging.LogRecord) -> None:
+    def format(self, record: logging.LogRecord) -> str:
         head = f"{logging.Formatter().formatTime(record, '%H:%M:%S')} [slurm-elastic {self._node}] "
         text = _text(record)
-        finish_line(self._stream)
-        if self._console:
-            from rich.text import Text
+        if self._console is None:
+            return f"{head}{text}"
+        from rich.text import Text
 
-            line = Text.assemble((head, "dim"), (text, _STYLES.get(record.levelno, "")))
-            self._console.print(line, soft_wrap=True)
-        else:
-            # One write for the whole line, so that other processes cannot write into it.
-            self._stream.write(f"{head}{text}\n")
-            self._stream.flush()
+        with self._console.capture() as line:
+            styled = Text.assemble((head, "dim"), (text, _STYLES.get(record.levelno, "")))
+            self._console.print(styled, soft_wrap=True, end="")
+        return line.get()
 
 
 def _text(record: logging.LogRecord) -> str:

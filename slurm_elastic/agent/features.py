@@ -6,7 +6,7 @@ import logging
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from slurm_elastic.agent.forkserver.client import ForkServer
@@ -58,6 +58,7 @@ class RunningRound:
         environments: The variables that were added to each worker's environment, by local rank.
         progress: Returns the workers' progress by local rank; from any thread.
         agreement: Asks the workers for their dumps, from any thread; None if nothing can.
+        since: Own monotonic time in seconds at which they have started.
     """
 
     assignment: Assignment
@@ -65,6 +66,7 @@ class RunningRound:
     environments: Mapping[int, Mapping[str, str]]
     progress: Callable[[], Sequence[WorkerProgress]]
     agreement: Agreement | None = None
+    since: float = field(default_factory=time.monotonic)
 
 
 class Feature:
@@ -95,11 +97,11 @@ class Feature:
     def workers_started(self, running: RunningRound) -> None:
         """The workers run."""
 
-    def attribute(self, failure: WorkerFailure, pid: int) -> WorkerFailure:
+    def attribute(self, running: RunningRound, failure: WorkerFailure, pid: int) -> WorkerFailure:
         """Return the failure of the worker with this process id, with the cause added if the feature knows it."""
         return failure
 
-    def explanation(self, local_rank: int) -> str:
+    def explanation(self, pid: int) -> str:
         """Return what tells of the end of this worker, so that its last words need not; empty for nothing."""
         return ""
 
@@ -129,21 +131,18 @@ class HealthFeature(Feature):
     def __init__(self, reporter: Reporter) -> None:
         self._reporter = reporter
         self._progress: Callable[[], Sequence[WorkerProgress]] = tuple
-        self._stage: Stage | None = None
         self.fd = reporter.fd
 
     def loop_turned(self) -> None:
         self._reporter.answer()
 
     def state_changed(self, state: State) -> None:
-        stage = _stage(state)
-        if stage is None or stage is self._stage:
-            return
-        self._stage, now = stage, time.monotonic()
-        self._reporter.change(lambda state: enter(state, stage, now))
+        stage, now = _stage(state), time.monotonic()
+        if stage is not None and stage is not self._reporter.state.stage:
+            self._reporter.change(lambda state: enter(state, stage, now))
 
     def workers_started(self, running: RunningRound) -> None:
-        self._stage, self._progress, now = Stage.TRAINING, running.progress, time.monotonic()
+        self._progress, now = running.progress, time.monotonic()
         info = RoundInfo(running.assignment, running.pids)
         self._reporter.change(lambda state: enter(replace(state, round_info=info, counted=False), Stage.TRAINING, now))
 
@@ -156,6 +155,10 @@ class HealthFeature(Feature):
     def leave_announced(self, leave: AnnounceLeave) -> None:
         announced = Leave(leave.reason.value, leave.detail, time.monotonic() + leave.seconds)
         self._reporter.change(lambda state: replace(state, notices=(*state.notices, announced.reason), leave=announced))
+
+    def run_ended(self) -> None:
+        # What follows may take minutes, as for the last checkpoint, and the main loop answers no probe any more.
+        self._reporter.over()
 
     def status(self, readings: Readings) -> Readings:
         return replace(readings, progress=self._progress())
@@ -182,8 +185,6 @@ class WatchdogFeature(Feature):
 
     def __init__(self, watchdog: Watchdog) -> None:
         self._watchdog = watchdog
-        self._pids: Mapping[int, int] = {}
-        self._hung: frozenset[int] = frozenset()
 
     def round_formed(self, assignment: Assignment, environments: Mapping[int, dict[str, str]]) -> None:
         for environment in environments.values():
@@ -191,18 +192,16 @@ class WatchdogFeature(Feature):
         self._watchdog.expect()
 
     def workers_started(self, running: RunningRound) -> None:
-        self._pids, self._hung = dict(running.pids), frozenset()
         self._watchdog.watch(_watched(running), running.progress, running.agreement)
 
-    def attribute(self, failure: WorkerFailure, pid: int) -> WorkerFailure:
+    def attribute(self, running: RunningRound, failure: WorkerFailure, pid: int) -> WorkerFailure:
         hang = self._watchdog.hang_of(pid)
         return failure if hang is None else replace(failure, message=f"{BY_WATCHDOG}{hang}", hung=True)
 
-    def explanation(self, local_rank: int) -> str:
-        return "it hung: stacks.txt has its stacks" if local_rank in self._hung else ""
+    def explanation(self, pid: int) -> str:
+        return "it hung: stacks.txt has its stacks" if self._watchdog.hang_of(pid) is not None else ""
 
     def exits_expected(self, *, unplanned: bool) -> None:
-        self._hung = frozenset(rank for rank, pid in self._pids.items() if self._watchdog.hang_of(pid) is not None)
         self._watchdog.unwatch()
 
     def run_ended(self) -> None:
@@ -295,17 +294,11 @@ class SnapshotFeature(Feature):
 class LearnedImportsFeature(Feature):
     """Starts workers without learned imports after one that may have died of them; once, and uncharged."""
 
-    def __init__(self, fork_server: ForkServer, now: Callable[[], float] = time.monotonic) -> None:
-        self._fork_server, self._now = fork_server, now
-        self._running: RunningRound | None = None
-        self._since = 0.0
+    def __init__(self, fork_server: ForkServer) -> None:
+        self._fork_server = fork_server
 
-    def workers_started(self, running: RunningRound) -> None:
-        self._running, self._since = running, self._now()
-
-    def attribute(self, failure: WorkerFailure, pid: int) -> WorkerFailure:
-        progress = self._running.progress() if self._running is not None else ()
-        early = self._now() - self._since < EARLY and not any(worker.boundary for worker in progress)
+    def attribute(self, running: RunningRound, failure: WorkerFailure, pid: int) -> WorkerFailure:
+        early = time.monotonic() - running.since < EARLY and not any(worker.boundary for worker in running.progress())
         if not (failure.hung or -failure.exit_code in _FAULTS) or not early or not self._fork_server.has_learned:
             return failure
         how = "hangs" if failure.hung else f"died by {signal.Signals(-failure.exit_code).name}"
@@ -353,14 +346,13 @@ class AttributionFeature(Feature):
         self._compare, self._kills = compare, kills
         self._before: int | None = None
         self._excused: set[int] = set()
-        self._running: RunningRound | None = None
 
     def workers_started(self, running: RunningRound) -> None:
-        self._running, self._before = running, self._kills()
+        self._before = self._kills()
 
-    def attribute(self, failure: WorkerFailure, pid: int) -> WorkerFailure:
+    def attribute(self, running: RunningRound, failure: WorkerFailure, pid: int) -> WorkerFailure:
         if failure.exit_code == -signal.SIGKILL and not failure.hung and self._killed_by_kernel():
-            cause_text = f"{BY_KERNEL}out of memory on {failure.node}{self._who_has_memory()}"
+            cause_text = f"{BY_KERNEL}out of memory on {failure.node}{_who_has_memory(running)}"
             failure = replace(failure, message="\n".join(filter(None, (cause_text, failure.message))))
             text = failure.message
         else:
@@ -368,9 +360,9 @@ class AttributionFeature(Feature):
             text = failure.message if failure.hung else words(failure.error_file, failure.log) or failure.message
         # Whether it is aborted is chance: the exception is the cause.
         code = 1 if aborted_at_exit(text, failure.exit_code, failure.error_file) else failure.exit_code
-        attribution, where = attribute(text, code), self._position(pid)
+        attribution, where = attribute(text, code), _position(running, pid)
         same = fingerprint(attribution, text, code, where) if self._compare else ""
-        excused = self._is_excused(attribution)
+        excused = self._is_excused(attribution, running.assignment.round)
         excuse = f"not charged to the script, {len(self._excused)} of {_EXCUSED} for {failure.node}" if excused else ""
         return replace(
             failure,
@@ -386,33 +378,25 @@ class AttributionFeature(Feature):
             fingerprint=same,
         )
 
-    def _is_excused(self, attribution: Attribution) -> bool:
+    def _is_excused(self, attribution: Attribution, round_: int) -> bool:
         """Return True if this is the node's fault, and the node has not had too many rounds with one."""
-        row, running = attribution.cause, self._running
-        if running is None or row.domain is not Domain.NODE or row.outlook is not Outlook.ELSEWHERE:
+        if attribution.cause.domain is not Domain.NODE or attribution.cause.outlook is not Outlook.ELSEWHERE:
             return False
         if len(self._excused) < _EXCUSED:
-            self._excused.add(running.assignment.round)
-        return running.assignment.round in self._excused
-
-    def _position(self, pid: int) -> str | None:
-        running = self._running
-        if running is None:
-            return None
-        worker = next(
-            (progress for progress in running.progress() if running.pids.get(progress.local_rank) == pid), None
-        )
-        return None if worker is None else position(worker.boundary if worker.attached else None, worker.step)
+            self._excused.add(round_)
+        return round_ in self._excused
 
     def _killed_by_kernel(self) -> bool:
         now = self._kills()
         return self._before is not None and now is not None and now > self._before
 
-    def _who_has_memory(self) -> str:
-        running = self._running
-        if running is None:
-            return ""
-        base = running.assignment.place.base_rank
-        sizes = ((base + local, resident(pid)) for local, pid in sorted(running.pids.items()))
-        sizes_text = [f"rank {rank} has {size_text(size)}" for rank, size in sizes if size]
-        return f"; {', '.join(sizes_text)}" if sizes_text else ""
+
+def _position(running: RunningRound, pid: int) -> str | None:
+    worker = next((progress for progress in running.progress() if running.pids.get(progress.local_rank) == pid), None)
+    return None if worker is None else position(worker.boundary if worker.attached else None, worker.step)
+
+
+def _who_has_memory(running: RunningRound) -> str:
+    sizes = ((rank, resident(pid)) for rank, _, pid in RoundInfo(running.assignment, running.pids).workers)
+    sizes_text = [f"rank {rank} has {size_text(size)}" for rank, size in sizes if size]
+    return f"; {', '.join(sizes_text)}" if sizes_text else ""

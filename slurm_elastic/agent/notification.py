@@ -66,7 +66,6 @@ class Watch:
         self._round: int | None = None
         self._steps: int | None = None
         self._steps_since = now
-        self._told: set[str] = set()
 
     def happened(self, entry: Entry, now: float) -> Notification | None:
         """Take in an event of the run, and return what the user is told now."""
@@ -84,7 +83,7 @@ class Watch:
         return None
 
     def look(self, leads: bool, steps: int | None, now: float) -> Notification | None:
-        """Return what the user is told of a wait; `steps` are those of the workers here, None if none reports."""
+        """Return what the user is told of a wait, at each look; `steps` are those of workers here, None for none."""
         if self._idle_since is None and steps is not None and steps != self._steps:
             self._steps, self._steps_since = steps, now
         idle = self._idle_since is not None
@@ -95,15 +94,10 @@ class Watch:
         if idle:
             last = "none" if self._round is None else str(self._round)
             text = f"no round has run for {seconds:.0f} s: the run waits for its minimum of nodes"
-            told = Notification("waiting", f"waiting.{self._incarnation}.{last}", text, fields)
-        else:
-            text = f"no step for {seconds:.0f} s in round {self._round}"
-            fields = {"round": self._round, "steps": self._steps, **fields}
-            told = Notification("no_progress", f"no_progress.{self._round}.{self._steps}", text, fields)
-        if told.key in self._told:
-            return None
-        self._told.add(told.key)
-        return told
+            return Notification("waiting", f"waiting.{self._incarnation}.{last}", text, fields)
+        text = f"no step for {seconds:.0f} s in round {self._round}"
+        fields = {"round": self._round, "steps": self._steps, **fields}
+        return Notification("no_progress", f"no_progress.{self._round}.{self._steps}", text, fields)
 
 
 def deliver(
@@ -198,14 +192,14 @@ class NotifyFeature(Feature):
             logger.warning("the events of the run cannot be read: %s", error)
             return
         for loop in loops:
-            if loop.key not in self._told:
-                self._told.add(loop.key)
-                fields: dict[str, object] = {"loop": loop.loop, "advice": loop.advice, "nodes": list(loop.nodes)}
-                self._deliver(Notification("loop", f"loop.{loop.key}", loop.text, fields))
+            fields: dict[str, object] = {"loop": loop.loop, "advice": loop.advice, "nodes": list(loop.nodes)}
+            self._deliver(Notification("loop", f"loop.{loop.key}", loop.text, fields))
 
     def _deliver(self, notification: Notification | None) -> None:
-        if notification is None:
+        if notification is None or notification.key in self._told:
             return
+        # The run directory knows as well what was told, and each look would ask it.
+        self._told.add(notification.key)
         limit = _DELIVERY_LIMIT if self._last_by is None else max(0.1, self._last_by - time.monotonic())
         deliver(self._settings.target, self._run_dir, self._node, notification, limit)
 

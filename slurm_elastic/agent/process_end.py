@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
 
-_last: list[Callable[[], object]] = []
+_last = contextlib.ExitStack()
 
-
-def at_process_end(function: Callable[[], object]) -> None:
-    """Have a function called by `run_last`."""
-    _last.append(function)
+at_process_end = _last.callback
+"""Have a function called by `run_last`; that which comes last is called first."""
 
 
 def run_last() -> None:
     """Call the functions, once; the process ends when this returns. It drops errors: the logs are closed by then."""
-    while _last:
-        with contextlib.suppress(Exception):
-            _last.pop()()
+    with contextlib.suppress(Exception):
+        _last.close()

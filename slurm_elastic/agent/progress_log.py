@@ -18,7 +18,7 @@ from threading import Event, Thread
 
 from slurm_elastic.agent.event_log import json_number, stamp, write_lines
 from slurm_elastic.agent.features import Feature, RunningRound
-from slurm_elastic.agent.lifecycle.states import Leaving, State, Training
+from slurm_elastic.agent.lifecycle.states import State, Training
 from slurm_elastic.agent.watchdog.stacks import process_state
 from slurm_elastic.control import TimeUse, WorkerProgress
 from slurm_elastic.errors import ExitCode
@@ -56,7 +56,6 @@ class ProgressLog(Feature):
         self._job = job_of(agent).rpartition(".")[0]
         self._lines: queue.SimpleQueue[str | Event | None] = queue.SimpleQueue()
         self._running: RunningRound | None = None
-        self._since = 0.0
         self._pause, self._due = self._first_pause, 0.0
         self._sampled: tuple[int, int | None] = (0, None)
         self._stopping = False
@@ -70,8 +69,7 @@ class ProgressLog(Feature):
 
     def workers_started(self, running: RunningRound) -> None:
         assignment, place = running.assignment, running.assignment.place
-        self._since = time.monotonic()
-        self._pause, self._due = self._first_pause, self._since + self._first_pause
+        self._pause, self._due = self._first_pause, running.since + self._first_pause
         self._sampled, self._stopping = (0, None), False
         # Before the record, which wakes the thread.
         self._running = running
@@ -85,8 +83,8 @@ class ProgressLog(Feature):
 
     def state_changed(self, state: State) -> None:
         """Record the steps, and the newest checkpoint before the last one, when the workers are told to stop."""
-        running, training = self._running, state.training if isinstance(state, Leaving) else state
-        if running is None or self._idle() or not isinstance(training, Training) or training.stop_step is None:
+        running = self._running
+        if running is None or self._idle() or not isinstance(state, Training) or state.stop_step is None:
             return
         self._stopping = True
         record = self._steps(running)
@@ -97,7 +95,7 @@ class ProgressLog(Feature):
         running, self._running = self._running, None
         if running is not None:
             self._note_start(running.assignment, progress)
-            elapsed = time.monotonic() - self._since
+            elapsed = time.monotonic() - running.since
             base = running.assignment.place.base_rank
             workers = [_worker(base, elapsed, worker) for worker in progress]
             self._add("workers_ended", round=running.assignment.round, seconds=round(elapsed, 3), workers=workers)
@@ -180,7 +178,7 @@ class ProgressLog(Feature):
             return None
         self._sampled = sampled
         fields: dict[str, object] = {"agent": self._agent, "round": running.assignment.round}
-        fields |= _steps(slowest, time.monotonic() - self._since)
+        fields |= _steps(slowest, time.monotonic() - running.since)
         fields |= {"checkpoint": sampled[1], "loss": json_number(first.loss), "loss_step": first.loss_step}
         return json.dumps({**stamp("progress", self._node), **fields})
 

@@ -31,9 +31,9 @@ from slurm_elastic.agent.forkserver.protocol import StartInterruptedError
 from slurm_elastic.agent.health.pages import NodePages
 from slurm_elastic.agent.health.server import health_port, withdraw_lost
 from slurm_elastic.agent.health.state import AgentState, Readings
-from slurm_elastic.agent.job.job_end import AgentEnd, represents_job
+from slurm_elastic.agent.job.job_end import represents_job
 from slurm_elastic.agent.job.job_end_effects import JobAtEnd, is_known_done
-from slurm_elastic.agent.job.preemption import SignalDiagnosis, signal_diagnosis
+from slurm_elastic.agent.job.preemption import SignalDiagnosis
 from slurm_elastic.agent.lifecycle.states import AgentOutcome
 from slurm_elastic.agent.node.failure_domain import failure_domain
 from slurm_elastic.agent.notification import NotifyFeature
@@ -186,8 +186,8 @@ class _Run:
             replacing,
         ]
         there = [feature for feature in features if feature is not None]
-        diagnosis = signal_diagnosis(
-            *(settings.run_dir, settings.job, settings.agent, settings.requeue_policy.meaning),
+        diagnosis = SignalDiagnosis(
+            *(record_signals(), settings.run_dir, settings.job, settings.agent, settings.requeue_policy.meaning),
             lambda: agent.last_checkpoint(),
             lambda: agent.newest_save(),
         )
@@ -201,9 +201,6 @@ class _Run:
                 watchdog.start(agent.torch.record_watchdog)
             outcome = agent.supervise()
         finally:
-            if replacing is not None:
-                replacing.halt()
-            self._health.reporter.over()
             diagnosis.close()
             coordination.stop()
         if outcome.exit_code is ExitCode.LEFT and is_known_done(self._rendezvous.records):
@@ -236,15 +233,13 @@ class _Run:
                 settings.requeue_policy,
                 coordination.known_members(),
                 record_signals().fd,
-            ).carry_out(
-                AgentEnd(
-                    outcome.exit_code,
-                    gave_up=outcome.gave_up,
-                    diagnoses=diagnosis.asks,
-                    leads=coordination.leads,
-                    shares_run=settings.shared,
-                    represents_job=represents_job(settings.job, settings.agent, agent.last_assignment),
-                )
+            ).finish(
+                outcome.exit_code,
+                gave_up=outcome.gave_up,
+                diagnoses=diagnosis.asks,
+                leads=coordination.leads,
+                shares_run=settings.shared,
+                represents_job=represents_job(settings.job, settings.agent, agent.last_assignment),
             )
         if missing:
             # The last line: who reads no more has to know it.

@@ -98,17 +98,16 @@ def node_domains(events: Iterable[tuple[float, Mapping[str, Any]]]) -> dict[str,
     return domains
 
 
-def bad_nodes(found: Iterable[Strike], now: float, expiry: float = EXPIRY) -> tuple[str, ...]:
+def bad_nodes(found: Iterable[Strike], now: float) -> tuple[str, ...]:
     """Return the bad nodes, the worst first.
 
     Args:
         now: Seconds since 1970.
-        expiry: Seconds after which a strike counts no more.
     """
     weights: dict[str, int] = {}
     newest: dict[str, float] = {}
     for strike in found:
-        if now - strike.time < expiry:
+        if now - strike.time < EXPIRY:
             weights[strike.node] = weights.get(strike.node, 0) + strike.weight
             newest[strike.node] = max(newest.get(strike.node, 0.0), strike.time)
     bad = [node for node, weight in weights.items() if weight >= _ENOUGH]

@@ -5,8 +5,8 @@ Names follow https://prometheus.io/docs/practices/naming/: one prefix, base unit
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -14,13 +14,15 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
 from slurm_elastic._version import __version__
-from slurm_elastic.agent.health.state import CHANGE_BUCKETS, AgentState, Readings, Stage, lost_seconds
+from slurm_elastic.agent.health.state import AgentState, Readings, Stage, lost_seconds
 from slurm_elastic.slow_ranks import scores
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 """Of the page; it tells Prometheus the format's version."""
 
 _PREFIX = "slurm_elastic_"
+_CHANGE_BUCKETS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+"""Upper bounds, in seconds, of the histogram of round changes."""
 _Values = float | Mapping[str, float] | Mapping[tuple[str, ...], float]
 """The value of a metric, or its values by what its labels are."""
 
@@ -36,10 +38,6 @@ class _Collected(Collector):
     def __init__(self, state: AgentState, readings: Readings) -> None:
         self._state, self._readings = state, readings
         self._constant = (state.run, state.node)
-
-    def describe(self) -> Iterable[Metric]:
-        """No descriptions, so that registering collects nothing."""
-        return ()
 
     def collect(self) -> Iterator[Metric]:
         yield from self._about_agent()
@@ -57,7 +55,7 @@ class _Collected(Collector):
         yield counter("agent_cpu_seconds", "CPU time of the agent's own process.", readings.cpu_seconds)
         text = "Resident memory of the agent's own process."
         yield gauge("agent_resident_memory_bytes", text, readings.resident_bytes)
-        notices = {notice: float(state.notices.count(notice)) for notice in state.notices}
+        notices = Counter(state.notices)
         yield counter("notices", "Notices that this node has to go, by their reason.", notices, "reason")
         text = "Records without the secret of the run that this agent dropped while it led."
         yield counter("rejected_records", text, readings.rejected)
@@ -73,8 +71,7 @@ class _Collected(Collector):
         yield gauge("round", "Number of the round; -1 before the first.", assignment.round if assignment else -1)
         yield gauge("members", "Nodes in the round.", assignment.nodes if assignment else 0)
         yield gauge("world_size", "Workers in the round, of all nodes.", assignment.world_size if assignment else 0)
-        rounds = {reason: float(count) for reason, count in state.rounds}
-        yield counter("rounds", "Rounds that contained this node, by their reason.", rounds, "reason")
+        yield counter("rounds", "Rounds that contained this node, by their reason.", Counter(state.rounds), "reason")
         yield self._round_changes()
         training = state.training + (now - state.since if state.stage is Stage.TRAINING else 0.0)
         yield counter("training_seconds", "Seconds in which workers ran on this node.", training)
@@ -85,15 +82,14 @@ class _Collected(Collector):
         yield gauge("restarts_left", "Restarts that the run has left.", left)
 
     def _round_changes(self) -> Metric:
-        state = self._state
-        bounds = [*(str(bound) for bound in CHANGE_BUCKETS), "+Inf"]
+        changes = self._state.changes
         family = HistogramMetricFamily(
             f"{_PREFIX}round_change_seconds",
             "From the end of one round's workers on this node, or the agent's start, to the start of the next's.",
             labels=("run", "node"),
         )
-        buckets = list(zip(bounds, itertools.accumulate(state.changes), strict=True))
-        family.add_metric(self._constant, buckets, state.change_seconds)
+        within = [(str(most), sum(each <= most for each in changes)) for most in _CHANGE_BUCKETS]
+        family.add_metric(self._constant, [*within, ("+Inf", len(changes))], sum(changes))
         return family
 
     def _about_workers(self) -> Iterator[Metric]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import bisect
 import contextlib
 import enum
 import os
@@ -17,9 +16,6 @@ from slurm_elastic.slow_ranks import Pace, SlowRank
 if TYPE_CHECKING:
     from slurm_elastic.control import WorkerProgress
     from slurm_elastic.rendezvous.transport.messages import Assignment
-
-CHANGE_BUCKETS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
-"""Upper bounds, in seconds, of the histogram of round changes."""
 
 
 class Stage(enum.Enum):
@@ -81,8 +77,8 @@ class AgentState:
         since: Monotonic time at which the stage began.
         round_info: This node's part in the present round, or in its last one; None before the first.
         leave: The departure that it has announced last; None before.
-        changes: Number of round changes within each of `CHANGE_BUCKETS`, and last the number of longer ones.
-        change_seconds: Seconds of all round changes together.
+        rounds: The reason of each round that contained this node.
+        changes: Seconds of each round change.
         changing_since: Monotonic time at which the present change began; None while workers train.
         training, lost: Seconds up to `since` in which workers ran, and in which workers should have run and did not.
         counted: True if `steps` contains the last round of this node.
@@ -98,9 +94,8 @@ class AgentState:
     round_info: RoundInfo | None = None
     notices: tuple[str, ...] = ()
     leave: Leave | None = None
-    rounds: tuple[tuple[str, int], ...] = ()
-    changes: tuple[int, ...] = (0,) * (len(CHANGE_BUCKETS) + 1)
-    change_seconds: float = 0.0
+    rounds: tuple[str, ...] = ()
+    changes: tuple[float, ...] = ()
     changing_since: float | None = None
     training: float = 0.0
     lost: float = 0.0
@@ -164,17 +159,9 @@ def lost_seconds(state: AgentState, now: float) -> float:
 
 
 def _change_over(state: AgentState, now: float) -> AgentState:
-    round_info, began = state.round_info, state.changing_since
-    rounds = dict(state.rounds)
-    if round_info is not None:
-        reason = round_info.assignment.reason.value
-        rounds[reason] = rounds.get(reason, 0) + 1
-    state = replace(state, rounds=tuple(rounds.items()), changing_since=None)
-    if began is None:
-        return state
-    bucket = bisect.bisect_left(CHANGE_BUCKETS, now - began)
-    changes = (*state.changes[:bucket], state.changes[bucket] + 1, *state.changes[bucket + 1 :])
-    return replace(state, changes=changes, change_seconds=state.change_seconds + now - began)
+    reasons = (state.round_info.assignment.reason.value,) if state.round_info is not None else ()
+    seconds = (now - state.changing_since,) if state.changing_since is not None else ()
+    return replace(state, rounds=(*state.rounds, *reasons), changes=(*state.changes, *seconds), changing_since=None)
 
 
 _FRESH = 1.0

@@ -14,12 +14,12 @@ import queue
 import signal
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 
 from slurm_elastic import typed_json
 from slurm_elastic.agent.event_log import utc_now
-from slurm_elastic.agent.signals import Notices, record_signals
+from slurm_elastic.agent.signals import Notices
 from slurm_elastic.rendezvous.membership.agents import LeaveReason, job_of
 from slurm_elastic.rundir import JobRecords, RunDir, RunDirError
 from slurm_elastic.slurm import (
@@ -57,13 +57,9 @@ LEAVE_REASONS = {
 }
 """The reason of the leave of an agent that was signalled for a cause."""
 _OWN = frozenset({Cause.SIGNALLED, Cause.DRAINED, Cause.UNKNOWN})
+"""Causes for which only the agent that was signalled leaves, and not all of its job."""
 REQUESTED_CAUSES = {LeaveReason.DRAINED: Cause.DRAINED, LeaveReason.REQUEUED: Cause.REQUEUE_WANTED}
 """The causes of requests to leave, for the reasons that a person can request."""
-
-
-def concerns_job(cause: Cause) -> bool:
-    """Return True if all agents of the job have to leave, and not only the one that was signalled."""
-    return cause not in _OWN
 
 
 def asks_slurm(run_dir: RunDir, job: SlurmJob, agent: str) -> bool:
@@ -85,35 +81,32 @@ def asks_slurm(run_dir: RunDir, job: SlurmJob, agent: str) -> bool:
 
 
 class SignalDiagnosis:
-    """The signals of this agent and their causes.
+    """The signals of this agent and their causes, which the agent that asks keeps in the run directory.
 
     Args:
-        controller: Slurm's controller; None outside Slurm.
-        record: Records signals and their diagnosis; may block. Called in the thread, by the agent that asks.
-        is_asker: Returns True if this is the agent that asks; may block. Called in the thread after the first signal.
+        job: The job; None outside Slurm, where nobody is asked.
+        checkpoint: Returns the step of the newest checkpoint; None if unknown.
+        newest_save: Returns the seconds that the newest save took; None if unknown.
         answer_timeout: Seconds in which the agent that asks gets an answer or gives its first question up, and the
             leader passes the result on; then the others presume what the signal means.
-        grace: Records the least grace of the job, or is called with None; returns the one on record. May block.
-        newest_save: Returns the seconds that the newest save took; None if unknown.
-        warned_on_record: Returns True if the agent that asks has recorded a warning, too. May block.
     """
 
     def __init__(
         self,
         notices: Notices,
+        run_dir: RunDir,
         job: SlurmJob | None,
+        agent: str,
         meaning: SignalDefaults,
+        checkpoint: Callable[[], int | None],
+        newest_save: Callable[[], float | None],
+        *,
         controller: Controller | None = None,
-        record: Callable[[Sequence[signal.Signals], Diagnosis], None] | None = None,
-        is_asker: Callable[[], bool] = lambda: True,
         answer_timeout: float = 6.0,
-        grace: Callable[[float | None], float | None] = lambda seconds: seconds,
-        newest_save: Callable[[], float | None] = lambda: None,
-        warned_on_record: Callable[[], bool] = lambda: False,
     ) -> None:
-        self._notices, self._job, self._meaning = notices, job, meaning
-        self._controller, self._record, self._is_asker = controller, record, is_asker
-        self._answer_timeout, self._grace, self._newest_save = answer_timeout, grace, newest_save
+        self._notices, self._run_dir, self._job, self._agent, self._meaning = notices, run_dir, job, agent, meaning
+        self._checkpoint, self._newest_save = checkpoint, newest_save
+        self._controller, self._answer_timeout = controller or Controller(), answer_timeout
         self._findings: queue.SimpleQueue[Diagnosis] = queue.SimpleQueue()
         self._wakeup = threading.Event()
         self._closed = self._answered = self._asks = False
@@ -123,7 +116,7 @@ class SignalDiagnosis:
         self._end: float | None = None
         """When the time limit ends the job, in own monotonic time; None if Slurm has not said so."""
         self._limit, self._learns, self._explained = 0.0, False, 0
-        self._warned_on_record, self._said = warned_on_record, ""
+        self._said = ""
         self._signals_seen = 0
         self._thread: threading.Thread | None = None
         self.fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK | os.EFD_SEMAPHORE)
@@ -140,7 +133,7 @@ class SignalDiagnosis:
         A signal that warns of the time limit reaches all of them (sbatch --signal, scancel), and they leave its meaning
         to the agent that asks Slurm.
         """
-        return self._asks and (concerns_job(cause) or (cause is Cause.SIGNALLED and self._is_warned()))
+        return self._asks and (cause not in _OWN or (cause is Cause.SIGNALLED and self._is_warned()))
 
     @property
     def has_news(self) -> bool:
@@ -150,17 +143,22 @@ class SignalDiagnosis:
     @property
     def is_asked(self) -> bool:
         """True if Slurm is asked about signals, by this agent or another one of its job."""
-        return self._controller is not None
+        return self._job is not None
 
     def start(self) -> None:
         """Have the thread of the job's first agent ask for grace and time limit."""
-        self._learns = self._controller is not None and self._job is not None and self._job.node_rank == 0
+        self._learns = self._job is not None and self._job.node_rank == 0
         if self._learns:
             self._start_thread()
 
     def learn_grace(self) -> None:
         """Read what the job's first agent has asked for, unless it is known; may block, so call this before a round."""
-        self._least = self._least or self._grace(None)
+        if self._job is None or self._least:
+            return
+        try:
+            self._least = JobRecords(self._run_dir, self._job.job_id).grace(self._job.restart_count)
+        except RunDirError as error:
+            logger.warning("the grace of the job is not on record: %s", error)
 
     def check(self) -> Diagnosis | None:
         """Look for new signals; call this after each wake-up of the main loop.
@@ -206,13 +204,17 @@ class SignalDiagnosis:
 
     def _start_thread(self) -> None:
         self._wakeup.set()
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="slurm-elastic-diagnosis", daemon=True)
+        if self._thread is None and self._job is not None:
+            self._thread = threading.Thread(
+                target=self._run, args=(self._job,), name="slurm-elastic-diagnosis", daemon=True
+            )
             self._thread.start()
 
-    def _run(self) -> None:
-        if self._learns and self._job is not None and self._controller is not None:
-            self._learn(self._controller, self._job)
+    # On the thread, which may block.
+
+    def _run(self, job: SlurmJob) -> None:
+        if self._learns:
+            self._learn(job)
         while not self._closed:
             self._wakeup.wait(self._pause())
             self._wakeup.clear()
@@ -221,27 +223,32 @@ class SignalDiagnosis:
             if self._requested is None and not self._has_question():
                 continue
             # An agent that has asked once stays the one that asks: the others rely on it.
-            self._asks = self._asks or (self._controller is not None and self._is_asker())
+            self._asks = self._asks or asks_slurm(self._run_dir, job, self._agent)
             if self._requested is not None:
-                self._write(self._requested)
+                self._write(job, self._requested)
             if not self._has_question():
                 continue
-            if self._asks and self._controller is not None and self._job is not None:
-                self._ask(self._controller, self._job)
+            if self._asks:
+                self._ask(job)
             else:
-                self._wait_for_leader(self._controller, self._job)
+                self._wait_for_leader(job)
         # Record it again: workers may have saved a checkpoint in the meantime.
         if self._requested is not None or self._known is not None or self._notices.first() is not None:
-            self._write(self._presume())
+            self._write(job, self._presume())
 
-    def _learn(self, controller: Controller, job: SlurmJob) -> None:
+    def _learn(self, job: SlurmJob) -> None:
+        controller = self._controller
         view = controller.job(job.name)
         clock = controller.clock() if view is not None and self._notices.first() is None else None
         if view is None or clock is None or self._notices.first() is not None:
             return
         preempts = clock.preempt_type not in ("", "preempt/none", "(null)")
         grace = controller.grace(view, clock.preempt_type) if preempts else None
-        self._least = self._grace(least_grace(clock, grace))
+        self._least = least_grace(clock, grace)
+        try:
+            JobRecords(self._run_dir, job.job_id).publish_grace(job.restart_count, self._least)
+        except RunDirError as error:
+            logger.warning("the grace of the job is not on record: %s", error)
         self._note_end(view, controller.clock())
 
     def _note_end(self, view: JobView, clock: ControllerClock | None) -> None:
@@ -284,9 +291,7 @@ class SignalDiagnosis:
         asked = {notice.signal for notice in self._notices.all()} - {signal.SIGCONT}
         return self._job is not None and bool(asked) and asked <= {signal.SIGUSR1, signal.SIGUSR2}
 
-    def _wait_for_leader(self, controller: Controller | None, job: SlurmJob | None) -> None:
-        if job is None:
-            return
+    def _wait_for_leader(self, job: SlurmJob) -> None:
         if not self._is_warned():
             self._explained = len(self._notices.all())
         end = time.monotonic() + self._answer_timeout
@@ -297,13 +302,14 @@ class SignalDiagnosis:
             return
         if not self._is_warned():
             self._report(self._presume())
-        elif controller is not None and not self._warned_on_record():
+        elif not self._warned_on_record(job):
             # The agent that asks was not warned: a person has signalled this one alone.
-            self._ask(controller, job)
+            self._ask(job)
 
-    def _ask(self, controller: Controller, job: SlurmJob) -> None:
+    def _ask(self, job: SlurmJob) -> None:
+        controller = self._controller
         if self._notices.first() is not None:
-            self._write(self._presume())
+            self._write(job, self._presume())
         pause, presumed = _FIRST_PAUSE, self._known is not None
         while not self._closed:
             signals, elapsed = self._signals()
@@ -332,7 +338,7 @@ class SignalDiagnosis:
                     self._known = finding
                     self._report(finding)
                 if signals or self._known is not None:
-                    self._write(finding)
+                    self._write(job, finding)
                 return
             if not presumed and not self._is_early(self._presume()):
                 presumed = True
@@ -368,60 +374,27 @@ class SignalDiagnosis:
         os.eventfd_write(self.fd, 1)
         self._findings.put(finding)
 
-    def _write(self, finding: Diagnosis) -> None:
-        if self._record is not None and self._asks:
-            self._record(self._signals()[0], self._requested or self._known or finding)
-
-
-def signal_diagnosis(
-    run_dir: RunDir,
-    job: SlurmJob | None,
-    agent: str,
-    meaning: SignalDefaults,
-    checkpoint: Callable[[], int | None],
-    newest_save: Callable[[], float | None],
-) -> SignalDiagnosis:
-    """Return what finds out why Slurm signals this process, and keeps that in the run directory."""
-    if job is None:
-        return SignalDiagnosis(record_signals(), None, meaning)
-    records = JobRecords(run_dir, job.job_id)
-
-    def write(signals: Sequence[signal.Signals], finding: Diagnosis) -> None:
+    def _write(self, job: SlurmJob, finding: Diagnosis) -> None:
+        if not self._asks:
+            return
+        finding = self._requested or self._known or finding
         record = {
-            "signals": [number.name for number in signals],
+            "signals": [number.name for number in self._signals()[0]],
             "cause": finding.cause.name,
             "text": str(finding),
             "seconds": finding.seconds,
-            "progress": checkpoint(),
+            "progress": self._checkpoint(),
             "time": utc_now(),
         }
         try:
-            records.publish_notice(job.restart_count, record)
+            JobRecords(self._run_dir, job.job_id).publish_notice(job.restart_count, record)
         except RunDirError as error:
             logger.warning("the notice is not written down: %s", error)
 
-    def asks() -> bool:
-        return asks_slurm(run_dir, job, agent)
-
-    def grace(seconds: float | None) -> float | None:
+    def _warned_on_record(self, job: SlurmJob) -> bool:
+        """Return True if the agent that asks has recorded a warning, too."""
         try:
-            if seconds is not None:
-                records.publish_grace(job.restart_count, seconds)
-            return records.grace(job.restart_count) if seconds is None else seconds
-        except RunDirError as error:
-            logger.warning("the grace of the job is not on record: %s", error)
-            return seconds
-
-    def warned() -> bool:
-        try:
-            signals = (records.notice(job.restart_count) or {}).get("signals")
+            signals = (JobRecords(self._run_dir, job.job_id).notice(job.restart_count) or {}).get("signals")
         except RunDirError:
             return False
         return isinstance(signals, list) and not {"SIGUSR1", "SIGUSR2"}.isdisjoint(map(str, signals))
-
-    return SignalDiagnosis(
-        *(record_signals(), job, meaning, Controller(), write, asks),
-        grace=grace,
-        newest_save=newest_save,
-        warned_on_record=warned,
-    )

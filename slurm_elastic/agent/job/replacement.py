@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import shutil
 import threading
 import time
@@ -113,22 +114,10 @@ def read_claims(run_dir: RunDir) -> Claims:
     }
 
 
-@dataclass(frozen=True, slots=True)
-class IntendedSize:
-    """The nodes that a run is to have.
+def intended_size(events: Iterable[tuple[float, Mapping[str, Any]]], claims: Claims) -> int | None:
+    """Return how many nodes a run is to have; None before its first round, so that it starts in peace.
 
-    Attributes:
-        given_back: Those of them that are not to be replaced, by the user's wish.
-    """
-
-    nodes: int = 0
-    given_back: int = 0
-
-
-def intended_size(events: Iterable[tuple[float, Mapping[str, Any]]], claims: Claims) -> IntendedSize:
-    """Return how many nodes a run is to have. Before its first round these are none, so that it starts in peace.
-
-    A round with more nodes sets the number. Nodes that leave by drain, shrink or scancel are given back, and so are
+    A round with more nodes sets the number. It gets smaller by nodes that leave by drain, shrink or scancel, and by
     those of a replacement that a person has cancelled.
 
     Args:
@@ -137,18 +126,17 @@ def intended_size(events: Iterable[tuple[float, Mapping[str, Any]]], claims: Cla
     first = claims[0][0].nodes if 0 in claims else 0
     gone = [claim for claim, result in claims.values() if result is not None and result.end == "gone"]
     dropped = [(parse_time(claim.time) or 0.0, {"event": "gone", "count": claim.nodes}) for claim in gone]
-    size = IntendedSize()
+    size: int | None = None
     for _, event in sorted([*events, *dropped], key=lambda item: item[0]):
         back = 0
         match event:
             case {"event": "round_formed", "nodes": [*nodes]}:
-                if len(nodes) > size.nodes - size.given_back:
-                    size = IntendedSize(len(nodes) if size.nodes else max(first, len(nodes)))
+                size = max(first, len(nodes)) if size is None else max(size, len(nodes))
             case {"event": "node_left", "why": LeaveReason.DRAINED.value | LeaveReason.CANCELLED.value}:
                 back = 1
             case {"event": "gone", "count": int(count)}:
                 back = count
-        size = replace(size, given_back=min(size.nodes, size.given_back + back))
+        size = None if size is None else size - back
     return size
 
 
@@ -157,7 +145,7 @@ class Shortage:
     """The knowledge by which the leader decides.
 
     Attributes:
-        given_back: Those of them that left by the user's wish.
+        nodes: The nodes that the run is to have, see `intended_size`.
         coming: Nodes of other jobs of the run that wait or start.
         pending: Replacements that wait, each with its nodes, the newest last.
         short_for: Seconds since nodes are missing.
@@ -165,7 +153,6 @@ class Shortage:
     """
 
     nodes: int
-    given_back: int = 0
     present: int = 0
     coming: int = 0
     pending: tuple[tuple[str, int], ...] = ()
@@ -177,7 +164,7 @@ class Shortage:
     @property
     def missing(self) -> int:
         """The nodes for which no job of the run waits but replacements."""
-        return max(0, min(self.most, self.nodes - self.given_back) - self.present - self.coming)
+        return max(0, min(self.most, self.nodes) - self.present - self.coming)
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,7 +222,6 @@ class _Memory:
     """The memory of a leader between two looks; times are monotonic."""
 
     agents: tuple[str, ...] | None = None
-    calm: bool = False
     next_at: float = 0.0
     short_since: float | None = None
     refused_at: float | None = None
@@ -276,8 +262,7 @@ class Replacer(Feature):
     def leave_announced(self, leave: AnnounceLeave) -> None:
         self._leave = leave.reason
 
-    def halt(self) -> None:
-        """Submit nothing from now on: this agent ends."""
+    def run_ended(self) -> None:
         self._last = self._led(True)
         self._over.set()
 
@@ -318,15 +303,15 @@ class Replacer(Feature):
             self._memory = _Memory()
             return
         memory = self._memory
-        if led.staying == memory.agents and (memory.calm or now < memory.next_at):
+        if led.staying == memory.agents and now < memory.next_at:
             return
         memory.agents, memory.next_at = led.staying, now + _ASK
         claims = read_claims(self._run_dir)
         size = intended_size(read_events(self._run_dir), claims)
         waits = any(number and (result is None or result.is_open) for number, (_, result) in claims.items())
-        memory.calm = 0 < size.nodes <= size.given_back + len(led.staying) and not waits
-        if memory.calm:
-            memory.short_since = None
+        if size is not None and size <= len(led.staying) and not waits:
+            # Nothing changes by itself.
+            memory.next_at, memory.short_since = math.inf, None
             return
         queue = self._controller.own_jobs(by_element=True)
         if queue is None:
@@ -394,8 +379,7 @@ class Replacer(Feature):
         size = intended_size(read_events(self._run_dir), claims)
         results = [result for number, (_, result) in claims.items() if number]
         shortage = Shortage(
-            size.nodes,
-            size.given_back,
+            size or 0,
             len(led.staying),
             coming,
             tuple((job.name, job.nodes) for job in sorted(pending, key=lambda job: natural_key(job.name))),

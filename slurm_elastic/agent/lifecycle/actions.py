@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from slurm_elastic.rendezvous.membership.agents import LeaveReason, WorkerFailure
 from slurm_elastic.rendezvous.transport.messages import Assignment, LeaveRequested
-
-if TYPE_CHECKING:
-    from slurm_elastic.agent.lifecycle.states import AgentOutcome, WorkersResult
 
 
 class Action:
@@ -20,7 +16,13 @@ class Action:
 
 @dataclass(frozen=True, slots=True)
 class Join(Action):
-    """Reserve a port for the next worker store, and ask the leader for an assignment."""
+    """Reserve a port for the next worker store, and ask the leader for an assignment.
+
+    Attributes:
+        ends_store: True to end the worker store of the last round before, if it is served here.
+    """
+
+    ends_store: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +42,14 @@ class SignalWorkers(Action):
 
 @dataclass(frozen=True, slots=True)
 class Hold(Action):
-    """Let the workers wait before their next step, and tell the leader at which step they can stop."""
+    """Let the workers wait before their next step, and tell the leader at which step they can stop.
+
+    Attributes:
+        refuses: True to tell the leader that they take no part in the planned stop of the round.
+    """
 
     round: int
+    refuses: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,24 +91,12 @@ class CloseRound(Action):
 
 
 @dataclass(frozen=True, slots=True)
-class StopServingStore(Action):
-    """End the worker store of the last round, if it is served here."""
-
-
-@dataclass(frozen=True, slots=True)
 class AnnounceLeave(Action):
     """Tell the leader that this agent will leave, `seconds` from now. `reason` says why, `detail` as text."""
 
     reason: LeaveReason
     seconds: float
     detail: str
-
-
-@dataclass(frozen=True, slots=True)
-class RefuseHold(Action):
-    """Tell the leader that the workers of a round take no part in its planned stop."""
-
-    round: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,11 +140,3 @@ class Log(Action):
     """Write one line to the log."""
 
     text: str
-
-
-@dataclass(frozen=True, slots=True)
-class End(Action):
-    """End the agent. `result` is what its workers' end counts as; None if they have no result."""
-
-    outcome: AgentOutcome
-    result: WorkersResult | None = None

@@ -7,8 +7,8 @@ step, close the round) reports it as an event before any other event is taken.
 ::
 
     Joining -> Starting -> Training -> Reported -> Stopping -> Joining
-                              |            |          |
-                              +-> Leaving -+----------+-> Lingering -> Done
+                              |                      ^  |
+                              +----------------------+  +-> Lingering -> Done
 
 An agent that has no workers ends at once: Joining -> Done.
 """
@@ -49,7 +49,7 @@ def step(config: states.LifecycleConfig, state: states.State, event: events.Even
             return state, ()
         case states.Starting():
             return _starting(state, event)
-        case states.Stopping(then=states.Ending()):
+        case states.Stopping(then=states.Done()):
             # No event changes how the agent ends.
             return _stopping(config, state, event, now)
     ending = _ending(config, state, event)
@@ -60,7 +60,7 @@ def step(config: states.LifecycleConfig, state: states.State, event: events.Even
     match state:
         case states.Joining():
             return _joining(config, state, event)
-        case states.Training() | states.Leaving():
+        case states.Training():
             return _training(config, state, event, now)
         case states.Reported():
             return _reported(config, state, event, now)
@@ -74,11 +74,11 @@ def step(config: states.LifecycleConfig, state: states.State, event: events.Even
 # Events that end the agent in any state.
 
 
-def _ending(config: states.LifecycleConfig, state: states.State, event: events.Event) -> states.Ending | None:
+def _ending(config: states.LifecycleConfig, state: states.State, event: events.Event) -> states.Done | None:
     match event:
         case messages.Ended():
             return _run_ended(state, event)
-        case leader_events.LeaderLost(why) if not states.is_leaving(state):
+        case leader_events.LeaderLost(why) if states.departure_of(state) is None:
             # A leaving agent does not look for another leader.
             return _give_up(ExitCode.LEFT, f"the leader on {config.leader_host} is lost: {why}")
         case leader_events.Unreachable(why, usage):
@@ -90,7 +90,7 @@ def _ending(config: states.LifecycleConfig, state: states.State, event: events.E
     return None
 
 
-def _run_ended(state: states.State, ended: messages.Ended) -> states.Ending:
+def _run_ended(state: states.State, ended: messages.Ended) -> states.Done:
     succeeded = ended.outcome in (Outcome.SUCCEEDED, Outcome.CLOSED)
     has_round = not isinstance(state, states.Joining)
     code = ExitCode.FINISHED if succeeded else ExitCode.FAILED
@@ -101,28 +101,21 @@ def _run_ended(state: states.State, ended: messages.Ended) -> states.Ending:
         result = states.WorkersResult.FAILED
     elif succeeded and isinstance(state, states.Reported) and state.result is states.WorkersResult.SUCCEEDED:
         result = states.WorkersResult.SUCCEEDED
-    return states.Ending(states.AgentOutcome(code, ended.failure, ended.detail), result)
+    return states.Done(states.AgentOutcome(code, ended.failure, ended.detail), result)
 
 
-def _give_up(code: ExitCode, detail: str, *, no_leader: bool = False) -> states.Ending:
-    return states.Ending(states.AgentOutcome(code, detail=detail, gave_up=True, no_leader=no_leader))
+def _give_up(code: ExitCode, detail: str, *, no_leader: bool = False) -> states.Done:
+    return states.Done(states.AgentOutcome(code, detail=detail, gave_up=True, no_leader=no_leader))
 
 
-def _end(state: states.State, ending: states.Ending, now: float) -> Step:
-    if isinstance(state, states.Training | states.Leaving | states.Reported | states.Stopping):
+def _end(state: states.State, ending: states.Done, now: float) -> Step:
+    if isinstance(state, states.Training | states.Reported | states.Stopping):
         fence = (actions.Fence(),) if ending.outcome.gave_up else ()
         return _stop(state, ending, now, UNPLANNED_STOP_TIMEOUT, before=fence)
-    return _done(state, ending.outcome, result=ending.result)
+    return ending, ()
 
 
 # Notices: events that make the agent leave.
-
-
-def _is_interrupted(state: states.State) -> bool:
-    match state:
-        case states.Leaving(departure=departure) | states.Stopping(then=states.Departure() as departure):
-            return departure.interrupts
-    return False
 
 
 def _notified(config: states.LifecycleConfig, state: states.State, event: Notice, now: float) -> Step:
@@ -131,10 +124,12 @@ def _notified(config: states.LifecycleConfig, state: states.State, event: Notice
     seconds = event.seconds
     match event:
         case events.Signalled(detail=detail):
-            if states.is_leaving(state):
+            if states.departure_of(state) is not None:
                 return state, ()
-            round_ = states.round_of(state)
-            before = (actions.Log(f"{config.node} got {detail}: leaving round {round_.round if round_ else '-'}"),)
+            round_ = (
+                state.round.round if isinstance(state, states.Training | states.Reported | states.Stopping) else "-"
+            )
+            before = (actions.Log(f"{config.node} got {detail}: leaving round {round_}"),)
             if seconds is not None:
                 # Until Slurm has told the seconds, workers get no more than torchrun gives them.
                 seconds = min(seconds, config.shutdown_timeout)
@@ -143,20 +138,15 @@ def _notified(config: states.LifecycleConfig, state: states.State, event: Notice
             after = (actions.RequestLeave(reason, seconds, detail),) if for_job else ()
         case LeaveRequested(detail=detail):
             before = (actions.NoteLeaveRequest(event),)
-            if states.is_leaving(state) and seconds is None:
+            if states.departure_of(state) is not None and seconds is None:
                 return state, before
             before = (*before, actions.Log(f"{config.node} leaves: {detail}"))
     left, decided = _leave(config, state, event, seconds, now)
-    if (
-        isinstance(event, events.Signalled)
-        and event.asked
-        and isinstance(state, states.Training)
-        and isinstance(left, states.Leaving)
-    ):
+    if isinstance(event, events.Signalled) and event.asked and isinstance(state, states.Training):
         # What the leader is told is told to the scripts of all nodes, and at once: so let it be the cause.
-        (announce, *_), training = decided, state
+        announce, *_ = decided
         assert isinstance(announce, actions.AnnounceLeave)
-        return replace(left, training=training, untold=announce, since=now), before
+        return replace(state, departure=states.departure_of(left), untold=announce, since=now), before
     # The announcement comes first. An agent without workers ends with it.
     return left, (*before, *decided[:1], *after, *decided[1:])
 
@@ -167,15 +157,16 @@ def _leave(
     """Announce that this agent leaves, within `seconds`; again when more is known about it."""
     departure = states.depart(config, notice.reason, notice.detail or notice.reason.value, seconds, now)
     interrupts = isinstance(notice, events.Signalled) and notice.interrupts
-    departure = replace(departure, interrupts=interrupts or _is_interrupted(state))
+    earlier = states.departure_of(state)
+    departure = replace(departure, interrupts=interrupts or (earlier is not None and earlier.interrupts))
     announce = actions.AnnounceLeave(
         departure.reason, config.shutdown_timeout if seconds is None else seconds, departure.detail
     )
     match state:
-        case states.Training() | states.Leaving():
+        case states.Training():
             # The leader asks all agents for a step at which their workers can stop, or ends the round at once.
-            training, signal = _signal_workers(config, states.training_of(state))
-            return states.Leaving(training, departure), (announce, *signal)
+            training, signal = _signal_workers(config, state)
+            return replace(training, departure=departure, untold=None), (announce, *signal)
         case states.Reported() | states.Stopping(then=states.Rejoin()):
             return _stop_to_leave(config, state, departure, now, before=(announce,))
         case states.Stopping(stop_by=stop_by):
@@ -183,22 +174,12 @@ def _leave(
         case states.Lingering():
             return replace(state, departure=departure), (announce,)
         case states.Joining(agreed=agreed):
-            return _left(state, departure, before=(announce, actions.ReportLeft(departure.reason, stopped=agreed)))
+            return _left(departure), (announce, actions.ReportLeft(departure.reason, stopped=agreed))
     return state, ()
 
 
-def _left(state: states.State, departure: states.Departure, *, before: tuple[actions.Action, ...] = ()) -> Step:
-    return _done(state, states.AgentOutcome(ExitCode.LEFT, detail=f"left after {departure.detail}"), before=before)
-
-
-def _done(
-    state: states.State,
-    outcome: states.AgentOutcome,
-    *,
-    result: states.WorkersResult | None = None,
-    before: tuple[actions.Action, ...] = (),
-) -> Step:
-    return states.Done(outcome, states.round_of(state)), (*before, actions.End(outcome, result))
+def _left(departure: states.Departure) -> states.Done:
+    return states.Done(states.AgentOutcome(ExitCode.LEFT, detail=f"left after {departure.detail}"))
 
 
 # One function for each state.
@@ -228,33 +209,30 @@ def _starting(state: states.Starting, event: events.Event) -> Step:
     return state, ()
 
 
-def _training(
-    config: states.LifecycleConfig, state: states.Training | states.Leaving, event: events.Event, now: float
-) -> Step:
-    if isinstance(state, states.Leaving) and state.untold is not None and _ends_wait(state, event, now):
-        training, signal = _signal_workers(config, state.training)
+def _training(config: states.LifecycleConfig, state: states.Training, event: events.Event, now: float) -> Step:
+    if state.untold is not None and _ends_wait(state, event, now):
+        training, signal = _signal_workers(config, state)
         announce = replace(state.untold, seconds=state.untold.seconds - (now - state.since))
-        later, decided = _training(config, states.Leaving(training, state.departure), event, now)
+        later, decided = _training(config, replace(training, untold=None), event, now)
         return later, (announce, *signal, *decided)
-    workers = states.training_of(state)
     match event:
         case messages.Holding(round_):
-            workers, signal = _signal_workers(config, workers)
-            return states.with_training(state, workers), (*signal, actions.Hold(round_))
+            training, signal = _signal_workers(config, state)
+            return training, (*signal, actions.Hold(round_))
         case messages.Stopping():
             reason = event.detail if event.reason is Reason.NODE_LEFT and event.detail else event.reason.value
             return state, (actions.StopAtStep(event.round, event.step, reason, event.seconds),)
         case events.StepAccepted(at):
-            return states.with_training(state, replace(workers, stop_step=at)), ()
-        case events.WorkersSucceeded(agreed) if agreed or workers.signalled:
+            return replace(state, stop_step=at), ()
+        case events.WorkersSucceeded(agreed) if agreed or state.signalled:
             # The workers have saved and ended at the agreed step, or because of the signal that was sent to them.
-            then = state.departure if isinstance(state, states.Leaving) else states.Rejoin()
-            return states.Stopping(workers.round, then, now, None, workers.signalled, agreed), (
+            then = state.departure or states.Rejoin()
+            return states.Stopping(state.round, then, now, None, state.signalled, agreed), (
                 actions.ExpectExits(),
                 actions.CloseRound(),
             )
-    if isinstance(state, states.Leaving):
-        return _training_until_leave(config, state, event, now)
+    if state.departure is not None:
+        return _training_until_leave(config, state, state.departure, event, now)
     match event:
         case messages.Interrupted():
             return _interrupted(config, state, event, now)
@@ -269,7 +247,7 @@ def _training(
     return state, ()
 
 
-def _ends_wait(state: states.Leaving, event: events.Event, now: float) -> bool:
+def _ends_wait(state: states.Training, event: events.Event, now: float) -> bool:
     """Return True if an agent announces its leave now, without Slurm's answer."""
     match event:
         case events.WorkersSucceeded() | events.WorkersFailed() | messages.Interrupted() | leader_events.LeaderLost():
@@ -280,19 +258,23 @@ def _ends_wait(state: states.Leaving, event: events.Event, now: float) -> bool:
 
 
 def _training_until_leave(
-    config: states.LifecycleConfig, state: states.Leaving, event: events.Event, now: float
+    config: states.LifecycleConfig,
+    state: states.Training,
+    departure: states.Departure,
+    event: events.Event,
+    now: float,
 ) -> Step:
     match event:
         case messages.Interrupted():
             # Slurm tells all agents of a job at the same moment, so each also learns that the others leave.
-            return _stop_to_leave(config, state, state.departure, now, before=_fence(event))
-        case leader_events.LeaderLost() if state.training.stop_step is None:
-            return _stop_to_leave(config, state, state.departure, now)
+            return _stop_to_leave(config, state, departure, now, before=_fence(event))
+        case leader_events.LeaderLost() if state.stop_step is None:
+            return _stop_to_leave(config, state, departure, now)
         case events.WorkersSucceeded() | events.WorkersFailed():
             # Slurm may have signalled the workers, too: their end is neither a failure nor a success.
-            return _stop_to_leave(config, state, state.departure, now)
-        case events.DeadlineReached() if now >= state.departure.stop_by:
-            return _stop_to_leave(config, state, state.departure, now)
+            return _stop_to_leave(config, state, departure, now)
+        case events.DeadlineReached() if now >= departure.stop_by:
+            return _stop_to_leave(config, state, departure, now)
     return state, ()
 
 
@@ -301,7 +283,7 @@ def _reported(config: states.LifecycleConfig, state: states.Reported, event: eve
         case messages.Interrupted():
             return _interrupted(config, state, event, now)
         case messages.Holding(round_) if state.result is None:
-            return state, (actions.RefuseHold(round_),)
+            return state, (actions.Hold(round_, refuses=True),)
     return state, ()
 
 
@@ -312,7 +294,7 @@ def _stopping(config: states.LifecycleConfig, state: states.Stopping, event: eve
         case messages.Interrupted():
             return state, _fence(event)
         case messages.Holding(round_):
-            return state, (actions.RefuseHold(round_),)
+            return state, (actions.Hold(round_, refuses=True),)
         case events.WorkersEnded():
             return replace(state, terminate_at=None), (actions.CloseRound(),)
         case events.DeadlineReached() if now >= state.stop_by:
@@ -328,32 +310,29 @@ def _closed(state: states.Stopping, closed: events.RoundClosed) -> Step:
     if closed.survivors:
         # Workers of another round here would train beside them, and the leader must not take this node for healthy.
         outcome = states.AgentOutcome(ExitCode.FAILED, detail=closed.survivors, gave_up=True)
-        return _done(state, outcome, before=(actions.ReportLeft(LeaveReason.FAILED),))
+        return states.Done(outcome), (actions.ReportLeft(LeaveReason.FAILED),)
     match state.then:
         case states.Rejoin():
             # Workers on other nodes may still be saving; then the store is served until the next round.
             keeps_store = state.agreed or state.signalled
-            return states.Joining(agreed=state.agreed), (actions.Join(),) if keeps_store else (
-                actions.StopServingStore(),
-                actions.Join(),
-            )
+            return states.Joining(agreed=state.agreed), (actions.Join(ends_store=not keeps_store),)
         case states.Departure() as departure:
             left = actions.ReportLeft(departure.reason, stopped=state.agreed)
             others_stop = state.agreed and state.round.nodes > 1
             serves_store = state.round.place.rank == 0
             if others_stop and (serves_store or closed.leads):
-                return states.Lingering(state.round, departure), (left,)
-            return _left(state, departure, before=(left,))
-        case states.Ending(outcome, result):
-            return _done(state, outcome, result=result)
+                return states.Lingering(departure), (left,)
+            return _left(departure), (left,)
+        case states.Done() as done:
+            return done, ()
 
 
 def _lingering(state: states.Lingering, event: events.Event, now: float) -> Step:
     match event:
         case messages.Interrupted() | leader_events.LeaderLost():
-            return _left(state, state.departure)
+            return _left(state.departure), ()
         case events.DeadlineReached() if now >= state.departure.stop_by:
-            return _left(state, state.departure)
+            return _left(state.departure), ()
     return state, ()
 
 
@@ -385,23 +364,23 @@ def _interrupted(
 
 def _stop_to_leave(
     config: states.LifecycleConfig,
-    state: states.Training | states.Leaving | states.Reported | states.Stopping,
+    state: states.Training | states.Reported | states.Stopping,
     departure: states.Departure,
     now: float,
     *,
     before: tuple[actions.Action, ...] = (),
 ) -> Step:
     """Stop the workers of an agent that has announced its leave, without waiting for the agreed step."""
-    if isinstance(state, states.Training | states.Leaving):
+    if isinstance(state, states.Training):
         # The workers of the other agents cannot agree with these.
-        before = (*before, actions.RefuseHold(state.round.round))
+        before = (*before, actions.Hold(state.round.round, refuses=True))
     signalled_first = state.signalled and now < departure.stop_by
     by = departure.stop_by if signalled_first else min(now + config.shutdown_timeout, departure.gone_by)
     return _stop(state, departure, now, by - now, signalled_first=signalled_first, before=before)
 
 
 def _stop(
-    state: states.Training | states.Leaving | states.Reported | states.Stopping,
+    state: states.Training | states.Reported | states.Stopping,
     then: states.Then,
     now: float,
     timeout: float,

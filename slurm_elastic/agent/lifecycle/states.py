@@ -6,7 +6,7 @@ Moments are own monotonic time in seconds.
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from slurm_elastic.agent.lifecycle.actions import AnnounceLeave
 from slurm_elastic.errors import ExitCode
@@ -88,8 +88,8 @@ class Departure:
 
 
 @dataclass(frozen=True, slots=True)
-class Ending:
-    """After the stop the agent ends, because the run has ended or because the agent gives up.
+class Done:
+    """The agent has ended; after a stop, because the run has ended or because the agent gives up.
 
     Attributes:
         result: How its workers ended; None if their end is no result.
@@ -99,7 +99,7 @@ class Ending:
     result: WorkersResult | None = None
 
 
-Then = Rejoin | Departure | Ending
+Then = Rejoin | Departure | Done
 
 
 def depart(config: LifecycleConfig, reason: LeaveReason, detail: str, seconds: float | None, now: float) -> Departure:
@@ -134,40 +134,22 @@ class Starting:
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """The workers run.
+    """The workers run; those of an agent that leaves until the agreed step, or until `departure.stop_by`.
 
     Attributes:
         stop_step: The step at which the workers were told to stop; None before.
+        signalled: True after the workers were sent ``--worker-signal``.
+        departure: How the agent leaves; None if it does not.
+        untold: What the leader is told when Slurm has not named the cause in time; None once the leave is announced.
+        since: The own monotonic time of the signal, while the leave is not announced.
     """
 
     round: Assignment
     stop_step: int | None = None
     signalled: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Leaving:
-    """The agent leaves. Its workers run until the agreed step, or until `departure.stop_by`.
-
-    Attributes:
-        untold: What the leader is told when Slurm has not named the cause in time; None once the leave is announced.
-        since: The own monotonic time of the signal, while the leave is not announced.
-    """
-
-    training: Training
-    departure: Departure
+    departure: Departure | None = None
     untold: AnnounceLeave | None = None
     since: float = 0.0
-
-    @property
-    def round(self) -> Assignment:
-        """The assignment of this agent."""
-        return self.training.round
-
-    @property
-    def signalled(self) -> bool:
-        """True after its workers were sent ``--worker-signal``."""
-        return self.training.signalled
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,23 +189,10 @@ class Lingering:
     Until then it serves their store, or leads.
     """
 
-    round: Assignment
     departure: Departure
 
 
-@dataclass(frozen=True, slots=True)
-class Done:
-    """The agent has ended.
-
-    Attributes:
-        round: Its last assignment; None if it was waiting for one.
-    """
-
-    outcome: AgentOutcome
-    round: Assignment | None
-
-
-State = Joining | Starting | Training | Leaving | Reported | Stopping | Lingering | Done
+State = Joining | Starting | Training | Reported | Stopping | Lingering | Done
 
 
 def deadline(state: State) -> float | None:
@@ -231,29 +200,19 @@ def deadline(state: State) -> float | None:
     match state:
         case Stopping(stop_by=stop_by, terminate_at=terminate_at):
             return stop_by if terminate_at is None else min(stop_by, terminate_at)
-        case Leaving(departure=departure, untold=AnnounceLeave(), since=since):
+        case Training(departure=Departure() as departure, untold=AnnounceLeave(), since=since):
             return min(since + ANSWER_TIMEOUT, departure.stop_by)
-        case Leaving(departure=departure) | Lingering(departure=departure):
+        case Training(departure=Departure() as departure) | Lingering(departure=departure):
             return departure.stop_by
         case _:
             return None
 
 
-def is_leaving(state: State) -> bool:
-    """Return whether the agent leaves, or stops its workers to leave."""
-    return isinstance(state, Leaving | Lingering) or (isinstance(state, Stopping) and isinstance(state.then, Departure))
-
-
-def round_of(state: State) -> Assignment | None:
-    """Return the round that the agent has a place in; None while it joins."""
-    return None if isinstance(state, Joining) else state.round
-
-
-def training_of(state: Training | Leaving) -> Training:
-    """Return the workers that train, also while the agent leaves."""
-    return state.training if isinstance(state, Leaving) else state
-
-
-def with_training(state: Training | Leaving, workers: Training) -> Training | Leaving:
-    """Return the state with other workers."""
-    return replace(state, training=workers) if isinstance(state, Leaving) else workers
+def departure_of(state: State) -> Departure | None:
+    """Return how the agent leaves, or will when it has stopped its workers; None if it does not."""
+    match state:
+        case Training(departure=departure) | Lingering(departure=departure):
+            return departure
+        case Stopping(then=Departure() as departure):
+            return departure
+    return None

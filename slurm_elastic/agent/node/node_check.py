@@ -103,10 +103,10 @@ def tell_site(command: str, node: str, run_id: str, reason: str) -> None:
         logger.warning("--on-bad-node %s", problem)
 
 
-def _available_memory(source: Path = Path("/proc/meminfo")) -> int | None:
+def _available_memory() -> int | None:
     # proc_meminfo(5)
     try:
-        lines = source.read_text().splitlines()
+        lines = Path("/proc/meminfo").read_text().splitlines()
         return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None)
     except (OSError, ValueError, IndexError):
         return None

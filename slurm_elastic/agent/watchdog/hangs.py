@@ -110,13 +110,16 @@ class HangHandler:
         return pid in self._hung
 
     def hang_of(self, pid: int) -> Hang | None:
-        """Return the hang for which the watchdog has killed a worker; None if it has not."""
+        """Return the hang for which the watchdog has killed a worker of the newest round; None if it has not."""
         return self._killed.get(pid)
 
     def end_round(self) -> None:
         """Kill no worker of the round from now on."""
         self._round += 1
         self._hung.clear()
+
+    def begin_round(self) -> None:
+        """Forget whom the watchdog has killed: the process ids may be those of other workers now."""
         self._killed.clear()
 
     def handle(self, expired: Mapping[int, list[Timer]], workers: Mapping[int, Watched], agreement: Agreement) -> None:

@@ -116,9 +116,6 @@ class Timers:
     def __init__(self) -> None:
         self._timers: dict[tuple[int, str], Timer] = {}
 
-    def __len__(self) -> int:
-        return len(self._timers)
-
     def acquire(self, timer: Timer) -> bool:
         """Start a timer, or restart it; return False if there are too many."""
         key = (timer.request.pid, timer.request.scope)

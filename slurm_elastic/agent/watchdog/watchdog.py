@@ -105,6 +105,7 @@ class Watchdog:
             self._workers = {worker.pid: worker for worker in workers}
             self._progress, self._agreement = progress, agreement or Agreement(())
             self._ends.begin()
+            self._hangs.begin_round()
             if self._steps is not None:
                 self._steps.begin()
             pending, self._pending = self._pending or [], None
@@ -120,7 +121,7 @@ class Watchdog:
             self._hangs.end_round()
 
     def hang_of(self, pid: int) -> Hang | None:
-        """Return the hang for which the watchdog killed this worker of the present round, None if it did not."""
+        """Return the hang for which the watchdog killed this worker of the newest round, None if it did not."""
         with self._lock:
             return self._hangs.hang_of(pid)
 

@@ -66,12 +66,6 @@ class NonblockingStream(io.TextIOBase):
         """See io.IOBase."""
         return True
 
-    @property
-    def pending(self) -> int:
-        """The number of bytes that the thread has not written yet."""
-        with self._changed:
-            return self._size
-
     def write(self, text: str) -> int:
         """Pass the text to the thread that writes, in one piece. Returns at once."""
         data = text.encode(errors="backslashreplace")
@@ -93,11 +87,11 @@ class NonblockingStream(io.TextIOBase):
         """Wait until half of the capacity is free, or the reader is stalled; for a writer that can wait."""
         self._wait(_CAPACITY // 2, None)
 
-    def finish(self, seconds: float = _FINISH_TIMEOUT) -> None:
-        """Wait until everything is written, up to `seconds`, but never for a stalled reader."""
-        self._wait(0, seconds)
+    def finish(self, seconds: float = _FINISH_TIMEOUT) -> bool:
+        """Wait until everything is written, up to `seconds`, but never for a stalled reader; return True if it is."""
+        return self._wait(0, seconds)
 
-    def _wait(self, size: int, seconds: float | None) -> None:
+    def _wait(self, size: int, seconds: float | None) -> bool:
         end = None if seconds is None else time.monotonic() + seconds
         with self._changed:
             while self._size > size:
@@ -105,8 +99,9 @@ class NonblockingStream(io.TextIOBase):
                 until = stalled_at if end is None else min(stalled_at, end)
                 left = until - time.monotonic()
                 if left <= 0:
-                    return
+                    return False
                 self._changed.wait(left)
+        return True
 
     def _flush(self) -> None:
         while True:

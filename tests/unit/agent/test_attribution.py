@@ -32,7 +32,7 @@ def test_the_cause_is_found_in_the_whole_traceback(tmp_path: Path) -> None:
     words = f'Traceback (most recent call last):\n  File "t.py", line 1\nRuntimeError: CUDA out of memory.{stack}'
     error_file = tmp_path / "error.json"
     error_file.write_text(json.dumps({"message": {"message": "", "extraInfo": {"py_callstack": words}}}))
-    found = AttributionFeature().attribute(failure(1, "frame #59: c10::Error", str(error_file)), 1)
+    found = AttributionFeature().attribute(running({}), failure(1, "frame #59: c10::Error", str(error_file)), 1)
     assert (found.cause, found.domain, found.outlook) == ("gpu_memory", "user_code", "not_again")
 
 
@@ -42,8 +42,9 @@ def test_the_cause_is_found_in_the_whole_traceback(tmp_path: Path) -> None:
 def test_a_worker_that_the_kernel_killed_for_lack_of_memory(before: int | None, after: int | None, cause: str) -> None:
     kills = iter([before, after])
     feature = AttributionFeature(kills=lambda: next(kills))
-    feature.workers_started(running({0: os.getpid(), 1: 2**22 + 1}))
-    found = feature.attribute(failure(-9, "epoch 3"), 1)
+    workers = running({0: os.getpid(), 1: 2**22 + 1})
+    feature.workers_started(workers)
+    found = feature.attribute(workers, failure(-9, "epoch 3"), 1)
     assert found.cause == cause
     if cause == "host_memory":
         first, last = found.message.split("\n")
@@ -61,30 +62,28 @@ def test_an_exception_is_the_cause_also_where_the_exit_after_it_is_aborted(tmp_p
     if recorded:
         error_file.write_text(json.dumps({"message": {"message": "", "extraInfo": {"py_callstack": traceback}}}))
     feature = AttributionFeature()
-    feature.workers_started(
-        replace(running({0: 1}), progress=lambda: (WorkerProgress(0, True, 3, 3, None, 0.0, False),))
-    )
+    workers = replace(running({0: 1}), progress=lambda: (WorkerProgress(0, True, 3, 3, None, 0.0, False),))
     found = []
     for exit_code in (1, -6):
         message = last_output(str(error_file), str(log))
         assert message.endswith("ValueError: bad sample 7")
-        found.append(feature.attribute(replace(failure(exit_code, message, str(error_file)), log=str(log)), 1))
+        found.append(feature.attribute(workers, replace(failure(exit_code, message, str(error_file)), log=str(log)), 1))
     assert [each.cause for each in found] == ["exception", "exception"]
     assert found[0].fingerprint == found[1].fingerprint != ""
     # Of an end whose last word is no exception that word tells, or the signal.
     log.write_text("terminate called without an active exception\n")
     error_file.unlink(missing_ok=True)
     assert last_output("", str(log)) == "terminate called without an active exception"
-    assert feature.attribute(replace(failure(-6), log=str(log)), 1).cause == "left_thread"
+    assert feature.attribute(workers, replace(failure(-6), log=str(log)), 1).cause == "left_thread"
     log.write_text("free(): invalid pointer\n")
-    assert feature.attribute(replace(failure(-6), log=str(log)), 1).cause == "native_crash"
+    assert feature.attribute(workers, replace(failure(-6), log=str(log)), 1).cause == "native_crash"
 
 
 def test_a_worker_that_the_watchdog_killed_was_not_killed_by_the_kernel() -> None:
     kills = iter([3, 4])
     feature = AttributionFeature(kills=lambda: next(kills))
     feature.workers_started(running({}))
-    assert feature.attribute(failure(-9, "by the watchdog: no step for 3 s", hung=True), 1).cause == "hang"
+    assert feature.attribute(running({}), failure(-9, "by the watchdog: no step for 3 s", hung=True), 1).cause == "hang"
 
 
 @pytest.mark.parametrize(
@@ -113,13 +112,13 @@ def test_the_fault_of_a_node_is_not_charged_in_two_rounds() -> None:
     text = "OSError: [Errno 28] No space left on device: '/tmp/x'"
     charged = []
     for round_ in range(3):
-        feature.workers_started(replace(running({}), assignment=replace(PLACED, round=round_)))
+        workers = replace(running({}), assignment=replace(PLACED, round=round_))
         # All workers of the node fail, and that is one fault.
-        found = [feature.attribute(failure(1, text), pid) for pid in (1, 2, 3)]
+        found = [feature.attribute(workers, failure(1, text), pid) for pid in (1, 2, 3)]
         charged.append([not each.uncharged for each in found])
         assert found[0].detail.startswith("not charged to the script, ") is (round_ < 2)
     assert charged == [[False] * 3, [False] * 3, [True] * 3]
-    assert not feature.attribute(failure(1, "NameError: x"), 1).uncharged
+    assert not feature.attribute(workers, failure(1, "NameError: x"), 1).uncharged
 
 
 def test_memory_of_a_process() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import time
 from collections.abc import Callable
 from typing import cast
 
@@ -25,12 +26,10 @@ class Server:
         self.has_learned = False
 
 
-def feature(server: Server, *, steps: int = 0) -> tuple[LearnedImportsFeature, list[float]]:
-    now = [0.0]
-    made = LearnedImportsFeature(cast(ForkServer, server), lambda: now[0])
+def feature(server: Server, *, steps: int = 0, ago: float = 0.0) -> tuple[LearnedImportsFeature, RunningRound]:
+    made = LearnedImportsFeature(cast(ForkServer, server))
     progress: Callable[[], list[WorkerProgress]] = lambda: [WorkerProgress(0, True, steps, None, None, None, False)]  # noqa: E731
-    made.workers_started(RunningRound(cast(Assignment, None), {0: 5}, {}, progress))
-    return made, now
+    return made, RunningRound(cast(Assignment, None), {0: 5}, {}, progress, since=time.monotonic() - ago)
 
 
 def failure(exit_code: int, *, hung: bool = False) -> WorkerFailure:
@@ -43,15 +42,15 @@ def failure(exit_code: int, *, hung: bool = False) -> WorkerFailure:
 )
 def test_the_first_one_is_not_charged(exit_code: int, hung: bool, how: str) -> None:
     server = Server(learned=True)
-    made, _now = feature(server)
-    described = made.attribute(failure(exit_code, hung=hung), 5)
+    made, running = feature(server)
+    described = made.attribute(running, failure(exit_code, hung=hung), 5)
     assert described.uncharged
     assert (
         described.summary
         == f"last words; a worker {how} before its first step and starts again without learned imports"
     )
     assert server.reasons == [f"a worker {how} before its first step"]
-    assert made.attribute(failure(exit_code, hung=hung), 5) == failure(exit_code, hung=hung)
+    assert made.attribute(running, failure(exit_code, hung=hung), 5) == failure(exit_code, hung=hung)
 
 
 @pytest.mark.parametrize(
@@ -60,7 +59,6 @@ def test_the_first_one_is_not_charged(exit_code: int, hung: bool, how: str) -> N
 )
 def test_every_other_one_is(exit_code: int, learned: bool, steps: int, later: float) -> None:
     server = Server(learned=learned)
-    made, now = feature(server, steps=steps)
-    now[0] += later
-    assert not made.attribute(failure(exit_code), 5).uncharged
+    made, running = feature(server, steps=steps, ago=later)
+    assert not made.attribute(running, failure(exit_code), 5).uncharged
     assert not server.reasons

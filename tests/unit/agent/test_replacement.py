@@ -17,7 +17,6 @@ from slurm_elastic.agent.job.replacement import (
     Cancel,
     Claim,
     Claims,
-    IntendedSize,
     Replacer,
     Result,
     Run,
@@ -55,8 +54,8 @@ WAITS = (("31", 1),)
         (replace(SHORT, present=5), None),
         (replace(SHORT, short_for=19.9), None),
         # Given back, and on their way.
-        (replace(SHORT, given_back=1), None),
-        (replace(SHORT, present=1, given_back=1), Submit(2)),
+        (replace(SHORT, nodes=3), None),
+        (replace(SHORT, nodes=3, present=1), Submit(2)),
         (replace(SHORT, coming=1), None),
         (replace(SHORT, present=1, coming=1), Submit(2)),
         # One at a time, and never while it is not known whether there is one.
@@ -67,7 +66,7 @@ WAITS = (("31", 1),)
         (replace(SHORT, submitted=3), None),
         # What is not needed any more goes, whatever else holds.
         (replace(SHORT, present=4, pending=WAITS, short_for=0.0, submitted=3, unresolved=True), Cancel("31")),
-        (replace(SHORT, given_back=1, pending=WAITS), Cancel("31")),
+        (replace(SHORT, nodes=3, pending=WAITS), Cancel("31")),
         (replace(SHORT, coming=1, pending=WAITS), Cancel("31")),
         (replace(SHORT, pending=(("31", 2),)), Cancel("31")),
         (replace(SHORT, pending=(*WAITS, ("32", 1))), Cancel("32")),
@@ -93,20 +92,20 @@ def left(why: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("events", "claims", "size"),
     [
-        ([], FIRST, IntendedSize()),
-        ([formed(2)], {}, IntendedSize(2)),
-        ([formed(2)], FIRST, IntendedSize(4)),
-        ([formed(4), formed(2), formed(3)], FIRST, IntendedSize(4)),
-        ([formed(4), formed(6), formed(5)], FIRST, IntendedSize(6)),
-        ([formed(4), left("time_limit"), left("preempted"), formed(2)], FIRST, IntendedSize(4)),
-        ([formed(4), left("drained"), left("cancelled"), formed(2)], FIRST, IntendedSize(4, 2)),
+        ([], FIRST, None),
+        ([formed(2)], {}, 2),
+        ([formed(2)], FIRST, 4),
+        ([formed(4), formed(2), formed(3)], FIRST, 4),
+        ([formed(4), formed(6), formed(5)], FIRST, 6),
+        ([formed(4), left("time_limit"), left("preempted"), formed(2)], FIRST, 4),
+        ([formed(4), left("drained"), left("cancelled"), formed(2)], FIRST, 2),
         # Grown again after that.
-        ([formed(4), left("drained"), left("drained"), formed(2), formed(3)], FIRST, IntendedSize(3)),
-        ([formed(2), formed(1)], GONE, IntendedSize(2, 1)),
-        ([formed(2), formed(1), formed(2), formed(1)], {1: (Claim(1), Result("31", end="failed"))}, IntendedSize(2)),
+        ([formed(4), left("drained"), left("drained"), formed(2), formed(3)], FIRST, 3),
+        ([formed(2), formed(1)], GONE, 1),
+        ([formed(2), formed(1), formed(2), formed(1)], {1: (Claim(1), Result("31", end="failed"))}, 2),
     ],
 )
-def test_the_size_that_a_run_is_to_have(events: list[dict[str, Any]], claims: Claims, size: IntendedSize) -> None:
+def test_the_size_that_a_run_is_to_have(events: list[dict[str, Any]], claims: Claims, size: int | None) -> None:
     assert intended_size(((10.0 * number, event) for number, event in enumerate(events)), claims) == size
 
 
@@ -283,7 +282,7 @@ def test_a_node_is_replaced_once_and_what_waits_is_cancelled(
     # What waits when the run ends, also if a person has asked for it.
     world.queue["40"] = QueuedJob("40", "40", "PENDING", 1, comment(world.run_dir))
     world.queue["41"] = QueuedJob("41", "41", "PENDING", 1, "mine")
-    world.leader.halt()
+    world.leader.run_ended()
     world.leader.close(ExitCode.LEFT, leads=True)
     world.leader.close(ExitCode.FINISHED, leads=False)
     assert world.waiting == ["40", "41"]
@@ -317,7 +316,7 @@ def test_no_node_is_replaced_that_left_by_the_users_wish(make_world: Callable[..
     world.staying = ()
     for reason, waiting in {LeaveReason.TIME_LIMIT: ["31"], LeaveReason.DRAINED: []}.items():
         world.leader.leave_announced(AnnounceLeave(reason, 30.0, ""))
-        world.leader.halt()
+        world.leader.run_ended()
         world.leader.close(ExitCode.LEFT, leads=False)
         assert world.waiting == waiting
 
@@ -374,7 +373,7 @@ def play(world: World) -> None:
     assert world.waiting == []
     world.lose(then=180)
     assert len(world.waiting) <= 1
-    world.leader.halt()
+    world.leader.run_ended()
     world.leader.close(ExitCode.FINISHED, leads=True)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from slurm_elastic.agent.lifecycle import actions, events, machine, states
@@ -39,13 +40,13 @@ def begins(given: str) -> State:
         "joins": states.Joining("agreed" in known),
         "starts its workers": states.Starting(round_),
         "trains": training,
-        "leaves": states.Leaving(training, far if "far" in known else DEPARTURE),
+        "leaves": replace(training, departure=far if "far" in known else DEPARTURE),
         "has workers that succeeded": states.Reported(round_, WorkersResult.SUCCEEDED),
         "has workers that failed": states.Reported(round_, WorkersResult.FAILED),
         "has started no workers": states.Reported(round_, None),
         "stops its workers": states.Stopping(round_, Rejoin(), NOW + 1),
         "stops its workers to leave": states.Stopping(round_, DEPARTURE, NOW + 1),
-        "lingers": states.Lingering(round_, DEPARTURE),
+        "lingers": states.Lingering(DEPARTURE),
     }[what]
 
 
@@ -119,11 +120,12 @@ def shown(state: State) -> str:
             return "joins" + ", after the stop step" * agreed + ", as a spare" * spare
         case states.Starting():
             return "starts workers"
-        case states.Training(_, step, signalled):
-            return "trains" + (f" to step {step}" if step is not None else "") + ", with signalled workers" * signalled
-        case states.Leaving(training, departure, untold):
+        case states.Training(_, step, signalled, departure, untold):
+            trains = "trains" + f" to step {step}" * (step is not None) + ", with signalled workers" * signalled
+            if departure is None:
+                return trains
             ends = f"SIGTERM at {after(departure.stop_by)}, SIGKILL at {after(departure.gone_by)}"
-            return f"leaves, {leave(departure)}, {shown(training)}, {ends}" + ", not announced" * (untold is not None)
+            return f"leaves, {leave(departure)}, {trains}, {ends}" + ", not announced" * (untold is not None)
         case states.Reported(_, result, signalled):
             ended = "did not start" if result is None else result.name.lower()
             return f"waits for the leader, workers {ended}" + ", signalled" * signalled
@@ -133,7 +135,7 @@ def shown(state: State) -> str:
                     next_ = "join again"
                 case Departure():
                     next_ = f"leave, {leave(then)}"
-                case states.Ending(outcome):
+                case states.Done(outcome):
                     next_ = f"end, {ending(outcome)}"
             term = f", SIGTERM at {after(terminate_at)}" if terminate_at is not None else ""
             return f"stops its workers to {next_}{term}, SIGKILL at {after(stop_by)}"
@@ -143,11 +145,12 @@ def shown(state: State) -> str:
             return "has ended"
 
 
+HELD = "let the workers wait before their next step, and tell the leader which"
 SHOWN: dict[type, Callable[[Any], str]] = {
-    actions.Join: lambda _: "join",
+    actions.Join: lambda join: "end the worker store\n" * join.ends_store + "join",
     actions.StartWorkers: lambda _: "start the workers",
     actions.SignalWorkers: lambda _: "send the workers their signal",
-    actions.Hold: lambda _: "let the workers wait before their next step, and tell the leader which",
+    actions.Hold: lambda hold: "tell the leader: can stop nowhere" if hold.refuses else HELD,
     actions.StopAtStep: lambda stop: (
         f"tell the workers to stop after step {stop.step}"
         f"{f', within {stop.seconds:g} s' if stop.seconds is not None else ''}: {stop.reason}"
@@ -156,9 +159,7 @@ SHOWN: dict[type, Callable[[Any], str]] = {
     actions.ExpectExits: lambda exits: f"expect that workers end{', unplanned' * exits.unplanned}",
     actions.TerminateWorkers: lambda stop: f"send the workers {'SIGINT' if stop.interrupt else 'SIGTERM'}",
     actions.CloseRound: lambda _: "close the round, and kill what is left",
-    actions.StopServingStore: lambda _: "end the worker store",
     actions.AnnounceLeave: lambda told: f"tell the leader: leaves in {told.seconds:g} s, {leave(told)}",
-    actions.RefuseHold: lambda _: "tell the leader: can stop nowhere",
     actions.ReportLeft: lambda left: (
         f"tell the leader: has left{', stopped at the step' * left.stopped}, {left.reason.value}"
     ),
@@ -169,9 +170,6 @@ SHOWN: dict[type, Callable[[Any], str]] = {
     actions.RequestLeave: lambda asked: f"tell the agents of this job to leave in {asked.seconds:g} s, {leave(asked)}",
     actions.NoteLeaveRequest: lambda noted: f"note that the leader asks it to leave, {noted.request.reason.value}",
     actions.Log: lambda log: f"log: {log.text}",
-    actions.End: lambda end: (
-        f"end: {ending(end.outcome)}{f', workers {end.result.name.lower()}' if end.result is not None else ''}"
-    ),
 }
 """What an action looks like."""
 
@@ -197,5 +195,8 @@ class Agent:
         before, lines = self._state, []
         for found in cases.events(what, EVENTS):
             self._state, decided = machine.step(self._config, self._state, found, NOW + float(moment_))
-            lines += [SHOWN[type(action)](action) for action in decided]
+            lines += [line for action in decided for line in SHOWN[type(action)](action).split("\n")]
+            if isinstance(self._state, states.Done) and not isinstance(before, states.Done):
+                outcome, result = self._state.outcome, self._state.result
+                lines += [f"end: {ending(outcome)}{f', workers {result.name.lower()}' if result is not None else ''}"]
         return lines + ([f"=> it {shown(self._state)}"] if self._state != before else [])
