@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from slurm_elastic.control import RECORDING, RoundControl, WorkerControl, attach
-from slurm_elastic.rehearsal.facts import WorkerSeen, read_worker
+from slurm_elastic.rehearsal.facts import WorkerSeen
+from slurm_elastic.rehearsal.files import Recordings
 from tests.local.waiting import eventually
 
 WORKER = {"SLURM_ELASTIC_ROUND": "3", "RANK": "1", "WORLD_SIZE": "2", "SLURM_ELASTIC_NODE": "node1"}
@@ -29,8 +30,9 @@ def recorded(directory: Path) -> tuple[RoundControl, WorkerControl]:
 
 
 def seen(directory: Path) -> WorkerSeen:
-    found = read_worker((directory / "000003.000001.jsonl").read_bytes().splitlines())
-    assert found is not None
+    recordings = Recordings(directory)
+    assert recordings.read()
+    (found,) = recordings.workers()
     return found
 
 
@@ -109,11 +111,14 @@ def test_a_worker_that_was_paused_is_told_to_save_too_late(directory: Path) -> N
 
 
 def test_a_line_that_is_cut_short_is_left_out(directory: Path) -> None:
+    (directory / "mishaps.json").write_text("[]")
     _, worker = recorded(directory)
     worker.ask(1)
-    lines = (directory / "000003.000001.jsonl").read_bytes().splitlines()
-    found = read_worker([*lines, b'{"at": 1, "even'])
-    assert found is not None
-    assert found.last_step == 1
-    assert json.loads(lines[0])["event"] == "begins"
-    assert read_worker([b""]) is None
+    with (directory / "000003.000001.jsonl").open("ab") as file:
+        file.write(b'{"at": 1, "even')
+    assert seen(directory).last_step == 1
+    worker.ask(3)
+    worker.ask(4)
+    assert seen(directory).last_step == 4
+    (directory / "000004.000000.jsonl").touch()
+    assert seen(directory).last_step == 4
