@@ -17,9 +17,7 @@ from slurm_elastic.rehearsal.scenario import Mishap
 class StopSeen:
     """The answer of `should_stop` that told a worker to stop."""
 
-    step: int | None
     at: float
-    reason: str
     place: str = ""
 
 
@@ -88,22 +86,13 @@ class Happened:
 
 
 @dataclass(frozen=True, slots=True)
-class AgentEnd:
-    """The end of an agent: its node, its exit code, and True if the rehearsal has killed it."""
-
-    node: str
-    exit_code: int
-    killed: bool = False
-
-
-@dataclass(frozen=True, slots=True)
 class RunFacts:
     """Everything that was seen of one run.
 
     Attributes:
         workers: All workers, by round and rank.
         happened: The mishaps that have happened.
-        agents: The ends of all agents.
+        exit_codes: Those of the agents that the rehearsal has not killed.
         finished: True if the run is on record as done.
         restarts: Worker failures that were charged.
         failures: One line for each failure of a worker that agents have recorded.
@@ -118,7 +107,7 @@ class RunFacts:
 
     workers: tuple[WorkerSeen, ...] = ()
     happened: tuple[Happened, ...] = ()
-    agents: tuple[AgentEnd, ...] = ()
+    exit_codes: frozenset[int] = frozenset()
     finished: bool = False
     restarts: int = 0
     failures: tuple[str, ...] = ()
@@ -162,7 +151,7 @@ def worker_seen(records: Sequence[Mapping[str, Any]]) -> WorkerSeen:
         late=tuple(record["step"] for record in events_of(records[wakes:], "checkpoint")),
         saved=next((record["place"] for record in reversed(events_of(records, "checkpoint"))), ""),
         samples=_samples(records),
-        stop=StopSeen(stops[0]["step"], stops[0]["at"], stops[0]["reason"], stops[0]["place"]) if stops else None,
+        stop=StopSeen(stops[0]["at"], stops[0]["place"]) if stops else None,
         ended=ends[0]["at"] if ends else None,
     )
 
