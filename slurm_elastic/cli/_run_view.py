@@ -177,8 +177,7 @@ def _ask_all(run_dir: RunDir) -> tuple[LiveRun | None, tuple[str, ...]]:
 
 def _leader_answers(records: RunRecords) -> bool | None:
     """Return True if the port of the newest leader on record accepts connections; None if none is on record."""
-    newest = records.rounds[-1].incarnation if records.rounds else ""
-    endpoint = records.endpoints.get(newest) or next(iter(records.endpoints.values()), None)
+    endpoint = records.endpoint
     if endpoint is None:
         return None
     try:
