@@ -123,3 +123,18 @@ def test_a_line_that_is_cut_short_is_left_out(directory: Path) -> None:
     assert seen(directory).last_step == 4
     (directory / "000004.000000.jsonl").touch()
     assert seen(directory).last_step == 4
+
+
+def test_a_line_counts_once_its_end_is_there(directory: Path) -> None:
+    (directory / "mishaps.json").write_text("[]")
+    _, worker = recorded(directory)
+    worker.ask(1)
+    path = directory / "000003.000001.jsonl"
+    written = path.read_bytes()
+    recordings = Recordings(directory)
+    path.write_bytes(written[:-9])
+    assert recordings.read()
+    assert recordings.workers()[0].last_step is None
+    path.write_bytes(written)
+    assert (recordings.read(), recordings.read()) == (True, False)
+    assert recordings.workers()[0].last_step == 1
