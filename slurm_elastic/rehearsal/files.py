@@ -245,7 +245,7 @@ class NewNames:
 
 
 class Recordings:
-    """What the workers of a run have written down so far: the records of `slurm_elastic.control._recording`."""
+    """The records that the workers of a run have written so far; `slurm_elastic.control._recording` has their kinds."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
