@@ -177,8 +177,7 @@ def _ask_all(run_dir: RunDir) -> tuple[LiveRun | None, tuple[str, ...]]:
 
 def _leader_answers(records: RunRecords) -> bool | None:
     """Return True if the port of the newest leader on record accepts connections; None if none is on record."""
-    newest = records.rounds[-1].incarnation if records.rounds else ""
-    endpoint = records.endpoints.get(newest) or next(iter(records.endpoints.values()), None)
+    endpoint = records.endpoint
     if endpoint is None:
         return None
     try:
@@ -234,24 +233,27 @@ class Terminal:
 
     def bold(self, text: str) -> str:
         """Return text in bold where there are colours."""
-        return f"\x1b[1m{text}\x1b[0m" if self._colours else text
+        return self._rendered("1", text)
 
     def state(self, state: RunState, width: int = 0) -> str:
         """Return the name of a state in its colour, filled up to a width."""
-        text = state.value.ljust(width)
-        return f"\x1b[1;{COLOURS[state][1]}m{text}\x1b[0m" if self._colours else text
+        return self._rendered(f"1;{COLOURS[state][1]}", state.value.ljust(width))
 
     def faint(self, text: str) -> str:
         """Return text that stands back where there are colours."""
-        return f"\x1b[2m{text}\x1b[0m" if self._colours else text
+        return self._rendered("2", text)
 
     def red(self, text: str) -> str:
         """Return text in red where there are colours."""
-        return f"\x1b[31m{text}\x1b[0m" if self._colours else text
+        return self._rendered("31", text)
 
     def write(self, line: str = "") -> None:
         """Write a line."""
         print(line, file=self._stream)
+
+    def _rendered(self, rendition: str, text: str) -> str:
+        """Return text in a rendition (ECMA-48, SGR) where there are colours."""
+        return f"\x1b[{rendition}m{text}\x1b[0m" if self._colours else text
 
 
 def table(rows: Sequence[Sequence[str]]) -> list[str]:

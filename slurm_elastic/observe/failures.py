@@ -34,7 +34,7 @@ class WorkerError:
     @property
     def summary(self) -> str:
         """The last line, which in a traceback names the error."""
-        return next((line.strip() for line in reversed(self.text.splitlines()) if line.strip()), "")
+        return _last_line(self.text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,9 +174,13 @@ def _counted(failures: Sequence[RoundFailure]) -> list[RoundFailure]:
     """Merge failures of several rounds that say the same but for numbers; the newest one stays."""
     merged: dict[tuple[object, ...], RoundFailure] = {}
     for failure in failures:
-        last = next((line for line in reversed(failure.text.splitlines()) if line.strip()), failure.cause)
-        key = (_NUMBERS.sub("#", last), failure.rank is None)
+        key = (_NUMBERS.sub("#", _last_line(failure.text) or failure.cause), failure.rank is None)
         before = merged.pop(key, None)
         rounds = (*(before.rounds if before else ()), *failure.rounds)
         merged[key] = replace(failure, rounds=rounds)
     return list(merged.values())
+
+
+def _last_line(text: str) -> str:
+    """Return the last line that is not blank; empty if all are."""
+    return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "")

@@ -372,7 +372,7 @@ def _agent_segments(
 ) -> Iterator[Segment]:
     node, first = own[0].node, own[0]
     at = first.time - (first.number("seconds") or 0.0 if first.kind == "agent_started" else 0.0)
-    trained = False
+    begins_with = Bucket.INITIALIZATION
     spare = [event.time for event in records.events if event.kind == "node_spare" and node in event.nodes]
 
     def until(to: float, bucket: Bucket, round_: int | None = None) -> Iterator[Segment]:
@@ -383,7 +383,7 @@ def _agent_segments(
             at = to
 
     def waiting(to: float) -> Iterator[Segment]:
-        bucket = Bucket.RECOVERY if trained else Bucket.INITIALIZATION
+        bucket = begins_with
         waits = [time for time in spare if at <= time <= to]
         if waits:
             yield from until(waits[0], bucket)
@@ -406,19 +406,18 @@ def _agent_segments(
             yield from until(over, Bucket.UNREPORTED, number)
         elif begun is None:
             # No step was taken.
-            yield from until(over, Bucket.RECOVERY if trained else Bucket.INITIALIZATION, number)
+            yield from until(over, begins_with, number)
         else:
             first_step = started.time + begun
             before = _mean([worker.before_first for worker in workers]) or progress.before_first or TimeUse()
-            start = Bucket.RECOVERY if trained else Bucket.INITIALIZATION
-            for bucket, seconds in _start_parts(start, max(0.0, first_step - at), before):
+            for bucket, seconds in _start_parts(begins_with, max(0.0, first_step - at), before):
                 yield from until(at + seconds, bucket, number)
             last = started.time + mine.last if mine is not None and mine.last is not None else over
             shares = _mean([_shares(worker) for worker in workers]) or progress.shares or TimeUse()
             steps_seconds = max(0.0, min(last, end) - at)
             for bucket, share in _step_parts(progress.wasted_share, shares):
                 yield from until(at + share * steps_seconds, bucket, number)
-        trained = True
+        begins_with = Bucket.RECOVERY
     if not starts or any(time >= at for time in spare):
         yield from waiting(next((event.time for event in own if event.kind == "agent_ended"), end))
     yield from until(end, Bucket.SHUTDOWN)

@@ -146,9 +146,20 @@ class RunRecords:
         return tuple(map(str, words))
 
     @property
+    def newest(self) -> Round | None:
+        """The newest round; None before the first."""
+        return self.rounds[-1] if self.rounds else None
+
+    @property
     def newest_round(self) -> int:
         """The number of the newest round; -1 before the first."""
         return self.rounds[-1].number if self.rounds else -1
+
+    @property
+    def endpoint(self) -> Mapping[str, Any] | None:
+        """The endpoint of the newest leader; None if none is on record."""
+        incarnation = self.rounds[-1].incarnation if self.rounds else ""
+        return self.endpoints.get(incarnation) or next(iter(self.endpoints.values()), None)
 
 
 def read_records(contents: RunContents, run_id: str) -> RunRecords:

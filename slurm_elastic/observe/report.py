@@ -50,7 +50,6 @@ class RankSpan:
     """
 
     node: str
-    agent: str
     rank: int
     round: int
     start: float
@@ -262,7 +261,7 @@ def _rank_spans(progress: Sequence[Event], spans: Sequence[Segment]) -> Iterator
             worker, at = workers.get(rank), event.time
             for until, name in _rank_parts(worker, event.time, over):
                 if until > at:
-                    yield RankSpan(event.node, event.agent, rank, event.round, at, until, name, worker)
+                    yield RankSpan(event.node, rank, event.round, at, until, name, worker)
                     at = until
 
 

@@ -59,8 +59,8 @@ def run_status(
     agents = _agents(records)
     if live is not None:
         agents = _with_answers(agents, live, now)
-    newest = records.rounds[-1] if records.rounds else None
-    cause, final = _root_cause(records, newest)
+    newest = records.newest
+    cause, final = _root_cause(records)
     queued = None if jobs is None else _in_queue(jobs, jobs_of(records), now)
     state, problems = _state(records, agents, queued, leader_answers, final)
     training = [agent for agent in agents if agent.state in TRAINS] if state is RunState.RUNNING else []
@@ -162,8 +162,7 @@ def _agents(records: RunRecords) -> tuple[AgentView, ...]:
     by_place: dict[tuple[str, str], AgentView] = {}
     for view in sorted(by_agent.values(), key=lambda view: (_identity(view.agent).restarts, view.since)):
         by_place[view.node, view.job] = view
-    newest = records.rounds[-1] if records.rounds else None
-    views = [_seen_by_leader(view, records.events, newest) for view in by_place.values()]
+    views = [_seen_by_leader(view, records.events, records.newest) for view in by_place.values()]
     # Slurm starts a job again when it has ended all processes of its last start.
     starts: dict[str, int] = {}
     for view in views:
@@ -288,9 +287,9 @@ def _holds(agents: Sequence[AgentView], queued: Sequence[JobInQueue]) -> str:
     return f"job {', '.join(job.job for job in jobs)} still holds its nodes: {why}"
 
 
-def _root_cause(records: RunRecords, newest: Round | None) -> tuple[RootCause | None, bool]:
+def _root_cause(records: RunRecords) -> tuple[RootCause | None, bool]:
     """Return the root cause, and whether it has ended the run."""
-    members = set(newest.agents) if newest is not None else None
+    members = set(records.newest.agents) if records.newest is not None else None
     for record in records.failures.values():
         # No identity is used twice: with another agent it is the failure of an earlier incarnation.
         if members is None or str(record.get("agent")) in members:
@@ -395,10 +394,8 @@ def _slowest(workers: Sequence[Worker]) -> Worker | None:
 
 
 def _leader(records: RunRecords) -> str:
-    newest = records.rounds[-1] if records.rounds else None
-    scope = newest.incarnation if newest else ""
-    record = records.endpoints.get(scope) or next(iter(records.endpoints.values()), {})
-    return str(record.get("agent", newest.leader if newest else "")).partition("/")[0]
+    of_round = records.newest.leader if records.newest else ""
+    return str((records.endpoint or {}).get("agent", of_round)).partition("/")[0]
 
 
 def _identity(agent: str) -> AgentIdentity:

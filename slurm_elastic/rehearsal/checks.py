@@ -87,7 +87,7 @@ def _ends(planned: Plan, undisturbed: RunFacts, facts: RunFacts) -> Finding:
     if facts.gave_up:
         text, fix = facts.gave_up, "look at the output, with --keep; slurm_elastic's --hang-timeout ends such a worker"
     elif not facts.finished:
-        codes = sorted({end.exit_code for end in facts.agents if not end.killed} - {0, 75})
+        codes = sorted(facts.exit_codes - {0, 75})
         how = f" with exit code {', '.join(map(str, codes))}" if codes else ""
         text = f"the run failed{how}{_last_failure(facts)}"
         fix = "see the rows below; --keep leaves the output and the logs"

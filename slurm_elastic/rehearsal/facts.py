@@ -1,16 +1,15 @@
-"""Facts about a run in a rehearsal, as frozen values: how they are read from what workers wrote down, and what its
+"""Facts about a run in a rehearsal, as frozen values: how they follow from what workers wrote down, and what its
 changes of round have cost. Pure.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
 
-from slurm_elastic import typed_json
 from slurm_elastic.rehearsal.scenario import Mishap
 
 
@@ -18,9 +17,7 @@ from slurm_elastic.rehearsal.scenario import Mishap
 class StopSeen:
     """The answer of `should_stop` that told a worker to stop."""
 
-    step: int | None
     at: float
-    reason: str
     place: str = ""
 
 
@@ -89,22 +86,13 @@ class Happened:
 
 
 @dataclass(frozen=True, slots=True)
-class AgentEnd:
-    """The end of an agent: its node, its exit code, and True if the rehearsal has killed it."""
-
-    node: str
-    exit_code: int
-    killed: bool = False
-
-
-@dataclass(frozen=True, slots=True)
 class RunFacts:
     """Everything that was seen of one run.
 
     Attributes:
         workers: All workers, by round and rank.
         happened: The mishaps that have happened.
-        agents: The ends of all agents.
+        exit_codes: Those of the agents that the rehearsal has not killed.
         finished: True if the run is on record as done.
         restarts: Worker failures that were charged.
         failures: One line for each failure of a worker that agents have recorded.
@@ -119,7 +107,7 @@ class RunFacts:
 
     workers: tuple[WorkerSeen, ...] = ()
     happened: tuple[Happened, ...] = ()
-    agents: tuple[AgentEnd, ...] = ()
+    exit_codes: frozenset[int] = frozenset()
     finished: bool = False
     restarts: int = 0
     failures: tuple[str, ...] = ()
@@ -145,13 +133,10 @@ class RunFacts:
         return max((step for worker in self.workers for step, _ in worker.steps if step is not None), default=None)
 
 
-def read_worker(lines: Iterable[bytes]) -> WorkerSeen | None:
-    """Return what a worker has written down; None if that is nothing. A line that is cut short is left out."""
-    records = [record for line in lines if (record := _record(line)) is not None]
-    if not records or records[0].get("event") != "begins":
-        return None
-    first, steps = records[0], _of(records, "step")
-    stops, ends = _of(records, "stop"), _of(records, "ends")
+def worker_seen(records: Sequence[Mapping[str, Any]]) -> WorkerSeen:
+    """Return what a worker has written down, from its first record on."""
+    first, steps = records[0], events_of(records, "step")
+    stops, ends = events_of(records, "stop"), events_of(records, "ends")
     wakes = next((index for index, record in enumerate(records) if record["event"] == "wakes"), len(records))
     return WorkerSeen(
         round=first["round"],
@@ -160,26 +145,19 @@ def read_worker(lines: Iterable[bytes]) -> WorkerSeen | None:
         steps=tuple((record["step"], record["at"]) for record in steps),
         pause=_pause(records),
         asked=steps[-1]["place"] if steps else "",
-        losses={record["step"]: record["loss"] for record in _of(records, "loss")},
-        checkpoints=tuple((record["step"], record["at"]) for record in _of(records[:wakes], "checkpoint")),
+        losses={record["step"]: record["loss"] for record in events_of(records, "loss")},
+        checkpoints=tuple((record["step"], record["at"]) for record in events_of(records[:wakes], "checkpoint")),
         woken=wakes < len(records),
-        late=tuple(record["step"] for record in _of(records[wakes:], "checkpoint")),
-        saved=next((record["place"] for record in reversed(_of(records, "checkpoint"))), ""),
+        late=tuple(record["step"] for record in events_of(records[wakes:], "checkpoint")),
+        saved=next((record["place"] for record in reversed(events_of(records, "checkpoint"))), ""),
         samples=_samples(records),
-        stop=StopSeen(stops[0]["step"], stops[0]["at"], stops[0]["reason"], stops[0]["place"]) if stops else None,
+        stop=StopSeen(stops[0]["at"], stops[0]["place"]) if stops else None,
         ended=ends[0]["at"] if ends else None,
     )
 
 
-def _record(line: bytes) -> dict[str, Any] | None:
-    try:
-        content = typed_json.loads(line)
-    except ValueError:
-        return None
-    return content if isinstance(content, dict) and "event" in content else None
-
-
-def _of(records: Sequence[Mapping[str, Any]], event: str) -> list[Mapping[str, Any]]:
+def events_of(records: Sequence[Mapping[str, Any]], event: str) -> list[Mapping[str, Any]]:
+    """Return the records of one kind of event."""
     return [record for record in records if record["event"] == event]
 
 

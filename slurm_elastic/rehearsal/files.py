@@ -15,11 +15,12 @@ import zlib
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from slurm_elastic import typed_json
-from slurm_elastic.rehearsal.facts import WorkerSeen, read_worker
+from slurm_elastic.rehearsal.facts import WorkerSeen, events_of, worker_seen
 
 _HEAD = 65536
 _MOST = 256
@@ -60,7 +61,7 @@ class WatchedFiles:
                 self._changed.add(path)
         if complete:
             self.close()
-            for path in self._files():
+            for path in islice(filter(Path.is_file, entries(self._roots)), _MOST):
                 with contextlib.suppress(OSError):
                     self._seen[path] = _open(path)
 
@@ -73,16 +74,6 @@ class WatchedFiles:
         for seen in self._seen.values():
             os.close(seen.descriptor)
         self._seen.clear()
-
-    def _files(self) -> Iterator[Path]:
-        count = 0
-        for root in self._roots:
-            for directory, _, files in os.walk(root):
-                for name in files:
-                    path = Path(directory, name)
-                    if not path.is_symlink() and path.is_file() and count < _MOST:
-                        count += 1
-                        yield path
 
 
 def _open(path: Path) -> _Seen:
@@ -254,17 +245,18 @@ class NewNames:
 
 
 class Recordings:
-    """The lines that the workers of a run have written down so far."""
+    """The records that the workers of a run have written so far; `slurm_elastic.control._recording` has their kinds."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._lines: dict[Path, list[bytes]] = {}
+        self._records: dict[tuple[int, int], list[dict[str, Any]]] = {}
+        """By round and rank; the first one of each worker says that it begins."""
         self._offsets: dict[Path, int] = {}
         self.newest = 0
         """Number of the newest round with a worker."""
 
     def read(self) -> bool:
-        """Read what is new; return True if there was something."""
+        """Read the lines that are new, without one that is cut short; return True if there was one."""
         news = False
         for path in self._directory.glob("*.jsonl"):
             offset = self._offsets.get(path, 0)
@@ -273,10 +265,16 @@ class Recordings:
                     file.seek(offset)
                     content = file.read()
                 whole = content[: content.rfind(b"\n") + 1]
-                self._offsets[path] = offset + len(whole)
-                self._lines.setdefault(path, []).extend(whole.splitlines())
-                self.newest = max(self.newest, int(path.name.partition(".")[0]))
-                news = news or bool(whole)
+                if whole:
+                    number, rank = (int(part) for part in path.stem.split("."))
+                    self._offsets[path] = offset + len(whole)
+                    records = self._records.setdefault((number, rank), [])
+                    for line in whole.splitlines():
+                        # On a file system that was full for a while a line may be cut within the file.
+                        with contextlib.suppress(typed_json.JSONError):
+                            records.append(typed_json.loads(line))
+                    self.newest = max(self.newest, number)
+                    news = True
         return news
 
     def waiting(self) -> tuple[int, int, int]:
@@ -284,39 +282,35 @@ class Recordings:
 
         The mishap is -1 if none waits.
         """
-        lasts = [typed_json.loads(lines[-1]) for lines in self._of(self.newest)]
-        waits = [record for record in lasts if record["event"] == "waits"]
-        size = max((typed_json.loads(lines[0]).get("world_size", 1) for lines in self._of(self.newest)), default=0)
+        workers = self._of(self.newest)
+        waits = [records[-1] for records in workers if records[-1]["event"] == "waits"]
+        size = max((records[0]["world_size"] for records in workers), default=0)
         return min((record["mishap"] for record in waits), default=-1), len(waits), size
 
     def stopped(self, round_: int) -> bool:
         """Return True if a worker of the round was told to stop, or a later round has workers."""
-        return self.newest > round_ or any(b'"event": "stop"' in line for lines in self._of(round_) for line in lines)
+        return self.newest > round_ or any(events_of(records, "stop") for records in self._of(round_))
 
     def saved(self, round_: int, step: int) -> bool:
         """Return True if a worker of a later round has reported a checkpoint of a later step."""
         return any(
-            record["event"] == "checkpoint" and record["step"] > step
-            for number in range(round_ + 1, self.newest + 1)
-            for lines in self._of(number)
-            for record in map(typed_json.loads, (line for line in lines if b'"checkpoint"' in line))
+            record["step"] > step
+            for (number, _), records in self._records.items()
+            if number > round_
+            for record in events_of(records, "checkpoint")
         )
 
     def ended(self, round_: int, node: str) -> bool:
         """Return True if all workers of a node have ended without a signal."""
-        return all(
-            b'"event": "ends"' in lines[-1] for lines in self._of(round_) if typed_json.loads(lines[0])["node"] == node
-        )
+        return all(records[-1]["event"] == "ends" for records in self._of(round_) if records[0]["node"] == node)
 
     def all_begin(self, round_: int) -> list[dict[str, Any]]:
-        """Return the first line of each worker of a round, in the order of ranks."""
-        records: list[dict[str, Any]] = [typed_json.loads(lines[0]) for lines in self._of(round_)]
-        return sorted(records, key=lambda record: int(record["rank"]))
+        """Return the first record of each worker of a round, in the order of ranks."""
+        return [records[0] for records in self._of(round_)]
 
     def workers(self) -> tuple[WorkerSeen, ...]:
-        """Return all workers."""
-        workers = (read_worker(lines) for _, lines in sorted(self._lines.items()))
-        return tuple(worker for worker in workers if worker is not None)
+        """Return all workers, in the order of rounds and ranks."""
+        return tuple(worker_seen(records) for _, records in sorted(self._records.items()) if records)
 
-    def _of(self, round_: int) -> list[list[bytes]]:
-        return [lines for path, lines in self._lines.items() if int(path.name.partition(".")[0]) == round_ and lines]
+    def _of(self, round_: int) -> list[list[dict[str, Any]]]:
+        return [records for (number, _), records in sorted(self._records.items()) if number == round_ and records]

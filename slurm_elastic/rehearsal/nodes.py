@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from slurm_elastic.control import RECORDING
-from slurm_elastic.rehearsal.facts import AgentEnd
 from slurm_elastic.rehearsal.scenario import Kind, Plan, node_name
 
 _COMMANDS = ("scontrol", "squeue", "sacct", "sinfo", "sbatch", "scancel")
@@ -52,11 +51,6 @@ class Node:
     def running(self) -> bool:
         """True while its agent runs."""
         return self.process.poll() is None
-
-    def end(self) -> AgentEnd | None:
-        """Return how its agent ended; None while it runs."""
-        code = self.process.poll()
-        return None if code is None else AgentEnd(self.name, code, self.killed)
 
 
 class Nodes:
@@ -114,10 +108,7 @@ class Nodes:
 
     def pause(self, node: Node) -> None:
         """Stop every process of a node."""
-        for pid, (name, _) in processes(self.directory).items():
-            if name == node.name:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGSTOP)
+        self._signal(signal.SIGSTOP, node.name)
 
     def leftover(self) -> list[str]:
         """Return the command lines of processes of the run that still live."""
@@ -136,14 +127,16 @@ class Nodes:
 
     def _kill(self, name: str | None = None) -> None:
         end = time.monotonic() + _END
-        while time.monotonic() < end:
-            pids = [pid for pid, (node, _) in processes(self.directory).items() if name in (None, node)]
-            if not pids:
-                return
-            for pid in pids:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+        while time.monotonic() < end and self._signal(signal.SIGKILL, name):
             time.sleep(0.005)
+
+    def _signal(self, number: signal.Signals, name: str | None) -> bool:
+        """Send a signal to all processes of a node, or of the run; return False if there are none."""
+        pids = [pid for pid, (node, _) in processes(self.directory).items() if name in (None, node)]
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+        return bool(pids)
 
     def _agent(self, index: int, indices: Sequence[int]) -> subprocess.Popen[bytes]:
         first = self._jobs == 1

@@ -375,11 +375,12 @@ class RehearsedRun:
         return read_records(RunContents(self._run_dir), self._run_dir.run_id)
 
     def _seen(self, gave_up: str, left: tuple[str, ...]) -> RunFacts:
-        agents = tuple(end for node in self._nodes.all if (end := node.end()) is not None)
+        ended = ((node.process.poll(), node.killed) for node in self._nodes.all)
+        codes = frozenset(code for code, killed in ended if code is not None and not killed)
         output = (self._directory / "output.txt").read_text(errors="replace").splitlines()
         if not self._run_dir.path.exists():
             last = tuple(printable(line, 500) for line in output[-1:])
-            return RunFacts(gave_up=gave_up or "no agent has started", failures=last, agents=agents)
+            return RunFacts(gave_up=gave_up or "no agent has started", failures=last, exit_codes=codes)
         warned = [match[1] for line in output if (match := _WARNING.search(line)) is not None]
         records = self._records()
         failures = [
@@ -394,7 +395,7 @@ class RehearsedRun:
         return RunFacts(
             workers=self._recordings.workers(),
             happened=tuple(self._happened),
-            agents=agents,
+            exit_codes=codes,
             finished=records.done is not None,
             restarts=records.rounds[-1].restarts if records.rounds else 0,
             failures=tuple(dict.fromkeys(printable(text, 500) for text in failures)),

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from slurm_elastic.control import RECORDING, RoundControl, WorkerControl, attach
-from slurm_elastic.rehearsal.facts import WorkerSeen, read_worker
+from slurm_elastic.rehearsal.facts import WorkerSeen
+from slurm_elastic.rehearsal.files import Recordings
 from tests.local.waiting import eventually, meanwhile
 
 WORKER = {"SLURM_ELASTIC_ROUND": "3", "RANK": "1", "WORLD_SIZE": "2", "SLURM_ELASTIC_NODE": "node1"}
@@ -28,8 +29,9 @@ def recorded(directory: Path) -> tuple[RoundControl, WorkerControl]:
 
 
 def seen(directory: Path) -> WorkerSeen:
-    found = read_worker((directory / "000003.000001.jsonl").read_bytes().splitlines())
-    assert found is not None
+    recordings = Recordings(directory)
+    assert recordings.read()
+    (found,) = recordings.workers()
     return found
 
 
@@ -48,14 +50,15 @@ def test_what_a_worker_does_is_written_down(directory: Path) -> None:
     worker.report_checkpoint(1)
     control.hold()
     control.stop_at(2, "preempted", 20)
-    assert worker.ask(2) is worker.ask(2) is not None
+    stop = worker.ask(2)
+    assert stop is worker.ask(2) is not None
+    assert stop.reason == "preempted"
     found = seen(directory)
     assert (found.round, found.rank, found.node) == (3, 1, "node1")
     assert [step for step, _ in found.steps] == [1, 2]
     assert (found.losses, found.samples) == ({1: 0.5}, ((1, 0, 7), (1, 0, 9)))
     assert [step for step, _ in found.checkpoints] == [1]
     assert found.stop is not None
-    assert (found.stop.step, found.stop.reason) == (2, "preempted")
     assert found.stop.place.startswith(f"{__file__}:")
     (progress,) = control.progress()
     assert (progress.boundary, progress.loss, progress.checkpoint) == (2, 0.5, 1)
@@ -100,11 +103,29 @@ def test_a_worker_that_was_paused_is_told_to_save_too_late(directory: Path) -> N
 
 
 def test_a_line_that_is_cut_short_is_left_out(directory: Path) -> None:
+    (directory / "mishaps.json").write_text("[]")
     _, worker = recorded(directory)
     worker.ask(1)
-    lines = (directory / "000003.000001.jsonl").read_bytes().splitlines()
-    found = read_worker([*lines, b'{"at": 1, "even'])
-    assert found is not None
-    assert found.last_step == 1
-    assert json.loads(lines[0])["event"] == "begins"
-    assert read_worker([b""]) is None
+    with (directory / "000003.000001.jsonl").open("ab") as file:
+        file.write(b'{"at": 1, "even')
+    assert seen(directory).last_step == 1
+    worker.ask(3)
+    worker.ask(4)
+    assert seen(directory).last_step == 4
+    (directory / "000004.000000.jsonl").touch()
+    assert seen(directory).last_step == 4
+
+
+def test_a_line_counts_once_its_end_is_there(directory: Path) -> None:
+    (directory / "mishaps.json").write_text("[]")
+    _, worker = recorded(directory)
+    worker.ask(1)
+    path = directory / "000003.000001.jsonl"
+    written = path.read_bytes()
+    recordings = Recordings(directory)
+    path.write_bytes(written[:-9])
+    assert recordings.read()
+    assert recordings.workers()[0].last_step is None
+    path.write_bytes(written)
+    assert (recordings.read(), recordings.read()) == (True, False)
+    assert recordings.workers()[0].last_step == 1
