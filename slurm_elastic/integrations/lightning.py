@@ -16,6 +16,7 @@ import contextlib
 import io
 import logging
 import os
+import pickle
 import signal
 from pathlib import Path
 from typing import Any
@@ -204,7 +205,7 @@ class _Memory:
         """The checkpoint that Trainer makes; for the callback, which is given it on all ranks."""
         self.saves = False
         """True while Trainer makes one for the memory."""
-        self._refused = False
+        self._refused = self._tried = False
 
     def keep(self, every: int = 0) -> None:
         """Copy the state if `every` steps were taken since the last copy, 0 for the user's number; on all ranks."""
@@ -228,8 +229,12 @@ class _Memory:
         try:
             is_sharded = _has_shards(self._trainer.strategy)
             shards: dict[str, Any] = {name: checkpoint.pop(name, None) if is_sharded else None for name in _SHARDED}
-            snapshot.save(step, output=_path(self._directory), **{**_packed(checkpoint), **shards})
-        except (snapshot.OutOfMemoryError, TypeError, ValueError) as error:
+            packed = _packed(checkpoint)
+            if not self._tried:
+                _unpacked(**packed)
+            self._tried = True
+            snapshot.save(step, output=_path(self._directory), **{**packed, **shards})
+        except (snapshot.OutOfMemoryError, TypeError, ValueError, AttributeError, pickle.PickleError) as error:
             self._refused = True
             _tell(str(error).partition("\n")[0])
 
@@ -275,9 +280,11 @@ def _step_of(path: Path) -> int:
 
 
 def _packed(checkpoint: dict[str, Any]) -> dict[str, Any]:
+    # Hyperparameters may be what a snapshot does not hold, and torch reads back, as a torch.dtype.
+    plain = {name: checkpoint.pop(name) for name in [*checkpoint] if name.endswith("hyper_parameters")}
     flat = flatten(checkpoint)
     buffer = io.BytesIO()
-    torch.save(flat.tree, buffer)
+    torch.save([flat.tree, plain], buffer)
     rest = torch.zeros(-(-buffer.tell() // _PAGE) * _PAGE, dtype=torch.uint8)
     rest[: buffer.tell()] = torch.frombuffer(buffer.getbuffer(), dtype=torch.uint8)
     # The size may differ between ranks: tensors do, plain values of a snapshot do not.
@@ -288,4 +295,5 @@ def _unpacked(
     size: torch.Tensor, rest: torch.Tensor, tensors: list[torch.Tensor], sharded: list[torch.Tensor]
 ) -> dict[str, Any]:
     buffer = io.BytesIO(bytes(rest[: int(size)].tolist()))
-    return rebuild(torch.load(buffer, weights_only=True), tensors, sharded)
+    tree, plain = torch.load(buffer, weights_only=True)
+    return {**rebuild(tree, tensors, sharded), **plain}

@@ -236,8 +236,9 @@ from slurm_elastic.data import ElasticSampler
 from slurm_elastic.integrations.lightning import ElasticCallback, elastic_world, last_checkpoint
 
 class Model(LightningModule):
-    def __init__(self):
+    def __init__(self, dtype=torch.float32):
         super().__init__()
+        self.save_hyperparameters()
         self.layers = torch.nn.Sequential(torch.nn.Linear(1, 8), torch.nn.Dropout(0.5), torch.nn.Linear(8, 1))
     def training_step(self, batch, batch_idx):
         return self.layers(batch[0] / 40).square().mean()
