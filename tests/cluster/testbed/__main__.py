@@ -13,6 +13,7 @@ from . import machine, network, processes
 from .cluster import Cluster
 from .errors import TestbedError
 from .lock import Lock
+from .sessions import remove_orphans
 from .settings import CONTROLLER, PROCTRACKS, ROOTS, STATE, SWITCH, USER, Settings
 
 _EXAMPLES = """\
@@ -57,6 +58,8 @@ def _parser() -> argparse.ArgumentParser:
 
     down = commands.add_parser("down", parents=[named], help="end the cluster, leave nothing")
     down.set_defaults(run=_down)
+    clear = commands.add_parser("clear", help="end the clusters of test sessions that were killed")
+    clear.set_defaults(run=_clear)
     status = commands.add_parser("status", parents=[named], help="machines, nodes and jobs")
     status.set_defaults(run=_status)
     shell = commands.add_parser("shell", parents=[named], help=f"a shell on the controller as user {USER}")
@@ -75,6 +78,11 @@ def _parser() -> argparse.ArgumentParser:
         act.add_argument("machine")
         act.set_defaults(run=_act, command=command)
     return parser
+
+
+def _clear(options: argparse.Namespace) -> int:
+    remove_orphans()
+    return 0
 
 
 def _up(options: argparse.Namespace) -> int:

@@ -34,7 +34,7 @@ class Session:
                 break
         else:
             raise TestbedError(f"{_MOST_SESSIONS} test sessions run already")
-        _remove_orphans(self.name)
+        remove_orphans(self.name)
         return self
 
     def __exit__(
@@ -57,7 +57,8 @@ class Session:
         return self._clusters[settings]
 
 
-def _remove_orphans(own: str) -> None:
+def remove_orphans(own: str = "") -> None:
+    """Take down the clusters of sessions that were killed, and those of one's own place."""
     sessions = {path.name.split("-")[0] for path in STATE.glob("session[0-9]*-*/")}
     for session in sessions:
         if session == own:
