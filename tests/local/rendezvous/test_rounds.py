@@ -87,7 +87,11 @@ def test_a_leader_that_cannot_write_a_round_down_publishes_none(
     (run.run_dir.path / "rounds").write_text("in the way")
     leader.join()
     assert "rounds" in leader.hear(LeaderLost).why
-    assert not caplog.records
+    eventually(lambda: caplog.records)
+    rounds = run.run_dir.path / "rounds"
+    assert caplog.messages == [
+        f"this agent cannot campaign to lead: {rounds}: a file has the name of a directory; move the file"
+    ]
 
 
 def test_who_does_not_see_the_run_directory_yet_tries_the_ports_in_order(start_run: StartRun, tmp_path: Path) -> None:
