@@ -181,8 +181,8 @@ class ProbeJob:
         return f"job {self.id} runs on {', '.join(self.nodes)}" if view.state == "RUNNING" else ""
 
     def _results(self) -> tuple[ProbeResult, ...]:
-        found = (read_file(self._run_dir, result_name(node), ProbeResult) for node in self.nodes)
-        return tuple(result for result in found if result is not None)
+        results = (read_file(self._run_dir, result_name(node), ProbeResult) for node in self.nodes)
+        return tuple(result for result in results if result is not None)
 
 
 def gather_site(options: argparse.Namespace, sbatch: Mapping[str, str | None]) -> SiteFacts:

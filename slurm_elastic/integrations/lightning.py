@@ -166,10 +166,10 @@ def _read_from_memory(strategy: Strategy) -> None:
     read = strategy.load_checkpoint
 
     def load(path: Any, *arguments: Any, **options: Any) -> Any:
-        found = _newest.pop(str(path), None)
-        if found is None:
+        checkpoint = _newest.pop(str(path), None)
+        if checkpoint is None:
             return read(path, *arguments, **options)
-        return _with_shards(strategy, found) if _has_shards(strategy) else found
+        return _with_shards(strategy, checkpoint) if _has_shards(strategy) else checkpoint
 
     strategy.load_checkpoint = load
 
@@ -181,7 +181,7 @@ def _has_shards(strategy: Strategy) -> bool:
 def _with_shards(strategy: Strategy, checkpoint: dict[str, Any]) -> dict[str, Any]:
     """Load this rank's shards into the model and its optimizers, as `ModelParallelStrategy.load_checkpoint` does."""
     model, optimizers = strategy.model, strategy.optimizers
-    present = get_model_state_dict(model), [get_optimizer_state_dict(model, each) for each in optimizers]
+    present = get_model_state_dict(model), [get_optimizer_state_dict(model, optimizer) for optimizer in optimizers]
     weights, states = snapshot.load(**dict(zip(_SHARDED, present, strict=True)))
     set_model_state_dict(model, weights)
     for optimizer, state in zip(optimizers, states, strict=True):

@@ -327,11 +327,11 @@ def _summary_parts(records: RunRecords, now: float) -> Iterator[str]:
     for number, how in ((lost.total(), "lost"), (left.total(), "left"), (joined, "joined")):
         if number:
             yield f"{counted(number, 'node')} {how}"
-    found = goodput(times, steps)
-    if found.redone_steps or (found.redone_steps is not None and (lost or left or requeues)):
-        yield f"{counted(found.redone_steps, 'step')} again"
-    if found.share is not None:
-        yield f"goodput {100 * found.share:.0f} %"
+    figures = goodput(times, steps)
+    if figures.redone_steps or (figures.redone_steps is not None and (lost or left or requeues)):
+        yield f"{counted(figures.redone_steps, 'step')} again"
+    if figures.share is not None:
+        yield f"goodput {100 * figures.share:.0f} %"
 
 
 def _named_nodes(records: RunRecords, kind: str, reason: str = "", before: Container[int] = ()) -> Counter[str]:

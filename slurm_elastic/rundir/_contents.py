@@ -130,8 +130,8 @@ class RunContents:
 
     def error_files(self, round_number: int) -> list[tuple[str, int, Path]]:
         """Return the error files of a round, each with its node and rank."""
-        found = ((node, rank, path / "error.json") for node, rank, path in self._rank_directories(round_number))
-        return sorted((node, rank, path) for node, rank, path in found if path.is_file())
+        places = ((node, rank, path / "error.json") for node, rank, path in self._rank_directories(round_number))
+        return sorted((node, rank, path) for node, rank, path in places if path.is_file())
 
     def read(self, path: Path, offset: int, most: int) -> bytes:
         """Return at most `most` bytes of a log from an offset on; empty at its end, or if it cannot be read."""

@@ -100,8 +100,8 @@ def gloo_interface(preference: AddressPreference, facts: AddressFacts) -> str:
     Empty where gloo finds one: by a name that does not resolve, or resolves to 127.0.1.1, it takes a loopback address,
     which no other node reaches (torch 2.13, ProcessGroupGloo.cpp, createDefaultDevice).
     """
-    found = facts.resolved.get(facts.own_name)
-    usable = found is not None and not _is_loopback(found) and found in facts.own_addresses
+    resolved = facts.resolved.get(facts.own_name)
+    usable = resolved is not None and not _is_loopback(resolved) and resolved in facts.own_addresses
     if usable or not facts.own_name:
         return ""
     chosen = choose_address(preference, facts)

@@ -214,8 +214,8 @@ def find_replicator(holder: Holder, settings: Settings) -> Holder:
     channel = connect(holder, settings)
     with channel.socket:
         channel.say(_FindReplicator())
-        found: Holder = channel.next(Holder)
-        return found
+        process: Holder = channel.next(Holder)
+        return process
 
 
 def receive(

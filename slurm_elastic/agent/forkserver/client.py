@@ -212,7 +212,7 @@ class ForkServer:
             if content:
                 os.set_inheritable(handles[0], False)
                 child = ForkedProcess(int(content), handles[0])
-                self._forked = [*(each for each in self._forked if not each.is_waited_for), child]
+                self._forked = [*(process for process in self._forked if not process.is_waited_for), child]
                 return child, ours
         ours.close()
         return None

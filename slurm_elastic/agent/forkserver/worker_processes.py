@@ -101,9 +101,9 @@ class WorkerProcesses:
         self._exits: dict[int, int] = {}
         for rank, stderr in self.stderrs.items() if brief else ():
             last = self._last_words[rank] = LastWords(functools.partial(self._exits.__contains__, rank))
-            for each in followed:
-                if each.path == stderr and each.destination is sys.stderr:
-                    each.last_words = last
+            for file in followed:
+                if file.path == stderr and file.destination is sys.stderr:
+                    file.last_words = last
         # The streams that go to files of their own, whose lines get times.
         paths = (*self.stdouts.values(), *self.stderrs.values())
         logs = [path for path in paths if path and not path.startswith("/dev/")]

@@ -88,7 +88,7 @@ class _Collected(Collector):
             "From the end of one round's workers on this node, or the agent's start, to the start of the next's.",
             labels=("run", "node"),
         )
-        within = [(str(most), sum(each <= most for each in changes)) for most in _CHANGE_BUCKETS]
+        within = [(str(most), sum(change <= most for change in changes)) for most in _CHANGE_BUCKETS]
         family.add_metric(self._constant, [*within, ("+Inf", len(changes))], sum(changes))
         return family
 

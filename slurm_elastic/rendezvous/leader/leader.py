@@ -370,7 +370,7 @@ def _assignment(
     own = state.settings.agent
     if connections.shared is None or connections.shared[0] is not table:
         # An agent that reaches none of these successors reads the others from the records.
-        others = (each for each in table.places if each.agent != own)
+        others = (member for member in table.places if member.agent != own)
         shared = messages.Assignment(
             attempt=0,
             place=place,
@@ -385,8 +385,8 @@ def _assignment(
             epoch=epoch,
             leader=own,
             leader_node=node_of(own),
-            successors=tuple(_successor(each) for each in islice(others, _SUCCESSORS)),
-            members=compress(each.node for each in table.places),
+            successors=tuple(_successor(member) for member in islice(others, _SUCCESSORS)),
+            members=compress(member.node for member in table.places),
             heartbeat_limit=table.heartbeat_limit,
             origin=table.origin,
         )
