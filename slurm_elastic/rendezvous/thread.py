@@ -15,6 +15,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from typing import Any
 
 from slurm_elastic.rendezvous.election import events
@@ -84,15 +85,19 @@ class Coordination:
         self.report: Callable[[], str] = lambda: "{}"
         """Returns what this agent does now as JSON, in the thread, when a client of the leader asks; see
         :class:`~.messages.StatusReport`."""
-        self._ready = threading.Event()
+        self._ready = Future[None]()
         self._stopped = self._closed = False
         self._closing = threading.Lock()
         self._thread = threading.Thread(target=self._main, name="slurm-elastic-coordination", daemon=True)
 
     def start(self) -> None:
-        """Start the thread; the leader, if it is here, listens from now on."""
+        """Start the thread; the leader, if it is here, listens from now on.
+
+        Raises:
+            OSError: The thread cannot serve, as without a descriptor that is left.
+        """
         self._thread.start()
-        self._ready.wait()
+        self._ready.result()
 
     def next_event(self, timeout: float | None = None) -> events.LeaderEvent | events.RecordsLost | None:
         """Return the next event, or None if none came within `timeout` seconds (0: do not wait, None: for ever)."""
@@ -216,7 +221,12 @@ class Coordination:
         self._events.put(event)
 
     def _main(self) -> None:
-        asyncio.run(self._live())
+        try:
+            asyncio.run(self._live())
+        except BaseException as error:
+            if self._ready.done():
+                raise
+            self._ready.set_exception(error)
 
     async def _live(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -226,7 +236,7 @@ class Coordination:
             self._config, self._deliver, lambda dumps: self.positions(dumps), self._host, lambda: self.report()
         )
         await self._runner.open()
-        self._ready.set()
+        self._ready.set_result(None)
         running = asyncio.create_task(self._runner.run())
         running.add_done_callback(self._report)
         timeout = await self._stopping

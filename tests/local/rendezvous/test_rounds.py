@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import socket
 import time
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from slurm_elastic.rendezvous.election.events import LeaderLost
+from slurm_elastic.rendezvous.election.leader_host import LeaderHost
 from slurm_elastic.rendezvous.leader.fenced_records import FencedRecords
 from slurm_elastic.rendezvous.leader.leader import Leader
 from slurm_elastic.rendezvous.membership.agents import LeaveReason, Reason
@@ -92,6 +94,15 @@ def test_a_leader_that_cannot_write_a_round_down_publishes_none(
     assert caplog.messages == [
         f"this agent cannot campaign to lead: {rounds}: a file has the name of a directory; move the file"
     ]
+
+
+def test_an_agent_that_cannot_serve_says_so(start_run: StartRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def fail(*_arguments: object) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(LeaderHost, "open", fail)
+    with pytest.raises(OSError, match="Too many open files"):
+        start_run().party(0)
 
 
 def test_who_does_not_see_the_run_directory_yet_tries_the_ports_in_order(start_run: StartRun, tmp_path: Path) -> None:
