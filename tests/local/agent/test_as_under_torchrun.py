@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.local.agents import ROOT, Allocation, eventually
+from tests.local.agents import ROOT, Allocation, allocation, eventually
 from tests.local.waiting import HANG
 
 Allocate = Callable[..., Allocation]
@@ -32,18 +32,19 @@ Path("found").write_text("\\n".join(found))
 def test_a_closed_standard_stream_is_no_file_of_ours(tmp_path: Path, start: str) -> None:
     (tmp_path / "t.py").write_text(STREAMS)
     agent = [sys.executable, "-m", "slurm_elastic", "agent", f"--start={start}", "--log-dir=/dev/null", "t.py"]
-    environment = {**Allocation(tmp_path, 1).environment(1), "SLURM_ELASTIC_ETCD_PASSWORD": "hunter2"}
-    for name in [name for name in environment if name.startswith(("SLURM_JOB", "SLURM_STEP", "SLURM_NODE"))]:
-        del environment[name]
-    subprocess.run(
-        ["bash", "-c", 'export OUTSIDE=$$; "$@" <&- >&- 2>&-; exit "$?"', "bash", *agent],
-        cwd=tmp_path,
-        env={**environment, "PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT)},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        timeout=HANG,
-        check=True,
-    )
+    with allocation(tmp_path, 1) as node:
+        environment = {**node.environment(1), "SLURM_ELASTIC_ETCD_PASSWORD": "hunter2"}
+        for name in [name for name in environment if name.startswith(("SLURM_JOB", "SLURM_STEP", "SLURM_NODE"))]:
+            del environment[name]
+        subprocess.run(
+            ["bash", "-c", 'export OUTSIDE=$$; "$@" <&- >&- 2>&-; exit "$?"', "bash", *agent],
+            cwd=tmp_path,
+            env={**environment, "PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT)},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=HANG,
+            check=True,
+        )
     found = (tmp_path / "found").read_text()
     for number in "012":
         leads = {line.split()[2] for line in found.splitlines() if line.split()[1] == number}

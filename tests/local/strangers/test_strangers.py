@@ -132,18 +132,19 @@ def under_torchrun(directory: Path, stranger: Stranger, workers: int) -> tuple[i
     logs = directory.with_name("logs")
     command = [stranger.python, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={workers}"]
     command += ["--redirects=1", f"--log-dir={logs}"]
-    environment = {**Allocation(directory, 1).environment(1), "PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT)}
-    for name in [name for name in environment if name.startswith("SLURM")]:
-        del environment[name]
-    ended = subprocess.run(
-        [*command, stranger.files[0], *stranger.arguments],
-        cwd=directory,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=3 * HANG,
-        check=False,
-    )
+    with allocation(directory, 1) as node:
+        environment = {**node.environment(1), "PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT)}
+        for name in [name for name in environment if name.startswith("SLURM")]:
+            del environment[name]
+        ended = subprocess.run(
+            [*command, stranger.files[0], *stranger.arguments],
+            cwd=directory,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=3 * HANG,
+            check=False,
+        )
     assert ended.returncode == 0, ended.stderr
     lines = [line for log in logs.rglob("stdout.log") for line in log.read_text().splitlines()]
     return ended.returncode, sorted(lines), left_by(directory)

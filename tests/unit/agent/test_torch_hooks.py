@@ -266,8 +266,8 @@ def test_a_virtual_local_rank_sees_one_device(monkeypatch: pytest.MonkeyPatch, v
         (["--no-python", "/opt/train", "--lr", "1"], "train"),
     ],
 )
-def test_the_script_is_found_in_the_command_of_workers(command: list[str], name: str) -> None:
-    options = torchrun.get_args_parser().parse_args(command)
+def test_the_script_is_found_in_the_command_of_workers(command: list[str], name: str, tmp_path: Path) -> None:
+    options = torchrun.get_args_parser().parse_args([f"--log-dir={tmp_path}", *command])
     _, entrypoint, args = torchrun.config_from_args(options)
     spec = WorkerSpec("trainer", 1, _handler(), entrypoint=entrypoint, args=tuple(args))
     assert TorchAgent(spec, _Specs(), lambda: RunResult(state=WorkerState.HEALTHY), print).script == name
