@@ -230,7 +230,7 @@ class RehearsedRun:
             self._wake_late(now)
             index, waiting, workers = self._recordings.waiting()
             # The last line of a worker that was killed says for ever that it waits.
-            if index != len(self._happened) or self._under_way is not None:
+            if index != len(self._happened) or self._under_way is not None or self._waits_for_place(index):
                 reached = 0.0
                 time.sleep(_POLL)
                 continue
@@ -240,6 +240,11 @@ class RehearsedRun:
                 self._let_happen(index)
                 reached = 0.0
         return ""
+
+    def _waits_for_place(self, index: int) -> bool:
+        """Return True if a node would join while one that has to leave still ends: it gets the place of that one."""
+        joins = self._plan.mishaps[index].kind is Kind.JOIN
+        return joins and any(node.deadline is not None for node in self._nodes.present)
 
     def _let_happen(self, index: int) -> None:
         mishap, round_ = self._plan.mishaps[index], self._recordings.newest

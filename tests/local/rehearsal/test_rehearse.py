@@ -42,6 +42,7 @@ def rehearse(
     code = main(["rehearse", f"--nodes={nodes}", f"--scenario={tmp_path / 'scenario.txt'}", "--json", *words])
     told = capsys.readouterr()
     assert list((tmp_path / "temporary").iterdir()) == []
+    assert told.out, told.err
     return code, json.loads(told.out)
 
 
