@@ -31,7 +31,7 @@ from slurm_elastic.agent.forkserver.protocol import StartInterruptedError
 from slurm_elastic.agent.health.pages import NodePages
 from slurm_elastic.agent.health.server import health_port, withdraw_lost
 from slurm_elastic.agent.health.state import AgentState, Readings
-from slurm_elastic.agent.job.job_end import represents_job
+from slurm_elastic.agent.job.job_end import AgentEnd, represents_job
 from slurm_elastic.agent.job.job_end_effects import JobAtEnd, is_known_done
 from slurm_elastic.agent.job.preemption import SignalDiagnosis
 from slurm_elastic.agent.lifecycle.states import AgentOutcome
@@ -233,13 +233,15 @@ class _Run:
                 settings.requeue_policy,
                 coordination.known_members(),
                 record_signals().fd,
-            ).finish(
-                outcome.exit_code,
-                gave_up=outcome.gave_up,
-                diagnoses=diagnosis.asks,
-                leads=coordination.leads,
-                shares_run=settings.shared,
-                represents_job=represents_job(settings.job, settings.agent, agent.last_assignment),
+            ).carry_out(
+                AgentEnd(
+                    outcome.exit_code,
+                    gave_up=outcome.gave_up,
+                    diagnoses=diagnosis.asks,
+                    leads=coordination.leads,
+                    shares_run=settings.shared,
+                    represents_job=represents_job(settings.job, settings.agent, agent.last_assignment),
+                )
             )
         if missing:
             # The last line: who reads no more has to know it.

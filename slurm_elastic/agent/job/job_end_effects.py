@@ -1,4 +1,4 @@
-"""Executes what an agent that has ended does for its job: asks Slurm and the run's records, and ends jobs.
+"""Executes the decisions of :mod:`slurm_elastic.agent.job.job_end`: asks Slurm and the run's records, and ends jobs.
 
 An agent may end because its file system has failed, so every question has a time-out.
 """
@@ -17,7 +17,13 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from slurm_elastic.agent.console_log import notice
-from slurm_elastic.agent.job.job_end import is_without_script, other_agents
+from slurm_elastic.agent.job.job_end import (
+    AgentEnd,
+    JobEndAction,
+    decide_job_end,
+    is_without_script,
+    other_agents,
+)
 from slurm_elastic.agent.job.requeue import requeue_job
 from slurm_elastic.agent.option_values import JOB_END_VARIABLE, RequeuePolicy
 from slurm_elastic.errors import ExitCode
@@ -67,38 +73,25 @@ class JobAtEnd:
     controller: Controller = field(default_factory=Controller)
     say: Callable[[str], None] = notice
 
-    def finish(
-        self,
-        exit_code: ExitCode,
-        *,
-        gave_up: bool = False,
-        diagnoses: bool = False,
-        leads: bool = False,
-        shares_run: bool = False,
-        represents_job: bool = False,
-    ) -> None:
-        """Do what an agent that has ended still does for its job.
-
-        Args:
-            gave_up: True if it ended alone, see AgentOutcome.
-            diagnoses: True if this is the agent of its job that has asked Slurm why the job has to end.
-            shares_run: True if other jobs may be in the run, too.
-        """
-        if exit_code is ExitCode.LEFT and diagnoses:
-            if not self.requeue() and not self.other_run_goes_on():
-                self.end_if_last(spares_count=True)
-        elif gave_up:
-            # On a full disk all agents give up, one after the other; in a network partition others may train on.
-            if not self.other_run_goes_on():
-                self.end_if_last(spares_count=False)
-        elif exit_code is not ExitCode.LEFT and (leads or represents_job):
-            # The leader ends last.
-            if exit_code is ExitCode.FINISHED and shares_run:
-                self.cancel_held_elements()
-            if leads and shares_run:
-                _in_time(self.end_empty_jobs, otherwise=None)
-            if not self.other_run_goes_on():
-                self.end_abandoned_job()
+    def carry_out(self, end: AgentEnd) -> None:
+        """Execute what an agent still does for its job when it has ended."""
+        for action in decide_job_end(end):
+            ends_this_job = action in (JobEndAction.END_JOB_IF_LAST, JobEndAction.END_ABANDONED_JOB)
+            if ends_this_job and self._other_run_goes_on():
+                # The last agent of that run ends the job.
+                continue
+            match action:
+                case JobEndAction.REQUEUE_JOB:
+                    if not self._requeue() and not self._other_run_goes_on():
+                        self._end_if_last(spares_count=True)
+                case JobEndAction.END_JOB_IF_LAST:
+                    self._end_if_last(spares_count=False)
+                case JobEndAction.CANCEL_HELD_ELEMENTS:
+                    self.cancel_held_elements()
+                case JobEndAction.END_EMPTY_JOBS:
+                    _in_time(self._end_empty_jobs, otherwise=None)
+                case JobEndAction.END_ABANDONED_JOB:
+                    self.end_abandoned_job()
 
     def cancel_held_elements(self) -> None:
         """Cancel the elements of the job's array that Slurm holds; for the end of a run that is finished."""
@@ -132,8 +125,7 @@ class JobAtEnd:
             self.say(f"job {name} has no other agent left, and its batch script is gone: this agent ends the job")
             self.controller.cancel(name)
 
-    def end_empty_jobs(self) -> None:
-        """End the other jobs of the run whose batch scripts are gone: their last agents may be, unknown to Slurm."""
+    def _end_empty_jobs(self) -> None:
         base = self.run_dir.path.parent.parent
         for name in sorted(RunContents(self.run_dir).jobs() - {self.job.name}):
             view = self.controller.job(name)
@@ -141,8 +133,8 @@ class JobAtEnd:
                 self.say(f"job {name} has lost its batch script with {view.batch_host}: cancelled, as the run is over")
                 self.controller.cancel(name)
 
-    def requeue(self) -> bool:
-        """Requeue the job if it has to go on; return True if it starts again, or its batch script handles its end."""
+    def _requeue(self) -> bool:
+        """Return True if the job will start again, or its batch script handles its end."""
         if JOB_END_VARIABLE in self.environ and not self._batch_script_lost(_POLLS_BEFORE_REQUEUE):
             return True
         try:
@@ -162,11 +154,8 @@ class JobAtEnd:
             logger.warning("not requeued: %s", error)
         return not self._batch_script_lost(_POLLS_BEFORE_REQUEUE)
 
-    def other_run_goes_on(self) -> bool:
-        """Return True if another step of this start of the job has a run that has neither finished nor failed.
-
-        The last agent of that run ends the job.
-        """
+    def _other_run_goes_on(self) -> bool:
+        """Return True if another step of this start of the job has a run that has neither finished nor failed."""
 
         def look() -> bool:
             restarts = self.job.restart_count
@@ -180,7 +169,7 @@ class JobAtEnd:
 
         return _in_time(look, otherwise=False)
 
-    def end_if_last(self, *, spares_count: bool) -> None:
+    def _end_if_last(self, *, spares_count: bool) -> None:
         """As `end_job_if_last`.
 
         Args:

@@ -8,8 +8,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from slurm_elastic.agent.job.job_end import is_without_script, represents_job
-from slurm_elastic.agent.job.job_end_effects import JobAtEnd
+from slurm_elastic.agent.job.job_end import (
+    AgentEnd,
+    JobEndAction,
+    decide_job_end,
+    is_without_script,
+    represents_job,
+)
 from slurm_elastic.errors import ExitCode
 from slurm_elastic.rendezvous.transport.messages import Successor
 from slurm_elastic.slurm import Controller, JobView, NodeState, SlurmJob
@@ -187,30 +192,32 @@ def test_who_gives_up_leaves_a_job_with_its_srun_alone(signalled: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("code", "facts", "done"),
+    ("end", "actions"),
     [
         # The agent that asked Slurm why the job goes sees to its requeue.
-        ("LEFT", "diagnoses leads", "requeue end_if_last(True)"),
-        ("LEFT", "diagnoses gave_up", "requeue end_if_last(True)"),
-        ("LEFT", "leads represents_job", ""),
-        ("LEFT", "gave_up", "end_if_last(False)"),
-        ("FAILED", "gave_up leads", "end_if_last(False)"),
+        (AgentEnd(ExitCode.LEFT, diagnoses=True, leads=True), (JobEndAction.REQUEUE_JOB,)),
+        (AgentEnd(ExitCode.LEFT, diagnoses=True, gave_up=True), (JobEndAction.REQUEUE_JOB,)),
+        (AgentEnd(ExitCode.LEFT, leads=True, represents_job=True), ()),
+        (AgentEnd(ExitCode.LEFT, gave_up=True), (JobEndAction.END_JOB_IF_LAST,)),
+        (AgentEnd(ExitCode.FAILED, gave_up=True, leads=True), (JobEndAction.END_JOB_IF_LAST,)),
         # When the run is over, one agent of each job ends it.
-        ("FINISHED", "leads shares_run", "cancel_held_elements end_empty_jobs end_abandoned_job"),
-        ("FAILED", "leads shares_run", "end_empty_jobs end_abandoned_job"),
-        ("FINISHED", "represents_job shares_run", "cancel_held_elements end_abandoned_job"),
+        (
+            AgentEnd(ExitCode.FINISHED, leads=True, shares_run=True),
+            (JobEndAction.CANCEL_HELD_ELEMENTS, JobEndAction.END_EMPTY_JOBS, JobEndAction.END_ABANDONED_JOB),
+        ),
+        (
+            AgentEnd(ExitCode.FAILED, leads=True, shares_run=True),
+            (JobEndAction.END_EMPTY_JOBS, JobEndAction.END_ABANDONED_JOB),
+        ),
+        (
+            AgentEnd(ExitCode.FINISHED, represents_job=True, shares_run=True),
+            (JobEndAction.CANCEL_HELD_ELEMENTS, JobEndAction.END_ABANDONED_JOB),
+        ),
         # An element that is a run of its own leaves the others alone.
-        ("FINISHED", "leads", "end_abandoned_job"),
-        ("FAILED", "leads", "end_abandoned_job"),
-        ("FINISHED", "", ""),
+        (AgentEnd(ExitCode.FINISHED, leads=True), (JobEndAction.END_ABANDONED_JOB,)),
+        (AgentEnd(ExitCode.FAILED, leads=True), (JobEndAction.END_ABANDONED_JOB,)),
+        (AgentEnd(ExitCode.FINISHED), ()),
     ],
 )
-def test_what_an_agent_does_for_its_job(monkeypatch: pytest.MonkeyPatch, code: str, facts: str, done: str) -> None:
-    said: list[str] = []
-    for name in ("requeue", "cancel_held_elements", "end_empty_jobs", "end_abandoned_job"):
-        # The job cannot be requeued.
-        monkeypatch.setattr(JobAtEnd, name, lambda _, name=name: said.append(name))
-    monkeypatch.setattr(JobAtEnd, "end_if_last", lambda _, spares_count: said.append(f"end_if_last({spares_count})"))
-    monkeypatch.setattr(JobAtEnd, "other_run_goes_on", lambda _: False)
-    at_end(job(0), Controller()).finish(ExitCode[code], **dict.fromkeys(facts.split(), True))
-    assert said == done.split()
+def test_what_an_agent_does_for_its_job(end: AgentEnd, actions: tuple[JobEndAction, ...]) -> None:
+    assert decide_job_end(end) == actions
