@@ -39,6 +39,13 @@ class UsageError(SlurmElasticError, ValueError):
     exit_code = ExitCode.USAGE
 
 
+class RecordsError(SlurmElasticError):
+    """The records of a run cannot be read or written: run directory or etcd is full, gone, or holds something else.
+
+    A person has to fix it; the message is one line that says what and how. A write may have been carried out or not.
+    """
+
+
 def did_you_mean(word: str, names: Iterable[str], otherwise: str) -> str:
     """Return how to fix a misspelt word: the known word that is near to it, else `otherwise`."""
     import difflib

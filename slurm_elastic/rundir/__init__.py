@@ -2,7 +2,6 @@
 
 from slurm_elastic.rundir._atomic_files import (
     RecordError,
-    RecordsError,
     RunDirError,
     claim_file,
     list_names,
@@ -33,7 +32,6 @@ __all__ = [
     "KnownRun",
     "LogFile",
     "RecordError",
-    "RecordsError",
     "RunContents",
     "RunDir",
     "RunDirError",

@@ -13,15 +13,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
-from slurm_elastic.errors import SlurmElasticError, UsageError
+from slurm_elastic.errors import RecordsError, UsageError
 from slurm_elastic.ownership import NEW_DIRECTORY, NEW_FILE, group_may_write, open_own, write_own
-
-
-class RecordsError(SlurmElasticError):
-    """The records of a run cannot be read or written: run directory or etcd is full, gone, or holds something else.
-
-    A person has to fix it; the message is one line that says what and how. A write may have been carried out or not.
-    """
 
 
 class RunDirError(RecordsError):

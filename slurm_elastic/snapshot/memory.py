@@ -96,12 +96,17 @@ def fill_slot(fields: Fields, written: Contents, copy: Callable[[], object]) -> 
     fields[_COMMITTED] = 1
 
 
+def is_committed(fields: Fields) -> bool:
+    """Return True if the slot holds a committed snapshot of this version of the layout."""
+    return fields[_MAGIC] == _MAGIC_VALUE and fields[_COMMITTED] == 1
+
+
 def contents_of(fields: Fields, size: int) -> Contents | None:
     """Return what a slot of `size` bytes holds; None if no committed snapshot of this version.
 
     A worker can write anything, so the header is not believed beyond the bytes.
     """
-    if fields[_MAGIC] != _MAGIC_VALUE or fields[_COMMITTED] != 1:
+    if not is_committed(fields):
         return None
     digest = fields[_DIGEST].to_bytes(8, "little", signed=True).hex()
     part = None if fields[_PART] == -1 else fields[_PART]
@@ -182,7 +187,7 @@ class Slot:
     def snapshot(self) -> SnapshotId | None:
         """The snapshot that the slot holds; None if no committed one."""
         fields = self.header()
-        return SnapshotId(fields[_ROUND], fields[_STEP]) if fields[_COMMITTED] == 1 else None
+        return SnapshotId(fields[_ROUND], fields[_STEP]) if is_committed(fields) else None
 
     def contents(self) -> Contents | None:
         """Return what the slot holds; None if no committed snapshot."""

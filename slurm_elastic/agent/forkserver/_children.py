@@ -117,8 +117,8 @@ class ChildReaper:
         left = []
         for pid in children(os.getpid()):
             if pid not in spared and os.waitpid(pid, os.WNOHANG)[0]:
-                for known in (self.workers, self._ended, self.kept):
-                    known.discard(pid)
+                for pids in (self.workers, self._ended, self.kept):
+                    pids.discard(pid)
             else:
                 left.append(pid)
         return left

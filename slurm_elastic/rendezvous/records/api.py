@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from slurm_elastic import typed_json
 from slurm_elastic.errors import ExitCode, UsageError
+from slurm_elastic.errors import RecordsError as RecordsError
 from slurm_elastic.rendezvous.records.etcd.config import (
     ENVIRONMENT_PREFIX,
     OPTIONS,
@@ -21,7 +22,6 @@ from slurm_elastic.rendezvous.records.etcd.config import (
     load_config,
 )
 from slurm_elastic.rundir import RecordError, RunDir
-from slurm_elastic.rundir import RecordsError as RecordsError
 
 if TYPE_CHECKING:
     from slurm_elastic.rendezvous.records.etcd.records import EtcdRecords

@@ -285,7 +285,9 @@ class Connection:
         """Return what is wrong at an endpoint; a name server that hangs holds up only the thread that asks it."""
         findings: list[str | None] = []
         thread = threading.Thread(
-            target=lambda: findings.append(errors.probe_endpoint(endpoint, self.config)), daemon=True
+            target=lambda: findings.append(errors.probe_endpoint(endpoint, self.config)),
+            name="slurm-elastic-etcd-probe",
+            daemon=True,
         )
         thread.start()
         while thread.is_alive():
