@@ -272,7 +272,9 @@ class Recordings:
                     for line in whole.splitlines():
                         # On a file system that was full for a while a line may be cut within the file.
                         with contextlib.suppress(typed_json.JSONError):
-                            records.append(typed_json.loads(line))
+                            record = typed_json.loads(line)
+                            if records or record["event"] == "begins":
+                                records.append(record)
                     self.newest = max(self.newest, number)
                     news = True
         return news

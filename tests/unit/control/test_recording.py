@@ -116,6 +116,17 @@ def test_a_line_that_is_cut_short_is_left_out(directory: Path) -> None:
     assert seen(directory).last_step == 4
 
 
+def test_a_worker_of_which_it_is_not_known_who_it_is_is_left_out(directory: Path) -> None:
+    (directory / "mishaps.json").write_text("[]")
+    _, worker = recorded(directory)
+    worker.ask(1)
+    path = directory / "000003.000001.jsonl"
+    path.write_bytes(path.read_bytes()[9:])
+    recordings = Recordings(directory)
+    assert recordings.read()
+    assert (recordings.workers(), recordings.waiting(), recordings.all_begin(3)) == ((), (-1, 0, 0), [])
+
+
 def test_a_line_counts_once_its_end_is_there(directory: Path) -> None:
     (directory / "mishaps.json").write_text("[]")
     _, worker = recorded(directory)
