@@ -168,7 +168,7 @@ def test_what_the_flight_recorder_tells(
     allocate: Allocate, fault: str, how: str, options: tuple[str, ...], who: str, stragglers: list[int]
 ) -> None:
     nodes = allocate(2)
-    agents = nodes.start_all("--max-restarts=1", *options, script=[ABSENT, how])
+    agents = nodes.start_led("--max-restarts=1", *options, script=[ABSENT, how])
     assert [agent.wait() for agent in agents] == [0, 0], nodes.log()
     (ended,) = [event for event in nodes.events() if event["event"] == "round_ended" and event["round"] == 0]
     assert who in ended["text"]
