@@ -354,6 +354,18 @@ def test_a_snapshot_that_changes_on_its_way_is_not_committed(agents: Agents, mon
     assert slot.contents() is None
 
 
+def test_a_snapshot_that_is_overwritten_while_it_is_sent_is_not_committed(agents: Agents) -> None:
+    one, whole = holds_a_part(agents)
+    slot, channel = Slot.make(), transfer.connect(read_inventories([one.inventory()])[0].holder, RECEIVER)
+    with channel.socket:
+        channel.say(transfer.Request(PART))
+        contents = channel.next(Contents)
+        whole.clear()
+        with pytest.raises(transfer.TransferError, match="the connection ends"):
+            channel.receive_body(slot, contents, transfer.bodies_of(contents), lambda: None)
+    assert slot.contents() is None
+
+
 def test_memory_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory_module, "free_memory", lambda: 5 << 20)
     slots = [Slot.make() for _ in range(3)]
