@@ -148,7 +148,10 @@ class HangHandler:
         agreement.ask_workers()
         by = time.monotonic() + _DUMPS_TIMEOUT
         stacks = collect_stacks(sorted(pids), _STACKS_TIMEOUT, lambda: self._round != round_)
-        agreement.await_answers(by - time.monotonic())
+        # The whole second, where any worker answers: this node's workers may have written theirs, others' not yet.
+        has_answers = any(worker.answers for worker in agreement.progress())
+        while has_answers and self._round == round_ and time.monotonic() < by:
+            time.sleep(0.02)
         waiting = {worker.local_rank: worker.in_collective for worker in agreement.progress()}
         handled = [self._end(workers[pid], timers, stacks, round_, waiting) for pid, timers in expired.items()]
         for pid, killed in handled:
