@@ -33,11 +33,10 @@ from slurm_elastic.snapshot.transfer import (
     Ready,
     Settings,
     TransferError,
-    accepted,
-    answering,
     bodies_of,
     connect,
     find_replicator,
+    serve,
 )
 
 logger = logging.getLogger("slurm_elastic")
@@ -126,7 +125,8 @@ class _Replicator:
 
     def run(self) -> None:
         """Carry out orders until the agent has ended."""
-        threading.Thread(target=self._serve, daemon=True).start()
+        serving = self._listener, self.port, self.settings, self._attend
+        threading.Thread(target=serve, args=serving, daemon=True).start()
         while (received := receive(self._agent, Members | Slots | Wanted | Ended)) is not None:
             (order, slots), side = received, self._side
             if isinstance(order, Members):
@@ -180,31 +180,24 @@ class _Replicator:
 
     # What other agents send.
 
-    def _serve(self) -> None:
-        for connection in accepted(self._listener):
-            threading.Thread(target=self._attend, args=(connection,), daemon=True).start()
-
-    def _attend(self, connection: socket.socket) -> None:
+    def _attend(self, channel: Channel) -> None:
         source: int | None = None
+        # An agent whose workers make long steps says nothing for as long.
+        channel.socket.settimeout(None)
         try:
-            with connection:
-                channel = answering(connection, self.settings, self.port)
-                # An agent whose workers make long steps says nothing for as long.
-                connection.settimeout(None)
-                while True:
-                    push = channel.next(_Hello | _Push)
-                    if isinstance(push, _Hello):
-                        self._answer_report(channel, push)
-                        continue
-                    source = push.round
-                    self._last_byte = time.monotonic()
-                    if push.contents is None:
-                        self._end_of_source(push.round).set()
-                    else:
-                        self._take(channel, push, push.contents)
-        except (OSError, SessionError, TransferError, OutOfMemoryError) as error:
-            if isinstance(error, OutOfMemoryError):
-                self.say_problem(f"this node takes no copies from another one: {error}")
+            while True:
+                push = channel.next(_Hello | _Push)
+                if isinstance(push, _Hello):
+                    self._answer_report(channel, push)
+                    continue
+                source = push.round
+                self._last_byte = time.monotonic()
+                if push.contents is None:
+                    self._end_of_source(push.round).set()
+                else:
+                    self._take(channel, push, push.contents)
+        except OutOfMemoryError as error:
+            self.say_problem(f"this node takes no copies from another one: {error}")
         finally:
             if source is not None:
                 # An agent that was lost sends nothing more.

@@ -109,9 +109,13 @@ class Sender:
     ) -> None:
         self._settings, self._slots, self._replicator = settings, slots, replicator
         self._places = threading.Semaphore(_AT_ONCE)
-        self._strangers: dict[socket.socket, None] = {}
         self._listener, self.port = listen()
-        threading.Thread(target=self._serve, name="slurm-elastic-snapshot-sender", daemon=True).start()
+        threading.Thread(
+            target=serve,
+            args=(self._listener, self.port, settings, self._attend),
+            name="slurm-elastic-snapshot-sender",
+            daemon=True,
+        ).start()
 
     def close(self) -> None:
         """Accept no more receivers."""
@@ -119,32 +123,12 @@ class Sender:
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
 
-    def _serve(self) -> None:
-        for connection in accepted(self._listener):
-            if len(self._strangers) >= _STRANGERS and (strangers := list(self._strangers)):
-                # Other threads take some away meanwhile.
-                oldest = strangers[0]
-                self._strangers.pop(oldest, None)
-                # Its thread closes it. If it has just proved the secret, it comes again.
-                with contextlib.suppress(OSError):
-                    oldest.shutdown(socket.SHUT_RDWR)
-            self._strangers[connection] = None
-            threading.Thread(target=self._attend, args=(connection,), daemon=True).start()
-
-    def _attend(self, connection: socket.socket) -> None:
-        try:
-            with connection:
-                try:
-                    channel = answering(connection, self._settings, self.port)
-                finally:
-                    self._strangers.pop(connection, None)
-                if self._places.acquire(blocking=False):
-                    try:
-                        self._send(channel)
-                    finally:
-                        self._places.release()
-        except (OSError, SessionError, TransferError) as error:
-            logger.debug("a snapshot is not sent: %s", error)
+    def _attend(self, channel: Channel) -> None:
+        if self._places.acquire(blocking=False):
+            try:
+                self._send(channel)
+            finally:
+                self._places.release()
 
     def _send(self, channel: Channel) -> None:
         request = channel.next(_FindReplicator | Request)
@@ -183,6 +167,33 @@ def accepted(listener: socket.socket) -> Iterator[socket.socket]:
         yield connection
 
 
+def serve(listener: socket.socket, port: int, settings: Settings, attend: Callable[[Channel], None]) -> None:
+    """Attend to each agent that connects, in a thread of its own, until the listener of this port is shut down."""
+    strangers: dict[socket.socket, None] = {}
+
+    def answer(connection: socket.socket) -> None:
+        try:
+            with connection:
+                try:
+                    session = Session(Role.LEADER, settings.secret, _session_name(settings), port=port)
+                    channel = Channel(connection, session)
+                finally:
+                    strangers.pop(connection, None)
+                attend(channel)
+        except (OSError, SessionError, TransferError) as error:
+            logger.debug("a connection of another agent ends: %s", error)
+
+    for connection in accepted(listener):
+        if len(strangers) >= _STRANGERS and (oldest := next(iter(list(strangers)), None)) is not None:
+            # Other threads take some away meanwhile.
+            strangers.pop(oldest, None)
+            # Its thread closes it. If it has just proved the secret, it comes again.
+            with contextlib.suppress(OSError):
+                oldest.shutdown(socket.SHUT_RDWR)
+        strangers[connection] = None
+        threading.Thread(target=answer, args=(connection,), daemon=True).start()
+
+
 def connect(holder: Holder, settings: Settings, timeout: float = _TIMEOUT) -> Channel:
     """Open a session with another agent; raises OSError, SessionError or TransferError.
 
@@ -197,11 +208,6 @@ def connect(holder: Holder, settings: Settings, timeout: float = _TIMEOUT) -> Ch
     except BaseException:
         connection.close()
         raise
-
-
-def answering(connection: socket.socket, settings: Settings, port: int) -> Channel:
-    """Return a session with the agent that has connected to a port; raises as `connect`."""
-    return Channel(connection, Session(Role.LEADER, settings.secret, _session_name(settings), port=port))
 
 
 def _session_name(settings: Settings) -> str:

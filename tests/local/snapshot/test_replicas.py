@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+import socket
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -102,6 +104,17 @@ def test_nothing_is_awaited_when_no_agent_leaves(agents: Agents, tmp_path: Path,
     began = time.monotonic()
     assert one.inventory(members_leave=False)
     assert time.monotonic() - began < silence / 10
+
+
+def test_a_stranger_at_the_port_for_copies_takes_the_place_of_the_oldest(agents: Agents) -> None:
+    port = agents.add("one")._replicator.port()
+    with contextlib.ExitStack() as silent:
+        oldest = silent.enter_context(socket.create_connection(("127.0.0.1", port), timeout=5))
+        for _ in range(80):
+            silent.enter_context(socket.create_connection(("127.0.0.1", port), timeout=5))
+        # A silent connection is given up after 10 s.
+        while oldest.recv(4096):
+            pass
 
 
 def test_the_memory_is_told_whether_agents_leave(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
