@@ -154,7 +154,12 @@ class HealthFeature(Feature):
 
     def leave_announced(self, leave: AnnounceLeave) -> None:
         announced = Leave(leave.reason.value, leave.detail, time.monotonic() + leave.seconds)
-        self._reporter.change(lambda state: replace(state, notices=(*state.notices, announced.reason), leave=announced))
+        # Once for each reason: more may become known about a leave.
+        self._reporter.change(
+            lambda state: replace(
+                state, notices=tuple(dict.fromkeys((*state.notices, announced.reason))), leave=announced
+            )
+        )
 
     def run_ended(self) -> None:
         # What follows may take minutes, as for the last checkpoint, and the main loop answers no probe any more.

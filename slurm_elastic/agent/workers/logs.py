@@ -86,8 +86,9 @@ class RoundLogsSpecs(LogsSpecs):
         Raises:
             RunDirError: A directory cannot be made.
         """
+        consoles = {rank: _CONSOLE if rank in (self._local_ranks_shown or envs) else os.devnull for rank in envs}
         if self._logs is None:
-            return _without_files(envs)
+            return _without_files(envs, consoles)
         directories = {local_rank: self._directory(self._logs, env) for local_rank, env in envs.items()}
         tee = to_map(self._to_both, len(envs))
         redirects = to_map(self._to_files, len(envs))
@@ -95,8 +96,8 @@ class RoundLogsSpecs(LogsSpecs):
         for local_rank, directory in directories.items():
             # torch tees by following the file that a stream is redirected to.
             filed = redirects[local_rank] | tee[local_rank]
-            shown = not self._local_ranks_shown or local_rank in self._local_ranks_shown
-            elsewhere = _CONSOLE if shown else os.devnull
+            elsewhere = consoles[local_rank]
+            shown = elsewhere == _CONSOLE
             out, err, error = (str(directory / name) for name in ("stdout.log", "stderr.log", "error.json"))
             dest.stdouts[local_rank] = out if Std.OUT in filed else elsewhere
             dest.stderrs[local_rank] = err if Std.ERR in filed else elsewhere
@@ -133,12 +134,12 @@ class RoundLogsSpecs(LogsSpecs):
     __hash__ = None  # type: ignore[assignment]
 
 
-def _without_files(envs: dict[int, dict[str, str]]) -> LogsDest:
+def _without_files(envs: dict[int, dict[str, str]], consoles: dict[int, str]) -> LogsDest:
     for env in envs.values():
         env["TORCHELASTIC_ERROR_FILE"] = ""
     return LogsDest(
-        stdouts=dict.fromkeys(envs, _CONSOLE),
-        stderrs=dict.fromkeys(envs, _CONSOLE),
+        stdouts=consoles,
+        stderrs=consoles.copy(),
         error_files=dict.fromkeys(envs, os.devnull),
         filtered_stdout=os.devnull,
         filtered_stderr=os.devnull,

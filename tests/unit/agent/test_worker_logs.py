@@ -76,13 +76,14 @@ def test_streams_go_where_torchrun_would_send_them(tmp_path: Path, kind: str) ->
     assert all(Path(file).parent.is_dir() for file in expected.error_files.values())
 
 
-def test_no_logs_at_all() -> None:
+@pytest.mark.parametrize(("shown", "first"), [(None, ""), ({1}, os.devnull)])
+def test_no_logs_at_all(shown: set[int] | None, first: str) -> None:
     envs = environments()
-    specs = RoundLogsSpecs(None, tee=Std.ALL)
+    specs = RoundLogsSpecs(None, tee=Std.ALL, local_ranks_filter=shown)
     assert specs.root_log_dir == os.devnull
     assert specs.reify(envs) == LogsDest(
-        stdouts={0: "", 1: ""},
-        stderrs={0: "", 1: ""},
+        stdouts={0: first, 1: ""},
+        stderrs={0: first, 1: ""},
         error_files={0: os.devnull, 1: os.devnull},
         filtered_stdout=os.devnull,
         filtered_stderr=os.devnull,

@@ -7,6 +7,8 @@ import pytest
 from slurm_elastic.agent.features import HealthFeature
 from slurm_elastic.agent.health import state as module
 from slurm_elastic.agent.health.state import AgentState, Reporter
+from slurm_elastic.agent.lifecycle.actions import AnnounceLeave
+from slurm_elastic.rendezvous.membership.agents import LeaveReason
 
 
 class Clock:
@@ -53,4 +55,15 @@ def test_a_main_loop_that_has_ended_owes_nothing(clock: Clock) -> None:
     HealthFeature(reporter).run_ended()
     clock.now += 100.0
     assert reporter.silence() == 0.0
+    reporter.close()
+
+
+def test_a_leave_of_which_more_becomes_known_is_one_notice() -> None:
+    reporter = Reporter(AgentState("7", "n1", "7", "n1/7.0/1", 0.0))
+    feature = HealthFeature(reporter)
+    for seconds, detail in ((30.0, ""), (25.0, "by job 8")):
+        feature.leave_announced(AnnounceLeave(LeaveReason.PREEMPTED, seconds, detail))
+    assert reporter.state.notices == ("preempted",)
+    assert reporter.state.leave is not None
+    assert reporter.state.leave.detail == "by job 8"
     reporter.close()
