@@ -18,7 +18,8 @@ import torch
 from slurm_elastic import snapshot
 from slurm_elastic.agent.features import SnapshotFeature
 from slurm_elastic.snapshot.agent_side import AgentMemory
-from slurm_elastic.snapshot.lineage import read_origin
+from slurm_elastic.snapshot.lineage import read_inventories, read_origin
+from slurm_elastic.snapshot.transfer import Settings, find_replicator
 from slurm_elastic.trainer import StopReason
 from tests.local.rendezvous.helpers.parties import Run
 from tests.local.snapshot.memories import Agents, in_worker, meet, start_worker
@@ -107,11 +108,13 @@ def test_nothing_is_awaited_when_no_agent_leaves(agents: Agents, tmp_path: Path,
 
 
 def test_a_stranger_at_the_port_for_copies_takes_the_place_of_the_oldest(agents: Agents) -> None:
-    port = agents.add("one")._replicator.port()
+    (inventory,) = read_inventories([agents.add("one").inventory()])
+    process = find_replicator(inventory.holder, Settings(b"s" * 32, "7.0", "two", "two", "127.0.0.1"))
     with contextlib.ExitStack() as silent:
-        oldest = silent.enter_context(socket.create_connection(("127.0.0.1", port), timeout=5))
-        for _ in range(80):
-            silent.enter_context(socket.create_connection(("127.0.0.1", port), timeout=5))
+        oldest, *_ = [
+            silent.enter_context(socket.create_connection((process.address, process.port), timeout=5))
+            for _ in range(80)
+        ]
         # A silent connection is given up after 10 s.
         while oldest.recv(4096):
             pass
