@@ -241,16 +241,29 @@ def make_world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[...,
     return lambda **facts: World(RunDir.for_run(tmp_path, f"7.{next(numbers)}").open(), **facts)
 
 
+def test_a_leader_that_misses_no_node_looks_at_nothing_until_its_agents_change(
+    make_world: Callable[..., World], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = make_world()
+    world.pass_time(60)
+    asked = world.steps
+
+    def read(_: RunDir) -> Claims:
+        raise AssertionError("the records are read")
+
+    monkeypatch.setattr(replacement, "read_claims", read)
+    world.pass_time(600)
+    assert world.steps == asked
+    with pytest.raises(AssertionError):
+        world.lose(then=5)
+
+
 def test_a_node_is_replaced_once_and_what_waits_is_cancelled(
     make_world: Callable[..., World], caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "slurm_elastic")
     world = make_world()
     world.pass_time(60)
-    asked = world.steps
-    world.pass_time(600)
-    assert world.steps == asked
-
     world.lose(then=20)
     assert world.submitted == []
     world.pass_time(10)
