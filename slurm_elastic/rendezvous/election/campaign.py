@@ -187,7 +187,8 @@ def locate(
 def another_has_claimed(config: CampaignConfig, seen: CampaignRecords) -> int | None:
     """Return the newest term if an agent has claimed it and has not published its endpoint yet."""
     published = fenced_records.newest_endpoint(seen.situation, config.incarnation)
-    return seen.newest_term if published is not None and seen.newest_term != published.get("epoch") else None
+    # Also in the first term: the agent that all expect to lead may claim it as late as others begin to campaign.
+    return seen.newest_term if seen.newest_term != (published.get("epoch") if published else 0) else None
 
 
 def plan(config: CampaignConfig, seen: CampaignRecords, loss: LeaderLoss) -> Campaign:

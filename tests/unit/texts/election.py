@@ -97,6 +97,8 @@ class Agent(Play):
 
     def _recorded(self) -> CampaignRecords:
         records = self._given.get("records", "1")
+        if records == "claimed":
+            return CampaignRecords(1, Situation(None, None, None), None)
         if records in ("none", "unreadable"):
             return CampaignRecords(
                 0, Situation({"epoch": "?"}, 0, {}) if records == "unreadable" else Situation(None, None, None), None

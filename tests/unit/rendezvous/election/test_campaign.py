@@ -102,7 +102,8 @@ def test_records_that_show_an_older_round_than_this_agent_was_in_are_not_those_o
 def test_a_term_that_was_claimed_and_whose_leader_is_not_published_is_seen() -> None:
     assert another_has_claimed(config(), SEEN) is None
     assert another_has_claimed(config(), CampaignRecords(3, situation(), None)) == 3
-    assert another_has_claimed(config(), CampaignRecords(3, Situation(None, None, None), None)) is None
+    assert another_has_claimed(config(), CampaignRecords(1, Situation(None, None, None), None)) == 1
+    assert another_has_claimed(config(), CampaignRecords(0, Situation(None, None, None), None)) is None
 
 
 def test_the_leader_is_where_the_records_say_or_else_where_it_is_expected() -> None:
