@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -183,6 +183,15 @@ class Attempts:
     def answer(self, endpoint: Endpoint) -> Answer | None:
         """Return the newest answer of an endpoint, None if there is none."""
         return self.tried.get(endpoint, _NEVER).answer
+
+    def without_answers(self, endpoints: Collection[Endpoint]) -> Attempts:
+        """Return these without the answers of some endpoints, where the next attempt may start at once."""
+        anew = {
+            endpoint: tried._replace(again_at=-math.inf, answer=None)
+            for endpoint, tried in self.tried.items()
+            if endpoint in endpoints
+        }
+        return Attempts({**self.tried, **anew}, self.problem)
 
 
 def due(attempts: Attempts, endpoints: Iterable[Endpoint], now: float) -> tuple[list[Endpoint], float]:

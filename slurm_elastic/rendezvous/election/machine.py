@@ -144,8 +144,13 @@ class _Step(Due):
             self._lose_link(link)
 
     def leader_location_read(self, event: events.LeaderLocationRead) -> None:
-        if self.state.lookup.pending == event.number:
-            self.change(lookup=Lookup(event.location, self.state.lookup.began))
+        lookup, location = self.state.lookup, event.location
+        if lookup.pending != event.number:
+            return
+        if location.published and not lookup.location.published and self.state.search.lost is None:
+            # What was answered before a leader listened there says nothing about it.
+            self.change_search(attempts=self.state.search.attempts.without_answers(location.endpoints))
+        self.change(lookup=Lookup(location, lookup.began))
 
     def campaign_records_read(self, event: events.CampaignRecordsRead) -> None:
         """Begin the campaign, unless another agent has claimed a term meanwhile."""

@@ -66,6 +66,9 @@ def test_the_run_finds_an_etcd_with_a_password_and_its_exit_code_is_the_jobs(tmp
     sbatch = bin_ / "sbatch"
     sbatch.write_text(RUN.format(python=sys.executable))
     sbatch.chmod(0o755)
+    # Of another user, who has guessed the id of the next job.
+    taken = tmp_path / f"elastic-etcd-{os.getpid()}"
+    taken.mkdir()
     done = start(tmp_path, bin_, "--nodes=2-8", "elastic.sbatch", "--text", "a  b", "$HOME")
     assert done.returncode == 3, done.stderr
     words = ["--wait", "--nodes=2-8", "elastic.sbatch", "--text", "a  b", "$HOME"]
@@ -73,7 +76,7 @@ def test_the_run_finds_an_etcd_with_a_password_and_its_exit_code_is_the_jobs(tmp
     (files,) = (tmp_path / "elastic-etcd").iterdir()
     assert not (files / "credentials.json").exists()
     assert (files / "password").read_text().strip() not in done.stdout + done.stderr
-    assert not list(tmp_path.glob("elastic-etcd-*"))
+    assert list(tmp_path.glob("elastic-etcd-*")) == [taken]
 
 
 def test_an_etcd_that_does_not_start_is_one_line(tmp_path: Path, bin_: Path) -> None:

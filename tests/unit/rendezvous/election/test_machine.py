@@ -7,7 +7,14 @@ from dataclasses import replace
 
 import pytest
 
-from slurm_elastic.rendezvous.election.events import Connect, Join, LinkClosed, ReadLeaderLocation, Received
+from slurm_elastic.rendezvous.election.events import (
+    Connect,
+    Join,
+    LinkClosed,
+    ReadCampaignRecords,
+    ReadLeaderLocation,
+    Received,
+)
 from slurm_elastic.rendezvous.election.leader_location import Answer, LeaderLocation
 from slurm_elastic.rendezvous.election.state import Search
 from slurm_elastic.rendezvous.transport.messages import Endpoint, Successor
@@ -123,3 +130,16 @@ def test_the_record_of_a_round_is_not_read_where_a_leader_has_told_of_it() -> No
     known = [action.known for _, action in play.actions if isinstance(action, ReadLeaderLocation)]
     leading = {"address": "n1", "port": 1, "epoch": 1}
     assert known == [LeaderLocation(successors=election.ORDER[1:], round=0, leading=leading), newer, newer]
+
+
+@pytest.mark.parametrize("began", [0.5 + step * 0.03 for step in range(40)])
+def test_a_first_leader_is_not_taken_for_lost_because_nobody_listened_before_it_came(began: float) -> None:
+    def connect(endpoint: Endpoint, now: float) -> election.Result:
+        return (0.0, 1) if now >= began else (0.0, Answer.ENDED)
+
+    def locate(now: float) -> LeaderLocation:
+        return LeaderLocation((election.FIRST,), published=now >= began)
+
+    play = election.Play(locate=locate, connect=connect).run(began + 0.55)
+    assert play.state.link is not None
+    assert not [action for _, action in play.actions if isinstance(action, ReadCampaignRecords)]
