@@ -140,6 +140,9 @@ class ServedStore:
             return
         with self._lifeline, contextlib.suppress(OSError):
             self._lifeline.shutdown(socket.SHUT_WR)
+            if self._process is not None:
+                # It may not come to read that: it may be stopped, or look up a name.
+                signal.pidfd_send_signal(self._process, signal.SIGKILL)
             # The kernel closes the other end when the process ends, which may be before it closes the store's port.
             self._lifeline.recv(1)
         if self._process is not None:

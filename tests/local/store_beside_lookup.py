@@ -5,6 +5,7 @@ Run this in a mount namespace of its own, as root.
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import shutil
 import socket
@@ -16,11 +17,13 @@ import time
 from pathlib import Path
 
 from slurm_elastic.rendezvous.worker_store import prepare_stores, serve_store
+from tests.local.waiting import HANG
 
 RESOLV_CONF = "/etc/resolv.conf"
 # This process would wait for the lock.
 CLIENT = """
-import sys
+import faulthandler, sys
+faulthandler.dump_traceback_later(60)
 from torch._C._distributed_c10d import TCPStore
 client = TCPStore("127.0.0.1", int(sys.argv[1]), is_master=False, wait_for_workers=False)
 client.set("key", "value")
@@ -32,6 +35,8 @@ def is_held_up(thread: threading.Thread) -> bool:
     return Path(f"/proc/self/task/{thread.native_id}/wchan").read_text() == "wait_for_partner"
 
 
+# Where it hangs is told before its test gives it up.
+faulthandler.dump_traceback_later(HANG - 10, exit=True)
 fifo = Path(tempfile.mkdtemp()) / "fifo"
 os.mkfifo(fifo)
 prepare_stores()

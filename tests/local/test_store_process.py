@@ -40,6 +40,16 @@ def test_a_store_ends_when_it_is_closed_and_not_before() -> None:
     another.close()
 
 
+def test_a_store_that_is_stopped_is_closed() -> None:
+    before = set(_stores())
+    served, port = _served()
+    (store,) = set(_stores()) - before
+    os.kill(store, signal.SIGSTOP)
+    served.close()
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", port), HANG)
+
+
 def test_stores_are_forked_from_another_process_if_theirs_was_killed() -> None:
     first, port = _served()
     _client(port).set("key", "value")
@@ -64,11 +74,15 @@ def _client(port: int) -> TCPStore:
     return TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=HANG))
 
 
-def _children() -> list[int]:
-    """The processes that were forked from this one and have its command line."""
+def _stores() -> list[int]:
+    return [store for forker in _children() for store in _children(forker)]
+
+
+def _children(of: int | None = None) -> list[int]:
+    """The processes that were forked from this one, or from another one, and have its command line."""
     own = Path("/proc/self/cmdline").read_bytes()
     found = []
-    for task in Path("/proc/self/task").iterdir():
+    for task in Path(f"/proc/{of or 'self'}/task").iterdir():
         for pid in (task / "children").read_text().split():
             with contextlib.suppress(OSError):
                 if Path(f"/proc/{pid}/cmdline").read_bytes() == own:
