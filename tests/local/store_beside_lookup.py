@@ -35,11 +35,11 @@ def is_held_up(thread: threading.Thread) -> bool:
     return Path(f"/proc/self/task/{thread.native_id}/wchan").read_text() == "wait_for_partner"
 
 
-# Where it hangs is told before its test gives it up.
-faulthandler.dump_traceback_later(HANG - 10, exit=True)
 fifo = Path(tempfile.mkdtemp()) / "fifo"
 os.mkfifo(fifo)
 prepare_stores()
+# Where it hangs is told before its test gives it up.
+faulthandler.dump_traceback_later(HANG - 10, exit=True)
 subprocess.run(["mount", "--bind", fifo, RESOLV_CONF], check=True)
 thread = threading.Thread(target=socket.getaddrinfo, args=("localhost", 80), daemon=True)
 thread.start()
