@@ -16,13 +16,13 @@ import msgspec
 from slurm_elastic.agent.event_log import EventLog
 from slurm_elastic.agent.root_cause import end_on_record, root_cause
 from slurm_elastic.agent.signals import Notices
-from slurm_elastic.errors import ExitCode
+from slurm_elastic.errors import ExitCode, RecordsError
 from slurm_elastic.rendezvous.connect import RendezvousConfig, connect
 from slurm_elastic.rendezvous.election.events import LeaderEvent, LeaderLost, RecordsLost, Unreachable
 from slurm_elastic.rendezvous.membership.agents import LeaveReason
 from slurm_elastic.rendezvous.membership.events import Claim, Decision, Ended, Finish, Outcome
 from slurm_elastic.rendezvous.options import RendezvousOptions
-from slurm_elastic.rendezvous.records.api import Records, RecordsError, open_records
+from slurm_elastic.rendezvous.records.api import Records, open_records
 from slurm_elastic.rendezvous.records.etcd.config import EtcdConfig
 from slurm_elastic.rendezvous.run_events import Entry, describe
 from slurm_elastic.rendezvous.thread import Coordination

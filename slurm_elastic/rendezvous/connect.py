@@ -9,6 +9,7 @@ import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from slurm_elastic.errors import RecordsError
 from slurm_elastic.rendezvous.election.campaign import Campaign, CampaignConfig, CampaignRecords, locate
 from slurm_elastic.rendezvous.election.leader_location import LeaderLocation
 from slurm_elastic.rendezvous.election.runner import FollowerConfig
@@ -20,7 +21,7 @@ from slurm_elastic.rendezvous.membership.agents import AgentInfo, Reason
 from slurm_elastic.rendezvous.membership.config import Settings, adapted_limit, no_origin
 from slurm_elastic.rendezvous.membership.events import Decision
 from slurm_elastic.rendezvous.options import RendezvousOptions
-from slurm_elastic.rendezvous.records.api import Record, Records, RecordsError
+from slurm_elastic.rendezvous.records.api import Record, Records
 from slurm_elastic.rendezvous.thread import Coordination
 from slurm_elastic.rundir import RunDir
 from slurm_elastic.slurm import Controller, ports_exhausted

@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from typing import Any
 
+from slurm_elastic.errors import RecordsError
 from slurm_elastic.rendezvous.election import events
 from slurm_elastic.rendezvous.election.campaign import Campaign
 from slurm_elastic.rendezvous.election.leader_host import LeaderHost
@@ -27,7 +28,6 @@ from slurm_elastic.rendezvous.membership.agents import AgentInfo, LeaveReason, W
 from slurm_elastic.rendezvous.membership.events import Closed, Finished, Held, Leaving, Left, WorkerFailed
 from slurm_elastic.rendezvous.membership.state import Phase
 from slurm_elastic.rendezvous.membership.stragglers import WorkerPosition
-from slurm_elastic.rendezvous.records.api import RecordsError
 from slurm_elastic.rendezvous.transport.messages import AgentMessage, Assignment, LeaveRequest, Successor
 from slurm_elastic.rendezvous.transport.session import Role, Session
 from slurm_elastic.text import printable

@@ -27,13 +27,14 @@ from torch.distributed.elastic.rendezvous import (
 )
 
 from slurm_elastic.environment import take_private
+from slurm_elastic.errors import RecordsError
 from slurm_elastic.rendezvous import worker_store
 from slurm_elastic.rendezvous.connect import RendezvousConfig, connect
 from slurm_elastic.rendezvous.election.events import LeaderEvent, LeaderLost, RecordsLost, Unreachable
 from slurm_elastic.rendezvous.membership.agents import AgentIdentity, LeaveReason
 from slurm_elastic.rendezvous.membership.events import Decision, Ended, Interrupted, Outcome, Waiting
 from slurm_elastic.rendezvous.options import RendezvousOptions
-from slurm_elastic.rendezvous.records.api import RecordsError, etcd_wanted, open_records
+from slurm_elastic.rendezvous.records.api import etcd_wanted, open_records
 from slurm_elastic.rendezvous.run_events import describe
 from slurm_elastic.rendezvous.thread import Coordination
 from slurm_elastic.rendezvous.transport.messages import Assignment

@@ -26,9 +26,9 @@ from slurm_elastic.agent.job.job_end import (
 )
 from slurm_elastic.agent.job.requeue import requeue_job
 from slurm_elastic.agent.option_values import JOB_END_VARIABLE, RequeuePolicy
-from slurm_elastic.errors import ExitCode
+from slurm_elastic.errors import ExitCode, RecordsError
 from slurm_elastic.rendezvous.leader.fenced_records import last_round
-from slurm_elastic.rendezvous.records.api import Records, RecordsError
+from slurm_elastic.rendezvous.records.api import Records
 from slurm_elastic.rendezvous.transport.messages import Successor
 from slurm_elastic.rundir import RecordError, RunContents, RunDir, RunDirError, incarnation_of, run_start, runs_of_job
 from slurm_elastic.slurm import Context, Controller, NodeState, SlurmJob

@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import replace
 from itertools import islice
 
+from slurm_elastic.errors import RecordsError
 from slurm_elastic.rendezvous.election import term
 from slurm_elastic.rendezvous.election.campaign import Campaign
 from slurm_elastic.rendezvous.leader.absent_agents import Releases, agents_ended, agents_gone, nodes_down
@@ -23,7 +24,6 @@ from slurm_elastic.rendezvous.membership import events
 from slurm_elastic.rendezvous.membership.agents import node_of
 from slurm_elastic.rendezvous.membership.assignment import Place, Table
 from slurm_elastic.rendezvous.membership.state import Phase, State
-from slurm_elastic.rendezvous.records.api import RecordsError
 from slurm_elastic.rendezvous.run_in_thread import run_in_thread
 from slurm_elastic.rendezvous.transport import messages
 from slurm_elastic.rendezvous.transport.listener import Listener

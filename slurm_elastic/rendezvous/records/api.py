@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from slurm_elastic import typed_json
-from slurm_elastic.errors import ExitCode, UsageError
-from slurm_elastic.errors import RecordsError as RecordsError
+from slurm_elastic.errors import ExitCode, RecordsError, UsageError
 from slurm_elastic.rendezvous.records.etcd.config import (
     ENVIRONMENT_PREFIX,
     OPTIONS,

@@ -13,17 +13,11 @@ from typing import Any
 
 import pytest
 
-from slurm_elastic.errors import ExitCode, UsageError
+from slurm_elastic.errors import ExitCode, RecordsError, UsageError
 from slurm_elastic.rendezvous.leader.fenced_records import FencedRecords
 from slurm_elastic.rendezvous.membership.agents import AgentInfo, Reason
 from slurm_elastic.rendezvous.membership.assignment import build_table
-from slurm_elastic.rendezvous.records.api import (
-    Records,
-    RecordsError,
-    RecordsInterruptedError,
-    RecordsUnreachableError,
-    Situation,
-)
+from slurm_elastic.rendezvous.records.api import Records, RecordsInterruptedError, RecordsUnreachableError, Situation
 from slurm_elastic.rendezvous.records.etcd import EtcdClient, EtcdServer, failover_channel
 from slurm_elastic.rendezvous.records.etcd import records as etcd_records
 from slurm_elastic.rendezvous.records.etcd.client import KeyValue

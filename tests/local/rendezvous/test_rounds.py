@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
+from slurm_elastic.errors import RecordsError
 from slurm_elastic.rendezvous.election.events import LeaderLost
 from slurm_elastic.rendezvous.election.leader_host import LeaderHost
 from slurm_elastic.rendezvous.leader.fenced_records import FencedRecords
 from slurm_elastic.rendezvous.leader.leader import Leader
 from slurm_elastic.rendezvous.membership.agents import LeaveReason, Reason
 from slurm_elastic.rendezvous.membership.events import Drop, Finish
-from slurm_elastic.rendezvous.records.api import RecordsError
 from slurm_elastic.rendezvous.transport.messages import Assignment
 from tests.local.agents import HANG, eventually
 from tests.local.rendezvous.helpers.parties import Run, endpoint, form, interrupted, options

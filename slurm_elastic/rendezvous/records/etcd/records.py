@@ -32,6 +32,7 @@ from typing import Any, TypeVar
 from urllib.parse import quote
 
 from slurm_elastic import typed_json
+from slurm_elastic.errors import RecordsError
 from slurm_elastic.rendezvous.records import api
 from slurm_elastic.rendezvous.records.etcd.client import EtcdClient, KeyValue, TransactionResult, get, put, unchanged
 from slurm_elastic.rendezvous.records.etcd.config import EtcdConfig
@@ -102,7 +103,7 @@ class EtcdRecords:
         self._foreign: set[str] = set()
         self.written: dict[str, bytes] = {}
         self._leads: Callable[[], bool] = lambda: True
-        self._lost: Callable[[api.RecordsError], None] = lambda error: None
+        self._lost: Callable[[RecordsError], None] = lambda error: None
         self._ending = threading.Event()
         self.client = EtcdClient(config)
         # An agent asks for the lease when it writes; most agents never write, and only renew it.
@@ -176,7 +177,7 @@ class EtcdRecords:
             pair = self._ask(lambda etcd: etcd.get(name))
             there = None if pair is None else self._open(pair)
             if pair is not None and there is None:
-                raise api.RecordsError(
+                raise RecordsError(
                     f"the etcd key {name} was not written by this run; if nothing else uses it: etcdctl del {name}"
                 )
             if there is not None and int(there["number"]) >= number:
@@ -207,7 +208,7 @@ class EtcdRecords:
         """See RunDirRecords. The copy is enough, so the end of a run does not wait for etcd."""
         try:
             first = self._copy.mark_done(record)
-        except api.RecordsError as error:
+        except RecordsError as error:
             self._log_failure(error)
             return self._create(_DONE, record)
         try:
@@ -215,7 +216,7 @@ class EtcdRecords:
             if not self._silent:
                 self._create(_DONE, record, can_wait=False)
                 return first
-        except api.RecordsError as error:
+        except RecordsError as error:
             logger.debug("%s", error)
         logger.warning("only the run directory has the record that the run is finished: etcd does not take it")
         return first
@@ -227,14 +228,14 @@ class EtcdRecords:
     def publish_failure(self, record: api.Record) -> None:
         """See RunDirRecords. The copy alone is enough, so the end of a run does not wait for etcd."""
         self._copied(lambda: self._copy.publish_failure(record), None)
-        with contextlib.suppress(api.RecordsError):
+        with contextlib.suppress(RecordsError):
             self._put(f"{self._own}failure", record, can_wait=False)
 
     def failure(self) -> api.Record | None:
         """See RunDirRecords."""
         return self._get(f"{self._own}failure")
 
-    def on_loss(self, report: Callable[[api.RecordsError], None]) -> None:
+    def on_loss(self, report: Callable[[RecordsError], None]) -> None:
         """See RunDirRecords."""
         self._lost = report
 
@@ -258,11 +259,11 @@ class EtcdRecords:
         """Read or write the copy; without one, only etcd has the records."""
         try:
             return call()
-        except api.RecordsError as error:
+        except RecordsError as error:
             self._log_failure(error)
             return otherwise
 
-    def _log_failure(self, error: api.RecordsError) -> None:
+    def _log_failure(self, error: RecordsError) -> None:
         if not self._copy_failed:
             self._copy_failed = True
             logger.warning("%s; the run goes on with etcd alone", error)
@@ -333,10 +334,10 @@ class EtcdRecords:
             etcd = self.client.limited(min(self._limit, _HURRIED_SECONDS))
         try:
             return call(etcd)
-        except api.RecordsError:
+        except RecordsError:
             raise
         except EtcdError as error:
-            raise api.RecordsError(str(error)) from error
+            raise RecordsError(str(error)) from error
 
     def _heard(self, silence: float) -> None:
         """Report an etcd that is lost, and restore records that it has lost."""
@@ -348,12 +349,12 @@ class EtcdRecords:
             except api.RecordsUnreachableError as error:
                 if not self._ending.is_set():
                     self._lose(error)
-            except api.RecordsError as error:
+            except RecordsError as error:
                 if not (isinstance(error, api.RecordsInterruptedError) or self.client.connection.is_closed()):
                     # The next renewal tries again.
                     logger.warning("%s", error)
 
-    def _lose(self, error: api.RecordsError) -> None:
+    def _lose(self, error: RecordsError) -> None:
         report, self._lost = self._lost, lambda error: None
         report(error)
 

@@ -10,13 +10,14 @@ import pytest
 from slurm_elastic.rendezvous.election.events import (
     Connect,
     Join,
+    LeaderLocationRead,
     LinkClosed,
     ReadCampaignRecords,
     ReadLeaderLocation,
     Received,
 )
 from slurm_elastic.rendezvous.election.leader_location import Answer, LeaderLocation
-from slurm_elastic.rendezvous.election.state import Search
+from slurm_elastic.rendezvous.election.state import Lookup, Search
 from slurm_elastic.rendezvous.transport.messages import Endpoint, Successor
 from tests.unit.rendezvous.helpers import election
 
@@ -143,3 +144,10 @@ def test_a_first_leader_is_not_taken_for_lost_because_nobody_listened_before_it_
     play = election.Play(locate=locate, connect=connect).run(began + 0.55)
     assert play.state.link is not None
     assert not [action for _, action in play.actions if isinstance(action, ReadCampaignRecords)]
+
+
+def test_that_a_lost_leader_has_ended_is_remembered_when_the_records_still_show_it() -> None:
+    play = election.member(2, connect=election.idle, campaign=None).run(0.05)
+    play.state = replace(play.state, lookup=Lookup(pending=999))
+    play.handle(LeaderLocationRead(999, election.PUBLISHED))
+    assert play.state.search.attempts.answer(election.FIRST) is Answer.ENDED

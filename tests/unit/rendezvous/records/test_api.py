@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from slurm_elastic.rendezvous.records.api import RecordsError, RunDirRecords, Situation
+from slurm_elastic.errors import RecordsError
+from slurm_elastic.rendezvous.records.api import RunDirRecords, Situation
 from slurm_elastic.rundir import RunDir
 from tests.unit.rendezvous.helpers.records_contract import RecordsContract
 
