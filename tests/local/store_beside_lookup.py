@@ -32,12 +32,16 @@ print(client.get("key").decode())
 
 
 def is_held_up(thread: threading.Thread) -> bool:
-    return Path(f"/proc/self/task/{thread.native_id}/wchan").read_text() == "wait_for_partner"
+    # anon_pipe_read from Linux 6.14 on, else pipe_read or pipe_wait.
+    return "pipe" in Path(f"/proc/self/task/{thread.native_id}/wchan").read_text()
 
 
 fifo = Path(tempfile.mkdtemp()) / "fifo"
 os.mkfifo(fifo)
 prepare_stores()
+# So that the thread is held up where it reads, and not where it opens: who is stopped and continued, or frozen, while
+# it opens a file begins again, and would find the other resolv.conf.
+writer = os.open(fifo, os.O_RDWR)
 # Where it hangs is told before its test gives it up.
 faulthandler.dump_traceback_later(HANG - 10, exit=True)
 subprocess.run(["mount", "--bind", fifo, RESOLV_CONF], check=True)
@@ -51,8 +55,7 @@ port = listener.getsockname()[1]
 listener.setblocking(False)
 served = serve_store("127.0.0.1", port, listener.detach())
 code = subprocess.run([sys.executable, "-c", CLIENT, str(port)], check=False).returncode
-# The other end of the thread's file.
-os.close(os.open(fifo, os.O_WRONLY))
+os.close(writer)
 thread.join()
 served.close()
 shutil.rmtree(fifo.parent)
