@@ -103,7 +103,9 @@ class LeaderHost:
                 self._idle = None
             await leader.serve(self._listener.dup())
         except FencedError as error:
-            logger.info("this agent leads no more: %s", error)
+            # A candidate whose term another agent has taken has led nobody.
+            if leader.claimed.is_set():
+                logger.info("this agent leads no more: %s", error)
         except SlurmElasticError as error:
             # Such as a full disk: something for a person to fix, and no fault in here.
             problem = str(error)

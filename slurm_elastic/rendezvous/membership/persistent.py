@@ -45,8 +45,6 @@ _W = TypeVar("_W")
 _SMALL = 64
 """Entries that one bucket holds before there are more."""
 
-_UNORDERED = (set, frozenset)
-
 
 def _number(name: str, buckets: int) -> int:
     return 0 if buckets == 1 else zlib.crc32(name.encode(errors="surrogatepass")) % buckets
@@ -144,7 +142,7 @@ class NameSet(AbstractSet[str]):
     __slots__ = ("_names",)
 
     def __init__(self, names: Iterable[str] | NamedMap[None] = ()) -> None:
-        if isinstance(names, _UNORDERED):
+        if isinstance(names, set | frozenset):
             # Their order differs from process to process.
             names = sorted(names)
         self._names = names if isinstance(names, NamedMap) else NamedMap(dict.fromkeys(names))
