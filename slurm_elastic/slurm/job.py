@@ -183,11 +183,11 @@ def _require_one_task_per_node(environ: Mapping[str, str]) -> None:
     name = "SLURM_STEP_TASKS_PER_NODE"
     text = variables.present(environ, name) or "1"
     try:
-        # Such as 2(x3),1.
-        tasks = hostlist.parse_slurm_tasks_per_node(text)
+        # Such as 2(x3),1; with 0 times (x0) there is no number.
+        tasks = max(hostlist.parse_slurm_tasks_per_node(text))
     except (hostlist.BadHostlist, ValueError):
         raise UsageError(f"{name}={text!r} is not of the form 2(x3),1; Slurm sets it, do not set it by hand") from None
-    if max(tasks) > 1 or (variables.optional_number(environ, "SLURM_LOCALID") or 0) > 0:
+    if tasks > 1 or (variables.optional_number(environ, "SLURM_LOCALID") or 0) > 0:
         raise UsageError("more than one task on a node; start one agent per node: srun --ntasks-per-node=1")
 
 

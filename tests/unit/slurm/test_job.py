@@ -190,6 +190,7 @@ def test_counts_gpus(environ: dict[str, str], count: int) -> None:
         ({"SLURM_STEP_TASKS_PER_NODE": "1,2(x2)"}, "more than one task", "srun --ntasks-per-node=1"),
         ({"SLURM_STEP_TASKS_PER_NODE": None, "SLURM_LOCALID": "1"}, "more than one task", "srun"),
         ({"SLURM_STEP_TASKS_PER_NODE": "1(x"}, "SLURM_STEP_TASKS_PER_NODE='1(x'", "by hand"),
+        ({"SLURM_STEP_TASKS_PER_NODE": "1(x0)"}, "SLURM_STEP_TASKS_PER_NODE='1(x0)'", "by hand"),
         ({"SLURM_ARRAY_JOB_ID": "9"}, "SLURM_ARRAY_JOB_ID is set but SLURM_ARRAY_TASK_ID is not", "unset both"),
         ({"SLURM_ARRAY_TASK_ID": "9"}, "SLURM_ARRAY_TASK_ID is set but SLURM_ARRAY_JOB_ID is not", "unset both"),
         ({"SLURM_RESTART_COUNT": "x"}, "SLURM_RESTART_COUNT='x' is not a number", "by hand"),
