@@ -24,11 +24,15 @@ from tests.local.waiting import HANG
 SECRET = bytes(range(32))
 
 
-def test_a_candidate_whose_term_another_agent_has_taken_led_nobody_and_says_nothing(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    ("claimed", "lines"), [(False, []), (True, ["this agent leads no more: another agent leads with a newer epoch"])]
+)
+def test_only_an_agent_that_has_led_says_that_another_one_leads(
+    claimed: bool, lines: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     records = RunDirRecords(RunDir.for_run(tmp_path, "7").open(), "7.0")
-    assert records.claim_epoch(1, {"agent": "n2/7.0/1"})
+    for epoch in (1, 2):
+        assert records.claim_epoch(epoch, {"agent": f"n{epoch}/7.0/1"})
 
     def make(campaign: Campaign) -> Leader:
         fenced_records = FencedRecords(records, "7.0", campaign.term, {"agent": "n1/7.0/1"}, campaign.follows)
@@ -39,11 +43,11 @@ def test_a_candidate_whose_term_another_agent_has_taken_led_nobody_and_says_noth
         listener = socket.create_server(("127.0.0.1", 0))
         host = LeaderHost(listener, make, lambda: Session(Role.LEADER, SECRET, "7.0", idle="n1/7.0/1"), None)
         await host.open(ended.set_result)
-        host.lead(3, Campaign(1, Settings(1, 1, claimed=False), None))
+        host.lead(3, Campaign(1, Settings(1, 1, claimed=claimed), None))
         event = await asyncio.wait_for(ended, HANG)
         await host.close(0)
         return event
 
     with caplog.at_level(logging.INFO, "slurm_elastic"):
         assert asyncio.run(campaign()) == LeaderEnded(3, "")
-    assert caplog.messages == []
+    assert caplog.messages == lines
