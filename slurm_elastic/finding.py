@@ -58,6 +58,10 @@ class Check(str):
         """Return a limit with which runs work."""
         return Finding(self, Level.LIMIT, found, why, fix, nodes, place)
 
+    def limit_if(self, limited: bool, found: str, why: str, fix: str, nodes: tuple[str, ...] = ()) -> Finding:
+        """Return a limit if runs are limited by what was found, else that there is nothing to fix."""
+        return self.limit(found, why, fix, nodes) if limited else self.ok(found, why)
+
     def broken(self, found: str, why: str, fix: str, nodes: tuple[str, ...] = (), place: str = "") -> Finding:
         """Return why runs do not work."""
         return Finding(self, Level.BROKEN, found, why, fix, nodes, place)

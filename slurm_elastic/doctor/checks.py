@@ -168,10 +168,8 @@ def _grace(site: SiteFacts, config: ClusterConfig, partition: PartitionView) -> 
         why += f": too little for a checkpoint of {needed:g} s, so each preemption loses the steps since the last one"
         fix = f"save faster or at shorter intervals, or ask for a GraceTime of {enough:g} s"
         return check.limit(fact, why, fix)
-    if not seconds and needed is None:
-        fix = "give the doctor --checkpoint SECONDS to see whether that is enough, or ask for a GraceTime"
-        return check.limit(fact, why, fix)
-    return check.ok(fact, why)
+    fix = "give the doctor --checkpoint SECONDS to see whether that is enough, or ask for a GraceTime"
+    return check.limit_if(not seconds and needed is None, fact, why, fix)
 
 
 def _time_limit(partition: PartitionView) -> Finding:
@@ -181,9 +179,7 @@ def _time_limit(partition: PartitionView) -> Finding:
     if most is not None and most < _SHORT_LIMIT:
         why = f"{saves}: start and end are most of their time"
         return check.limit(fact, why, "choose a partition with a longer MaxTime")
-    if default is not None and default < _SHORT_LIMIT:
-        return check.limit(fact, saves, "give --time")
-    return check.ok(fact, saves)
+    return check.limit_if(default is not None and default < _SHORT_LIMIT, fact, saves, "give --time")
 
 
 def _time(seconds: int | None) -> str:
@@ -262,9 +258,7 @@ def _slurmd_timeout(config: ClusterConfig) -> Finding:
             "ask for SlurmdTimeout=300",
         )
     why = f"the run goes on without a lost node after seconds; Slurm takes it from the job after {seconds} s"
-    if seconds > _SLOW_SLURMD:
-        return check.limit(f"{seconds} s", why, "ask for SlurmdTimeout=300")
-    return check.ok(f"{seconds} s", why)
+    return check.limit_if(seconds > _SLOW_SLURMD, f"{seconds} s", why, "ask for SlurmdTimeout=300")
 
 
 def _unkillable(config: ClusterConfig) -> Finding:
@@ -303,8 +297,6 @@ def _bad_exit(config: ClusterConfig) -> Finding:
 
 def _run_dir(site: SiteFacts) -> Iterator[Finding]:
     facts, check = site.run_dir, Check("run_dir.usable")
-    if facts is None:
-        return
     if facts.error:
         what, _, fix = facts.error.partition("; ")
         yield check.broken(what, "agents refuse it", fix)
@@ -319,22 +311,21 @@ def _run_dir(site: SiteFacts) -> Iterator[Finding]:
             "give a run directory on another file system by --run-dir",
         )
     yield _shared(site, facts.filesystem)
-    if facts.free is not None:
-        quota = "quotas apart" if facts.quota_left is None else f"{size_text(facts.quota_left)} left of your quota"
-        check, fact = Check("run_dir.space"), f"{size_text(facts.free)} free, {quota}"
-        if min(facts.free, facts.free if facts.quota_left is None else facts.quota_left) < _LITTLE_SPACE:
-            why = "records, logs and checkpoints beside them need space; a run whose records cannot be written ends"
-            yield check.limit(fact, why, "make space, or give another run directory by --run-dir")
-        else:
-            yield check.ok(fact)
-    if facts.record_seconds is not None and facts.write_speed is not None:
-        record, speed = f"{facts.record_seconds * 1000:.0f} ms", f"{facts.write_speed / 1e6:.0f} MB/s"
-        check, fact = Check("run_dir.speed"), f"{record} for a record, {speed} for a large file"
-        why = "each round waits for two records; a checkpoint in this file system takes its size by this speed"
-        if facts.record_seconds > _SLOW_RECORD or facts.write_speed < _SLOW_WRITE:
-            yield check.limit(fact, why, "put the run directory and checkpoints on a faster file system")
-        else:
-            yield check.ok(fact, why)
+    quota = "quotas apart" if facts.quota_left is None else f"{size_text(facts.quota_left)} left of your quota"
+    check, fact = Check("run_dir.space"), f"{size_text(facts.free)} free, {quota}"
+    if min(facts.free, facts.free if facts.quota_left is None else facts.quota_left) < _LITTLE_SPACE:
+        why = "records, logs and checkpoints beside them need space; a run whose records cannot be written ends"
+        yield check.limit(fact, why, "make space, or give another run directory by --run-dir")
+    else:
+        yield check.ok(fact)
+    record, speed = f"{facts.record_seconds * 1000:.0f} ms", f"{facts.write_speed / 1e6:.0f} MB/s"
+    is_slow = facts.record_seconds > _SLOW_RECORD or facts.write_speed < _SLOW_WRITE
+    yield Check("run_dir.speed").limit_if(
+        is_slow,
+        f"{record} for a record, {speed} for a large file",
+        "each round waits for two records; a checkpoint in this file system takes its size by this speed",
+        "put the run directory and checkpoints on a faster file system",
+    )
 
 
 def _shared(site: SiteFacts, filesystem: str) -> Finding:
@@ -367,5 +358,5 @@ def _etcd(site: SiteFacts) -> Iterator[Finding]:
         what, _, fix = etcd.error.partition("; ")
         yield Check("etcd").broken(what, "records of a run cannot be kept there", fix)
     else:
-        took = f", {etcd.seconds * 1000:.0f} ms for a transaction" if etcd.seconds is not None else ""
-        yield Check("etcd").ok(f"{etcd.endpoint}{took}", "it lets this user in, to read and to write")
+        fact = f"{etcd.endpoint}, {etcd.seconds * 1000:.0f} ms for a transaction"
+        yield Check("etcd").ok(fact, "it lets this user in, to read and to write")

@@ -84,8 +84,9 @@ class NodeFacts:
         has_membarrier: True if membarrier(2) works.
         ptrace_scope: kernel.yama.ptrace_scope; None without Yama.
         has_py_spy: True if py-spy is in PATH.
-        controller_offset: Seconds by which the clock here is ahead of the controller's; None if it does not answer.
-        has_scontrol, has_squeue: True if the command gets an answer here.
+        controller_offset: Seconds by which the clock here is ahead of the controller's; None if scontrol gets no answer
+            here.
+        has_squeue: True if squeue gets an answer here.
         submit_refusal: Why sbatch takes no job of this user here; empty if it does.
         failure_domain: Label of what Slurm says fails together with this node; empty if it says nothing.
         address: Address by which other nodes would reach this one; empty if none can be chosen.
@@ -113,7 +114,6 @@ class NodeFacts:
     ptrace_scope: int | None = None
     has_py_spy: bool = False
     controller_offset: float | None = None
-    has_scontrol: bool = True
     has_squeue: bool = True
     submit_refusal: str = ""
     failure_domain: str = ""
@@ -166,12 +166,18 @@ class ProbeResult:
 
     Attributes:
         facts: The node.
+        leader_port: Its port such as a leader's, below the ephemeral range; 0 where all were taken.
+        free_port: Its port of the kernel's choice.
+        store_port: The port of its TCPStore.
         links: The ways from it to others.
         collectives: What all nodes did together.
         is_complete: True if the node has come to the end of its work.
     """
 
     facts: NodeFacts
+    leader_port: int = 0
+    free_port: int = 0
+    store_port: int = 0
     links: tuple[LinkFacts, ...] = ()
     collectives: tuple[CollectiveFacts, ...] = ()
     is_complete: bool = False
@@ -179,7 +185,7 @@ class ProbeResult:
 
 @dataclass(frozen=True, slots=True)
 class RunDirFacts:
-    """The directory below which runs keep their files.
+    """The directory below which runs keep their files; what is measured is 0 where there is an error.
 
     Attributes:
         path: The directory.
@@ -196,10 +202,10 @@ class RunDirFacts:
     error: str = ""
     is_exclusive: bool = True
     filesystem: str = ""
-    free: int | None = None
+    free: int = 0
     quota_left: int | None = None
-    write_speed: float | None = None
-    record_seconds: float | None = None
+    write_speed: float = 0.0
+    record_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,12 +215,12 @@ class EtcdFacts:
     Attributes:
         endpoint: How it was named.
         error: Why it cannot keep the records of a run; empty if it can.
-        seconds: Time of one transaction.
+        seconds: Time of one transaction; 0 where there is an error.
     """
 
     endpoint: str
     error: str = ""
-    seconds: float | None = None
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,8 +252,8 @@ class SiteFacts:
     """
 
     here: NodeFacts
-    slurm: SlurmFacts = field(default_factory=SlurmFacts)
-    run_dir: RunDirFacts | None = None
+    slurm: SlurmFacts
+    run_dir: RunDirFacts
     partition: str = ""
     qos: str = ""
     checkpoint: float | None = None

@@ -104,7 +104,6 @@ def node_facts(
         toward: Another node, to which routes lead.
     """
     torch = _torch_facts()
-    gpus = tuple(_gpu_facts(torch.devices))
     shared_memory, shared_memory_error = _shared_memory()
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     locked, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
@@ -116,7 +115,7 @@ def node_facts(
         package=__version__,
         protocol=PROTOCOL,
         torch=torch,
-        gpus=gpus,
+        gpus=tuple(_gpu_facts(torch.devices)),
         job_gpus=job_gpus,
         nvidia_driver=_nvidia_driver(),
         shared_memory=shared_memory,
@@ -128,7 +127,6 @@ def node_facts(
         ptrace_scope=_ptrace_scope(),
         has_py_spy=shutil.which("py-spy") is not None,
         controller_offset=now - clock.now if clock else None,
-        has_scontrol=clock is not None,
         has_squeue=controller.own_jobs() is not None,
         submit_refusal=controller.submit_refusal(),
         own_name_address=resolve(socket.gethostname()) or "",
@@ -278,11 +276,8 @@ def _ptrace_scope(source: Path = Path("/proc/sys/kernel/yama/ptrace_scope")) -> 
 
 def _address(node: str, preference: AddressPreference, controller: Controller, toward: str | None) -> dict[str, Any]:
     """Return the facts of a node that concern its address."""
-    # Without a preference all facts are gathered, the interfaces among them.
-    address_facts = gather_facts(AddressPreference(), node, controller=controller, toward=toward)
-    interfaces = {name: address for name, address in address_facts.interfaces.items() if address}
-    is_given = preference != AddressPreference()
-    facts = gather_facts(preference, node, controller=controller, toward=toward) if is_given else address_facts
+    facts = gather_facts(preference, node, controller=controller, toward=toward)
+    interfaces = {name: address for name, address in facts.interfaces.items() if address}
     told = os.environ.get("GLOO_SOCKET_IFNAME", "")
     try:
         name = choose_address(preference, facts)

@@ -162,14 +162,12 @@ def _shared_memory(node: NodeFacts) -> Finding:
 
 
 def _descriptors(node: NodeFacts) -> Finding:
-    check, hard = Check("node.descriptors"), node.descriptors_hard
+    hard = node.descriptors_hard
     agents = descriptors.connections_at_most(hard)
     fact = f"{node.descriptors_soft} soft, {hard} hard"
     why = f"an agent raises its soft limit, and can lead {agents} agents with the hard one; workers keep the soft one"
-    if hard < _DESCRIPTORS:
-        fix = "raise the hard limit of the shell that submits the job, or of slurmd (LimitNOFILE)"
-        return check.limit(fact, why, fix)
-    return check.ok(fact, why)
+    fix = "raise the hard limit of the shell that submits the job, or of slurmd (LimitNOFILE)"
+    return Check("node.descriptors").limit_if(hard < _DESCRIPTORS, fact, why, fix)
 
 
 def _locked_memory(node: NodeFacts) -> Finding:
@@ -220,7 +218,8 @@ def _clock(node: NodeFacts) -> Finding:
 
 def _slurm_commands(node: NodeFacts) -> Finding:
     check = Check("node.slurm_commands")
-    missing = [name for name, works in (("scontrol", node.has_scontrol), ("squeue", node.has_squeue)) if not works]
+    works = {"scontrol": node.controller_offset is not None, "squeue": node.has_squeue}
+    missing = [name for name, answers in works.items() if not answers]
     if not missing:
         return check.ok("scontrol and squeue answer", "agents learn why they are signalled")
     return check.limit(
@@ -299,9 +298,8 @@ def _round_trip(site: SiteFacts) -> Finding:
     longest, here, there = worst
     measured = f"at most {longest * 1000:.2f} ms, from {here} to {there}"
     why = "an unplanned new round takes a few round trips, a step of training many"
-    if longest > _SLOW_ROUND_TRIP:
-        return check.limit(measured, why, "see whether the nodes are busy, or give --interface", (here, there))
-    return check.ok(measured, why)
+    fix = "see whether the nodes are busy, or give --interface"
+    return check.limit_if(longest > _SLOW_ROUND_TRIP, measured, why, fix, (here, there))
 
 
 def _clocks(site: SiteFacts) -> Finding:
@@ -334,7 +332,5 @@ def _collectives(site: SiteFacts) -> Iterator[Finding]:
             yield check.broken(said, why, fix, tuple(wrong))
             continue
         measured = f"{min(speeds) / 1e6:.0f} MB/s bus bandwidth"
-        if min(speeds) < _SLOW_BANDWIDTH:
-            yield check.limit(measured, why, "give --interface with the name of a faster network")
-        else:
-            yield check.ok(measured, why)
+        fix = "give --interface with the name of a faster network"
+        yield check.limit_if(min(speeds) < _SLOW_BANDWIDTH, measured, why, fix)

@@ -9,18 +9,16 @@ protocols shall be named by their releases, and not by connections that end.
 from __future__ import annotations
 
 import contextlib
-import hmac
 import os
 import socket
 import statistics
 import threading
 import time
-from dataclasses import dataclass
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection
 
-from slurm_elastic.doctor.facts import LinkFacts
-from slurm_elastic.rundir import RunDir, RunDirError, signature
+from slurm_elastic.doctor.facts import LinkFacts, ProbeResult
+from slurm_elastic.rundir import RunDir, RunDirError, is_signature, signature
 from slurm_elastic.slurm import ephemeral_low, port_sequence
 
 _CONTEXT = b"slurm_elastic doctor 1\0"
@@ -33,29 +31,6 @@ _ANSWER = 10.0
 _FILE_SEEN = 8.0
 """Seconds to wait for a file: an NFS client asks for a name that it has looked for before after 3 to 60 s (acdirmin and
 acdirmax, nfs(5)), and the product asks anew by itself."""
-
-
-@dataclass(frozen=True, slots=True)
-class Peer:
-    """The ports of a node.
-
-    Attributes:
-        node: Slurm's name of it.
-        address: Where it is reached.
-        leader_port: A port such as a leader's, below the ephemeral range; 0 where all were taken.
-        free_port: One of the kernel's choice.
-        store_port: The port of a TCPStore of this node.
-        has_torch: True if its torch works.
-        has_gpus: True if it has GPUs that torch can use.
-    """
-
-    node: str
-    address: str
-    leader_port: int
-    free_port: int
-    store_port: int
-    has_torch: bool
-    has_gpus: bool
 
 
 class PeerServer:
@@ -86,16 +61,14 @@ class PeerServer:
         return None
 
     def _accept(self, listening: socket.socket) -> None:
-        while True:
-            try:
+        with contextlib.suppress(OSError):
+            while True:
                 accepted, _ = listening.accept()
-            except OSError:
-                return
-            threading.Thread(target=self._serve, args=(accepted,), daemon=True).start()
+                threading.Thread(target=self._serve, args=(accepted,), daemon=True).start()
 
     def _serve(self, accepted: socket.socket) -> None:
         with contextlib.suppress(OSError, EOFError, AuthenticationError, ValueError), _connection(accepted) as peer:
-            _admit(peer, self._secret)
+            _prove(peer, self._secret, "serves", "asks")
             while True:
                 message = peer.recv_bytes(256)
                 if message.startswith(_FILE):
@@ -107,42 +80,42 @@ class PeerServer:
             self._run_dir.publish(_file_name(self._node, asker), b"x")
 
 
-def ask_peer(run_dir: RunDir, here: str, peer: Peer) -> LinkFacts:
+def ask_peer(run_dir: RunDir, here: str, peer: ProbeResult) -> LinkFacts:
     """Find out what there is to know about the way to another node.
 
     Args:
         run_dir: The directory of the doctor's run, opened.
         here: Slurm's name of this node.
-        peer: The other node.
+        peer: What the other node has written so far.
     """
-    secret = run_dir.secret()
+    there, address = peer.facts.node, peer.facts.address
     leader_error = _leader_error(peer)
-    connected, error_of_free = _connect(peer.address, peer.free_port)
+    connected, error_of_free = _connect(address, peer.free_port)
     # Where one of them answers, a firewall hides the other one, or the network has lost what asked it: Linux asks at
     # once and after 1 and 3 s (kernel documentation, ip-sysctl, tcp_syn_retries: an initial RTO of 1 s, then doubled).
     if connected is not None and leader_error:
         leader_error = _leader_error(peer)
     elif connected is None and peer.leader_port and not leader_error:
-        connected, error_of_free = _connect(peer.address, peer.free_port)
+        connected, error_of_free = _connect(address, peer.free_port)
     if connected is None:
-        return LinkFacts(peer.node, leader_error, error_of_free)
+        return LinkFacts(there, leader_error, error_of_free)
     try:
         with _connection(connected) as connection:
-            _greet(connection, secret)
+            _prove(connection, run_dir.secret(), "asks", "serves")
             times = [_timed(connection, _ECHO)[0] for _ in range(_ROUNDS)]
             took, clock = _timed(connection, _CLOCK)
             offset = float(clock) - (time.time() - took / 2)
-            delay = _file_delay(run_dir, here, peer.node, connection)
+            delay = _file_delay(run_dir, here, there, connection)
     except (OSError, EOFError, AuthenticationError, ValueError) as error:
-        return LinkFacts(peer.node, leader_error, f"its answer is not that of the doctor ({_why(error)})")
-    return LinkFacts(peer.node, leader_error, "", statistics.median(times), offset, delay)
+        return LinkFacts(there, leader_error, f"its answer is not that of the doctor ({_why(error)})")
+    return LinkFacts(there, leader_error, "", statistics.median(times), offset, delay)
 
 
-def _leader_error(peer: Peer) -> str:
+def _leader_error(peer: ProbeResult) -> str:
     """Return why the leader's port cannot be reached; empty if it can, or if there is none."""
     if not peer.leader_port:
         return ""
-    connected, error = _connect(peer.address, peer.leader_port)
+    connected, error = _connect(peer.facts.address, peer.leader_port)
     if connected is not None:
         connected.close()
     return error
@@ -162,30 +135,17 @@ def _connection(accepted: socket.socket) -> Connection:
     return Connection(accepted.detach())
 
 
-def _admit(connection: Connection, secret: bytes) -> None:
-    """Let a node in that proves that it knows the secret, and prove the same to it.
+def _prove(connection: Connection, secret: bytes, own: str, other: str) -> None:
+    """Prove that this node knows the secret, and have the other one prove it; both call this with swapped roles.
 
     Raises:
-        AuthenticationError: It does not prove it.
+        AuthenticationError: The other node does not know the secret.
     """
     nonce = os.urandom(_NONCE)
     connection.send_bytes(nonce)
-    answer = _receive(connection)
-    theirs, proof = answer[:_NONCE], answer[_NONCE:]
-    if not hmac.compare_digest(proof, signature(secret, _CONTEXT, "asks", nonce + theirs)):
-        raise AuthenticationError("it does not know the secret of the run")
-    connection.send_bytes(signature(secret, _CONTEXT, "serves", nonce + theirs))
-
-
-def _greet(connection: Connection, secret: bytes) -> None:
-    """Do the other side's part of `_admit`.
-
-    Raises:
-        AuthenticationError: The node that serves does not know the secret.
-    """
-    nonce, own = _receive(connection), os.urandom(_NONCE)
-    connection.send_bytes(own + signature(secret, _CONTEXT, "asks", nonce + own))
-    if not hmac.compare_digest(_receive(connection), signature(secret, _CONTEXT, "serves", nonce + own)):
+    theirs = _receive(connection)
+    connection.send_bytes(signature(secret, _CONTEXT, own, theirs + nonce))
+    if not is_signature(_receive(connection), secret, _CONTEXT, other, nonce + theirs):
         raise AuthenticationError("it does not know the secret of the run")
 
 

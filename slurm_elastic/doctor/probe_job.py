@@ -15,13 +15,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from slurm_elastic.agent.option_values import seconds_or_zero
-from slurm_elastic.doctor.facts import NodeFacts, ProbeResult, SiteFacts
+from slurm_elastic.doctor.facts import NodeFacts, SiteFacts
 from slurm_elastic.doctor.gather import etcd_facts, last_stop, node_facts, require_partition, run_dir_facts, slurm_facts
-from slurm_elastic.doctor.probe import read_file, result_name
+from slurm_elastic.doctor.probe import read_result
 from slurm_elastic.errors import UsageError
 from slurm_elastic.rendezvous.records.api import etcd_wanted
 from slurm_elastic.rundir import RunDir
-from slurm_elastic.slurm import AddressPreference, Controller
+from slurm_elastic.slurm import AddressPreference, Controller, JobView
 from slurm_elastic.submission.batch_script import BatchScript, NodeRange, Shape, environment_lines, read_template
 from slurm_elastic.submission.sbatch import submit
 
@@ -44,26 +44,28 @@ _POLL = 0.5
 _AFTER_THE_END = 3.0
 """Seconds that results may take to be seen here once the job is over."""
 _LAST_LINES = 5
+OUTPUT = "job.out"
+"""The file in the run directory with what the job prints."""
 
 
 def batch_script(
-    template: str, nodes: int, options: Mapping[str, str | None], arguments: Sequence[str], output: Path
+    template: BatchScript, nodes: int, options: Mapping[str, str | None], arguments: Sequence[str], output: Path
 ) -> BatchScript:
     """Return the doctor's batch script: the template's options and site block, and the doctor in place of the agents.
 
     Args:
-        template: The text of the user's template.
+        template: The user's template.
         nodes: Number of nodes.
         options: The user's options of sbatch, which replace the others.
         arguments: Those of the doctor on the nodes.
         output: File for what the job prints.
 
     Raises:
-        UsageError: An option is not possible, or the template cannot be used.
+        UsageError: An option is not possible.
     """
     made: dict[str, str | None] = {**_DEFAULTS, "nodes": str(nodes), "no-requeue": None, "output": str(output)}
     without = (*_LEFT_OUT, *(("exclusive",) if "cpus-per-task" in options else ()))
-    script = BatchScript.from_template(template).with_options({**made, **options}, without=without)
+    script = template.with_options({**made, **options}, without=without)
     return replace(script, arguments=tuple(arguments), setup=environment_lines(), body=tuple(_BODY.splitlines()))
 
 
@@ -78,15 +80,6 @@ def removed_afterwards(run_dir: RunDir) -> Iterator[None]:
             run_dir.path.parent.rmdir()
 
 
-def template_options(template: str | None) -> Mapping[str, str | None]:
-    """Return the options of sbatch in the user's template.
-
-    Raises:
-        UsageError: The template cannot be read.
-    """
-    return dict(BatchScript.from_template(read_template(template, Shape.ALLOCATION)).options)
-
-
 def node_count(text: str) -> int:
     """Return the value of ``--nodes``.
 
@@ -99,90 +92,59 @@ def node_count(text: str) -> int:
     return nodes.most
 
 
-class ProbeJob:
-    """The doctor's job while it waits, runs and ends.
+def with_results(site: SiteFacts, run_dir: RunDir, controller: Controller, report: Callable[[str], None]) -> SiteFacts:
+    """Wait until the doctor's job is over, and add what its nodes have found out; cancel the job when interrupted.
 
     Args:
+        site: What is known so far, with the id of the job.
         run_dir: The directory of the doctor's run, opened.
         controller: Is asked about the job.
+        report: Is given one line whenever there is news of the job.
     """
+    said, over = "", None
+    # As by Ctrl-C: a job that waits in the queue would be left behind.
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        while True:
+            view = controller.job(site.job)
+            # The job keeps its nodes in scontrol's answer after its end.
+            if view is not None and view.nodes:
+                site = replace(
+                    site, expected=view.nodes, partition=view.partition or site.partition, qos=view.qos or site.qos
+                )
+            line = _news(view) if view is not None else ""
+            if line not in ("", said):
+                report(f"job {site.job} {line}")
+                said = line
+            if over is None and controller.is_queued(site.job) is False:
+                over = time.monotonic()
+            results = tuple(filter(None, (read_result(run_dir, node) for node in site.expected)))
+            all_there = len(results) == len(site.expected) > 0
+            if over is not None and (all_there or time.monotonic() - over > _AFTER_THE_END):
+                return replace(site, results=results, job_output=_last_lines(run_dir))
+            time.sleep(_POLL)
+    except BaseException:
+        controller.cancel(site.job)
+        raise
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
-    def __init__(self, run_dir: RunDir, controller: Controller) -> None:
-        self._run_dir, self._controller = run_dir, controller
-        self.id = ""
-        self.nodes: tuple[str, ...] = ()
-        self.partition = ""
-        self.qos = ""
 
-    @property
-    def output(self) -> Path:
-        """The file with what the job prints."""
-        return self._run_dir.path / "job.out"
+def _news(view: JobView) -> str:
+    if view.state == "PENDING":
+        return f"waits ({view.reason})" if view.reason else "waits"
+    return f"runs on {', '.join(view.nodes)}" if view.state == "RUNNING" else ""
 
-    def submit(
-        self, nodes: int, options: Mapping[str, str | None], arguments: Sequence[str], template: str | None
-    ) -> None:
-        """Submit the job.
 
-        Raises:
-            UsageError: An option is not possible, or sbatch refuses the job.
-        """
-        text = read_template(template, Shape.ALLOCATION)
-        self.id = submit(script=batch_script(text, nodes, options, arguments, self.output).text())
-
-    def wait(self, report: Callable[[str], None]) -> tuple[ProbeResult, ...]:
-        """Wait until the job is over, and return what its nodes have found out; cancel the job when interrupted.
-
-        Args:
-            report: Is given one line whenever there is news of the job.
-        """
-        said, over = "", None
-        # As by Ctrl-C: a job that waits in the queue would be left behind.
-        before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-        try:
-            while True:
-                line = self._look()
-                if line and line != said:
-                    report(line)
-                    said = line
-                if over is None and self._controller.is_queued(self.id) is False:
-                    over = time.monotonic()
-                results = self._results()
-                all_there = len(results) == len(self.nodes) > 0
-                if over is not None and (all_there or time.monotonic() - over > _AFTER_THE_END):
-                    return results
-                time.sleep(_POLL)
-        except BaseException:
-            self._controller.cancel(self.id)
-            raise
-        finally:
-            signal.signal(signal.SIGTERM, before)
-
-    def last_lines(self) -> tuple[str, ...]:
-        """Return the last lines that the job has printed; empty if there are none here."""
-        try:
-            lines = self.output.read_text(errors="replace").splitlines()
-        except OSError:
-            return ()
-        # srun says so wherever TaskPlugin is task/none, of --cpu-bind=none, too.
-        said = [line for line in lines if not line.startswith("srun: cluster configuration lacks support")]
-        return tuple(said[-_LAST_LINES:])
-
-    def _look(self) -> str:
-        """Ask for the job's state and nodes; it keeps its nodes in scontrol's answer after its end."""
-        view = self._controller.job(self.id)
-        if view is None:
-            return ""
-        if view.nodes:
-            self.nodes = view.nodes
-            self.partition, self.qos = view.partition or "", view.qos or ""
-        if view.state == "PENDING":
-            return f"job {self.id} waits" + (f" ({view.reason})" if view.reason else "")
-        return f"job {self.id} runs on {', '.join(self.nodes)}" if view.state == "RUNNING" else ""
-
-    def _results(self) -> tuple[ProbeResult, ...]:
-        results = (read_file(self._run_dir, result_name(node), ProbeResult) for node in self.nodes)
-        return tuple(result for result in results if result is not None)
+def _last_lines(run_dir: RunDir) -> tuple[str, ...]:
+    """Return the last lines that the job has printed; empty if there are none here."""
+    try:
+        lines = (run_dir.path / OUTPUT).read_text(errors="replace").splitlines()
+    except OSError:
+        return ()
+    # srun says so wherever TaskPlugin is task/none, of --cpu-bind=none, too.
+    said = [line for line in lines if not line.startswith("srun: cluster configuration lacks support")]
+    return tuple(said[-_LAST_LINES:])
 
 
 def gather_site(options: argparse.Namespace, sbatch: Mapping[str, str | None]) -> SiteFacts:
@@ -198,38 +160,29 @@ def gather_site(options: argparse.Namespace, sbatch: Mapping[str, str | None]) -
     checkpoint = seconds_or_zero("--checkpoint", options.checkpoint) if options.checkpoint else None
     nodes = None if options.nodes is None else node_count(options.nodes)
     etcd = etcd_wanted(options.rdzv_endpoint, {}, os.environ)
-    controller = Controller()
+    controller, node = Controller(), os.uname().nodename
     slurm = slurm_facts(controller)
-    all_options = {**template_options(options.template), **sbatch}
-    partition, qos = all_options.get("partition") or "", all_options.get("qos") or ""
+    template = BatchScript.from_template(read_template(options.template, Shape.ALLOCATION))
+    wanted = {**dict(template.options), **sbatch}
+    partition, qos = wanted.get("partition") or "", wanted.get("qos") or ""
     require_partition(slurm, partition, nodes)
     base = Path(options.run_dir or Path.cwd()).absolute()
     run_dir = RunDir.for_run(base, f"doctor-{secrets.token_hex(4)}")
     with removed_afterwards(run_dir):
-        run_dir_found = run_dir_facts(run_dir)
-        job = ProbeJob(run_dir, controller)
-        results = None
-        if nodes is not None and slurm.config is not None and not run_dir_found.error:
+        site = SiteFacts(NodeFacts(node), slurm, run_dir_facts(run_dir), partition, qos, checkpoint)
+        if nodes is not None and slurm.config is not None and not site.run_dir.error:
             passed = {"--probe": run_dir.run_id, "--run-dir": base}
             passed |= {"--interface": options.interface, "--node-pattern": options.node_pattern}
             words = [f"{name}={value}" for name, value in passed.items() if value]
-            job.submit(nodes, sbatch, words, options.template)
-            results = job.wait(lambda line: print(f"slurm-elastic: {line}", file=sys.stderr, flush=True))
-        lines = job.last_lines()
-    # This machine stands in for nodes that were not looked at; torch takes seconds.
-    name = os.uname().nodename
-    here = node_facts(name, AddressPreference(), controller) if results is None else NodeFacts(name)
-    return SiteFacts(
-        here=here,
-        slurm=slurm,
-        run_dir=run_dir_found,
-        partition=job.partition or partition,
-        qos=job.qos or qos,
-        checkpoint=checkpoint,
+            script = batch_script(template, nodes, sbatch, words, run_dir.path / OUTPUT)
+            site = replace(site, job=submit(script=script.text()))
+            site = with_results(
+                site, run_dir, controller, lambda line: print(f"slurm-elastic: {line}", file=sys.stderr, flush=True)
+            )
+    return replace(
+        site,
+        # This machine stands in for nodes that were not looked at; torch takes seconds.
+        here=site.here if site.job else node_facts(node, AddressPreference(), controller),
         last_stop=last_stop(base) if checkpoint is None else None,
-        expected=job.nodes,
-        results=results or (),
-        job=job.id,
-        job_output=lines,
         etcd=etcd_facts(etcd) if etcd else None,
     )

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import subprocess
+from argparse import Namespace
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
 from slurm_elastic import typed_json
-from slurm_elastic.doctor.facts import ProbeResult, SlurmFacts, StopFacts
+from slurm_elastic.doctor.facts import NodeFacts, ProbeResult, SlurmFacts, StopFacts
 from slurm_elastic.doctor.gather import (
     _mount,
     _nvidia_driver,
@@ -22,22 +26,21 @@ from slurm_elastic.doctor.gather import (
     run_dir_facts,
     slurm_facts,
 )
-from slurm_elastic.doctor.peers import Peer, PeerServer, ask_peer
-from slurm_elastic.doctor.probe_job import batch_script, node_count, removed_afterwards, template_options
+from slurm_elastic.doctor.peers import PeerServer, ask_peer
+from slurm_elastic.doctor.probe_job import batch_script, gather_site, node_count, removed_afterwards
 from slurm_elastic.errors import UsageError
 from slurm_elastic.rundir import RunDir
 from slurm_elastic.slurm import AddressPreference, Controller
 from slurm_elastic.slurm.output import parse_partitions
-from slurm_elastic.submission.batch_script import TEMPLATES
+from slurm_elastic.submission.batch_script import TEMPLATES, BatchScript
 from tests.conftest import Cli
 
 OUTPUTS = Path(__file__).parents[1] / "slurm" / "outputs"
 
 
 def opened(base: Path) -> RunDir:
-    run_dir = RunDir.for_run(base, "doctor-1")
-    run_dir.open()
-    return run_dir
+    # Its ports follow from the id: those of another process with these tests are others.
+    return RunDir.for_run(base, f"doctor-{os.getpid()}").open()
 
 
 def test_facts_of_this_machine_are_whole_and_travel() -> None:
@@ -47,7 +50,7 @@ def test_facts_of_this_machine_are_whole_and_travel() -> None:
     assert facts.descriptors_hard >= facts.descriptors_soft > 0
     assert facts.address or facts.address_error
     # Tests reach no Slurm.
-    assert (facts.has_scontrol, facts.has_squeue, facts.controller_offset) == (False, False, None)
+    assert (facts.has_squeue, facts.controller_offset) == (False, None)
     assert typed_json.decode(msgspec.json.encode(ProbeResult(facts)), ProbeResult).facts == facts
 
 
@@ -148,10 +151,8 @@ def test_the_newest_run_tells_how_long_its_workers_took_to_save(tmp_path: Path, 
     assert last_stop(tmp_path) == StopFacts("7", 41.2)
 
 
-def peer(server: PeerServer, **changed: int) -> Peer:
-    leader, free = server.ports
-    ports = {"leader_port": leader, "free_port": free, **changed}
-    return Peer("n2", "127.0.0.1", store_port=0, has_torch=True, has_gpus=False, **ports)
+def peer(server: PeerServer, **changed: Any) -> ProbeResult:
+    return replace(ProbeResult(NodeFacts("n2", address="127.0.0.1"), *server.ports), **changed)
 
 
 def test_a_peer_is_reached_on_both_ports_and_its_file_is_seen(tmp_path: Path) -> None:
@@ -202,9 +203,12 @@ def test_a_stranger_at_the_port_is_no_peer(tmp_path: Path) -> None:
     assert link.round_trip is None
 
 
+TEMPLATE = BatchScript.from_template(TEMPLATES.read("allocation"))
+
+
 def test_the_job_has_the_site_block_and_options_of_the_template_but_not_those_of_trainings() -> None:
     options = {"partition": "gpu", "gpus-per-node": "4"}
-    script = batch_script(TEMPLATES.read("allocation"), 3, options, ["--probe=x", "--run-dir=/a b"], Path("/a b/out"))
+    script = batch_script(TEMPLATE, 3, options, ["--probe=x", "--run-dir=/a b"], Path("/a b/out"))
     text = script.text()
     for option in ("nodes=3", "partition=gpu", "exclusive", "no-requeue", "time=5"):
         assert f"#SBATCH --{option}\n" in text
@@ -216,18 +220,22 @@ def test_the_job_has_the_site_block_and_options_of_the_template_but_not_those_of
     assert (checked.returncode, checked.stderr) == (0, "")
 
 
-def test_the_partition_of_the_template_counts(tmp_path: Path) -> None:
-    own = tmp_path / "own.sbatch"
+def test_the_partition_of_the_template_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own, scontrol = tmp_path / "own.sbatch", tmp_path / "scontrol"
     own.write_text(TEMPLATES.read("allocation").replace("#SBATCH --nodes=1-4", "#SBATCH --nodes=1-4 -p gpu"))
-    assert template_options(str(own))["partition"] == "gpu"
+    scontrol.write_text("#!/bin/sh\nexit 1\n")
+    scontrol.chmod(0o700)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    given = Namespace(checkpoint="1", nodes=None, rdzv_endpoint=None, template=own, run_dir=tmp_path)
+    assert [gather_site(given, sbatch).partition for sbatch in ({}, {"partition": "low"})] == ["gpu", "low"]
 
 
 def test_options_of_sbatch_replace_those_of_the_doctor() -> None:
-    text = batch_script(TEMPLATES.read("allocation"), 2, {"time": "9", "cpus-per-task": "2"}, [], Path("out")).text()
+    text = batch_script(TEMPLATE, 2, {"time": "9", "cpus-per-task": "2"}, [], Path("out")).text()
     assert "#SBATCH --time=9\n" in text
     assert "--exclusive" not in text.partition("set --")[0].partition("# ----")[0]
     with pytest.raises(UsageError, match=r"--ntasks is not possible"):
-        batch_script(TEMPLATES.read("allocation"), 2, {"ntasks": "9"}, [], Path("out"))
+        batch_script(TEMPLATE, 2, {"ntasks": "9"}, [], Path("out"))
 
 
 def test_a_partition_that_cannot_be_is_refused() -> None:

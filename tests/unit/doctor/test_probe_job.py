@@ -10,9 +10,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from slurm_elastic.doctor.facts import NodeFacts, ProbeResult
+from slurm_elastic.doctor.facts import NodeFacts, ProbeResult, RunDirFacts, SiteFacts, SlurmFacts
 from slurm_elastic.doctor.probe import result_name
-from slurm_elastic.doctor.probe_job import ProbeJob
+from slurm_elastic.doctor.probe_job import OUTPUT, with_results
 from slurm_elastic.rundir import RunDir
 from slurm_elastic.slurm import Controller, JobView
 
@@ -42,40 +42,39 @@ def view(state: str, *nodes: str, reason: str | None = None) -> JobView:
     return JobView("7", None, None, state, reason, 0, False, None, None, nodes, partition="gpu", qos="low")
 
 
-def submitted(base: Path, controller: Controller) -> tuple[ProbeJob, RunDir]:
-    run_dir = RunDir.for_run(base, "doctor-1").open()
-    job = ProbeJob(run_dir, controller)
-    job.id = "7"
-    return job, run_dir
+def site() -> SiteFacts:
+    return SiteFacts(NodeFacts("login"), SlurmFacts(), RunDirFacts("/home"), job="7")
+
+
+def opened(base: Path) -> RunDir:
+    return RunDir.for_run(base, "doctor-1").open()
 
 
 def test_results_are_collected_when_the_job_is_over(tmp_path: Path) -> None:
-    running = view("RUNNING", "n1", "n2")
-    job, run_dir = submitted(
-        tmp_path, Scripted(view("PENDING", reason="Resources"), running, view("COMPLETED", "n1", "n2"))
-    )
+    running, run_dir = view("RUNNING", "n1", "n2"), opened(tmp_path)
+    controller = Scripted(view("PENDING", reason="Resources"), running, view("COMPLETED", "n1", "n2"))
     for node in ("n1", "n2"):
         run_dir.publish(result_name(node), msgspec.json.encode(ProbeResult(NodeFacts(node))))
     lines: list[str] = []
-    assert [each.facts.node for each in job.wait(lines.append)] == ["n1", "n2"]
+    found = with_results(site(), run_dir, controller, lines.append)
+    assert [each.facts.node for each in found.results] == ["n1", "n2"]
     assert lines == ["job 7 waits (Resources)", "job 7 runs on n1, n2"]
-    assert (job.nodes, job.partition, job.qos) == (("n1", "n2"), "gpu", "low")
+    assert (found.expected, found.partition, found.qos) == (("n1", "n2"), "gpu", "low")
 
 
 @pytest.mark.parametrize("content", [b'{"facts":', b'{"facts": 3}'])
 def test_a_damaged_result_counts_as_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes) -> None:
     monkeypatch.setattr("slurm_elastic.doctor.probe_job._AFTER_THE_END", 0.0)
-    job, run_dir = submitted(tmp_path, Scripted(view("COMPLETED", "n1")))
+    run_dir = opened(tmp_path)
     run_dir.publish(result_name("n1"), content)
-    assert job.wait(lambda line: None) == ()
-    job.output.write_text("srun: cluster configuration lacks support for cpu binding\nno torch\n")
-    assert job.last_lines() == ("no torch",)
+    run_dir.publish(OUTPUT, b"srun: cluster configuration lacks support for cpu binding\nno torch\n")
+    found = with_results(site(), run_dir, Scripted(view("COMPLETED", "n1")), lambda line: None)
+    assert (found.results, found.job_output) == ((), ("no torch",))
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_the_job_is_cancelled_when_the_doctor_is_told_to_end(tmp_path: Path, number: signal.Signals) -> None:
     controller = Scripted(*[view("PENDING")] * 1000)
-    job, _ = submitted(tmp_path, controller)
     with pytest.raises(KeyboardInterrupt):
-        job.wait(lambda line: os.kill(os.getpid(), number))
+        with_results(site(), opened(tmp_path), controller, lambda line: os.kill(os.getpid(), number))
     assert controller.cancelled == ["7"]
