@@ -46,8 +46,8 @@ _MATRIX = 1024
 _RUNS = 3
 """Runs whose records are read; one of 500 nodes has a thousand files."""
 _ETCD_SECONDS = 10.0
-_QUOTA_SECONDS = 10.0
-"""A file server that does not answer is no reason to wait longer."""
+_PATIENCE = 10.0
+"""Seconds for df and quota: a file server that does not answer is no reason to wait longer."""
 _QUOTA_COLUMNS = 8
 
 
@@ -301,38 +301,28 @@ def _seconds(call: Callable[[], Any]) -> float:
     return max(time.monotonic() - begin, 1e-9)
 
 
-def _mount(path: Path, source: Path = Path("/proc/self/mountinfo")) -> tuple[str, str]:
-    """Return mount point and type of the file system of a path; proc(5): mount point, and after ``-`` the type."""
-    nearest = "", ""
-    target = str(path.resolve())
-    try:
-        lines = source.read_text().splitlines()
-    except OSError:
-        return nearest
-    for line in lines:
-        before, _, after = line.partition(" - ")
-        fields, kinds = before.split(), after.split()
-        if len(fields) < 5 or not kinds:
-            continue
-        point = fields[4].encode().decode("unicode_escape")
-        # A later mount on the same point hides the earlier one.
-        if (target == point or target.startswith(point.rstrip("/") + "/")) and len(point) >= len(nearest[0]):
-            nearest = point, kinds[0]
-    return nearest
+def _mount(path: Path) -> tuple[str, str]:
+    """Return mount point and type of the file system of a path; empty if df(1) does not tell."""
+    *_, line = _printed("df", "--output=target,fstype", str(path)).splitlines() or [""]
+    point, _, kind = line.rpartition(" ")
+    return point.strip(), kind
 
 
 def _quota_left(point: str, kind: str) -> int | None:
     """Return the bytes that are left of this user's quota; None without a quota, or if nothing here tells it."""
-    lustre = ["lfs", "quota", "-q", "-u", str(os.geteuid()), point]
-    command = lustre if kind == "lustre" else ["quota", "--no-wrap", "--raw-grace", f"--filesystem={point}"]
-    if shutil.which(command[0]) is None:
-        return None
+    lustre = ("lfs", "quota", "-q", "-u", str(os.geteuid()), point)
+    of_others = ("quota", "--no-wrap", "--raw-grace", f"--filesystem={point}")
+    return quota_left(_printed(*(lustre if kind == "lustre" else of_others)))
+
+
+def _printed(*command: str) -> str:
+    """Return what a command prints, also if it fails: quota(1) ends with 1 when a limit is exceeded."""
     try:
-        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_QUOTA_SECONDS)
+        return subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_PATIENCE, check=False
+        ).stdout
     except (OSError, subprocess.TimeoutExpired):
-        return None
-    # quota(1) ends with 1 when a limit is exceeded.
-    return quota_left(done.stdout)
+        return ""
 
 
 def quota_left(output: str) -> int | None:

@@ -71,15 +71,10 @@ def test_a_missing_run_directory_is_a_finding_and_no_error(tmp_path: Path) -> No
     assert facts.error.startswith(f"{tmp_path}/none is no directory on this node; ")
 
 
-def test_the_innermost_mount_tells_the_file_system(tmp_path: Path) -> None:
-    table = tmp_path / "mountinfo"
-    table.write_text(
-        "22 1 0:20 / / rw shared:1 - ext4 /dev/vda rw\n"
-        f"40 22 0:40 / {tmp_path} rw - nfs4 server:/x rw\n"
-        f"41 22 0:41 / {tmp_path}/other rw - tmpfs none rw\n"
-    )
-    assert _mount(tmp_path / "run", table) == (str(tmp_path), "nfs4")
-    assert _mount(Path("/usr"), table) == ("/", "ext4")
+def test_the_innermost_mount_tells_the_file_system(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert _mount(Path("/proc/self")) == ("/proc", "proc")
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert _mount(Path("/proc/self")) == ("", "")
 
 
 QUOTA = """\
