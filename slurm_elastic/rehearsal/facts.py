@@ -1,5 +1,5 @@
-"""Facts about a run in a rehearsal, as frozen values: how they follow from what workers wrote down, and what its
-changes of round have cost. Pure.
+"""Facts about a run in a rehearsal: how they follow from what workers wrote down, and what its changes of round have
+cost. Pure.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class StopSeen:
     place: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class WorkerSeen:
     """A worker, as it has written down what it did. Times are of the machine's monotonic clock, in seconds.
 
@@ -29,6 +29,8 @@ class WorkerSeen:
         round: Its round.
         rank: Its rank.
         node: Its node.
+        pid: Its process id.
+        world_size: Number of workers of the round.
         steps: The steps of its calls of `should_stop`, with their times.
         pause: Longest time between two calls, without the waits of the rehearsal.
         asked: Place of its last call of `should_stop`.
@@ -40,22 +42,28 @@ class WorkerSeen:
         samples: Samples that it trained on: step, epoch, number.
         stop: The answer to stop; None if it got none.
         ended: When it ended by itself; None if it was killed.
+        waits: The mishap that it waits for now; None if it does not.
     """
 
     round: int
     rank: int
     node: str = ""
-    steps: tuple[tuple[int | None, float], ...] = ()
+    pid: int = 0
+    world_size: int = 0
+    steps: list[tuple[int | None, float]] = field(default_factory=list)
     pause: float = 0.0
     asked: str = ""
-    losses: Mapping[int, float] = field(default_factory=dict)
-    checkpoints: tuple[tuple[int, float], ...] = ()
+    losses: dict[int, float] = field(default_factory=dict)
+    checkpoints: list[tuple[int, float]] = field(default_factory=list)
     woken: bool = False
-    late: tuple[int, ...] = ()
+    late: list[int] = field(default_factory=list)
     saved: str = ""
-    samples: tuple[tuple[int, int, int], ...] = ()
+    samples: list[tuple[int, int, int]] = field(default_factory=list)
     stop: StopSeen | None = None
     ended: float | None = None
+    waits: int | None = None
+    _since: float | None = None
+    _pending: list[tuple[int, int]] = field(default_factory=list)
 
     @property
     def first_step(self) -> int | None:
@@ -66,6 +74,38 @@ class WorkerSeen:
     def last_step(self) -> int | None:
         """The step of its last call."""
         return self.steps[-1][0] if self.steps else None
+
+    def note(self, record: Mapping[str, Any]) -> None:
+        """Take what it has written down next; `slurm_elastic.control._recording` has the kinds."""
+        step: Any = record.get("step")
+        at, self.waits = record["at"], record.get("mishap")
+        match record["event"]:
+            case "step":
+                self.pause = max(self.pause, at - (self._since or at))
+                self.steps.append((step, at))
+                self._since, self.asked = at, record["place"]
+                if step is not None:
+                    # The call completes the step, with the samples before it.
+                    self.samples += [(step, epoch, number) for epoch, number in self._pending]
+                    self._pending.clear()
+            case "goes_on":
+                self._since = at
+            case "wakes":
+                self.woken = True
+            case "stop":
+                self.stop = self.stop or StopSeen(at, record["place"])
+            case "loss":
+                self.losses[step] = record["loss"]
+            case "checkpoint":
+                self.saved = record["place"]
+                if self.woken:
+                    self.late.append(step)
+                else:
+                    self.checkpoints.append((step, at))
+            case "samples":
+                self._pending += [(record["epoch"], number) for number in record["samples"]]
+            case "ends":
+                self.ended = self.ended or at
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,57 +171,6 @@ class RunFacts:
     def last_step(self) -> int | None:
         """The last step of the run; None if no worker has given one."""
         return max((step for worker in self.workers for step, _ in worker.steps if step is not None), default=None)
-
-
-def worker_seen(records: Sequence[Mapping[str, Any]]) -> WorkerSeen:
-    """Return what a worker has written down, from its first record on."""
-    first, steps = records[0], events_of(records, "step")
-    stops, ends = events_of(records, "stop"), events_of(records, "ends")
-    wakes = next((index for index, record in enumerate(records) if record["event"] == "wakes"), len(records))
-    return WorkerSeen(
-        round=first["round"],
-        rank=first["rank"],
-        node=first["node"],
-        steps=tuple((record["step"], record["at"]) for record in steps),
-        pause=_pause(records),
-        asked=steps[-1]["place"] if steps else "",
-        losses={record["step"]: record["loss"] for record in events_of(records, "loss")},
-        checkpoints=tuple((record["step"], record["at"]) for record in events_of(records[:wakes], "checkpoint")),
-        woken=wakes < len(records),
-        late=tuple(record["step"] for record in events_of(records[wakes:], "checkpoint")),
-        saved=next((record["place"] for record in reversed(events_of(records, "checkpoint"))), ""),
-        samples=_samples(records),
-        stop=StopSeen(stops[0]["at"], stops[0]["place"]) if stops else None,
-        ended=ends[0]["at"] if ends else None,
-    )
-
-
-def events_of(records: Sequence[Mapping[str, Any]], event: str) -> list[Mapping[str, Any]]:
-    """Return the records of one kind of event."""
-    return [record for record in records if record["event"] == event]
-
-
-def _samples(records: Sequence[Mapping[str, Any]]) -> tuple[tuple[int, int, int], ...]:
-    """Return the samples with the step of the next call of `should_stop`, which completes them."""
-    samples: list[tuple[int, int, int]] = []
-    pending: list[tuple[int, int]] = []
-    for record in records:
-        if record["event"] == "samples":
-            pending += [(record["epoch"], number) for number in record["samples"]]
-        elif record["event"] == "step" and record["step"] is not None:
-            samples += [(record["step"], epoch, number) for epoch, number in pending]
-            pending = []
-    return tuple(samples)
-
-
-def _pause(records: Sequence[Mapping[str, Any]]) -> float:
-    longest, since = 0.0, None
-    for record in records:
-        if record["event"] == "step" and since is not None:
-            longest = max(longest, record["at"] - since)
-        if record["event"] in ("step", "goes_on"):
-            since = record["at"]
-    return float(longest)
 
 
 @dataclass(frozen=True, slots=True)

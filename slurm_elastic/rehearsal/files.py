@@ -12,7 +12,7 @@ import re
 import shutil
 import struct
 import zlib
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from slurm_elastic import typed_json
-from slurm_elastic.rehearsal.facts import WorkerSeen, events_of, worker_seen
+from slurm_elastic.rehearsal.facts import WorkerSeen
 
 _HEAD = 65536
 _MOST = 256
@@ -245,74 +245,67 @@ class NewNames:
 
 
 class Recordings:
-    """The records that the workers of a run have written so far; `slurm_elastic.control._recording` has their kinds."""
+    """What the workers of a run have written down so far."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._records: dict[tuple[int, int], list[dict[str, Any]]] = {}
-        """By round and rank; the first one of each worker says that it begins."""
-        self._offsets: dict[Path, int] = {}
+        self._workers: dict[tuple[int, int], WorkerSeen] = {}
+        """By round and rank."""
+        self._read: Counter[Path] = Counter()
+        """Bytes of each file that were read."""
         self.newest = 0
         """Number of the newest round with a worker."""
 
     def read(self) -> bool:
         """Read the lines that are new, without one that is cut short; return True if there was one."""
-        news = False
+        before = self._read.total()
         for path in self._directory.glob("*.jsonl"):
-            offset = self._offsets.get(path, 0)
-            if path.stat().st_size > offset:
+            if path.stat().st_size > self._read[path]:
                 with path.open("rb") as file:
-                    file.seek(offset)
-                    content = file.read()
-                whole = content[: content.rfind(b"\n") + 1]
-                if whole:
-                    number, rank = (int(part) for part in path.stem.split("."))
-                    self._offsets[path] = offset + len(whole)
-                    records = self._records.setdefault((number, rank), [])
-                    for line in whole.splitlines():
-                        # On a file system that was full for a while a line may be cut within the file.
-                        with contextlib.suppress(typed_json.JSONError):
-                            record = typed_json.loads(line)
-                            if records or record["event"] == "begins":
-                                records.append(record)
-                    self.newest = max(self.newest, number)
-                    news = True
-        return news
+                    file.seek(self._read[path])
+                    lines = [line for line in file if line.endswith(b"\n")]
+                self._read[path] += sum(map(len, lines))
+                for line in lines:
+                    # On a file system that was full for a while a line may be cut within the file.
+                    with contextlib.suppress(typed_json.JSONError):
+                        self._note(typed_json.loads(line), *map(int, path.stem.split(".")))
+        return self._read.total() > before
+
+    def _note(self, record: dict[str, Any], round_: int, rank: int) -> None:
+        self.newest = max(self.newest, round_)
+        worker = self._workers.get((round_, rank))
+        if worker is not None:
+            worker.note(record)
+        elif record["event"] == "begins":
+            worker = WorkerSeen(round_, rank, record["node"], record["pid"], record["world_size"])
+            self._workers[round_, rank] = worker
 
     def waiting(self) -> tuple[int, int, int]:
         """Return the mishap that workers of the newest round wait for, how many do, and how many workers there are.
 
         The mishap is -1 if none waits.
         """
-        workers = self._of(self.newest)
-        waits = [records[-1] for records in workers if records[-1]["event"] == "waits"]
-        size = max((records[0]["world_size"] for records in workers), default=0)
-        return min((record["mishap"] for record in waits), default=-1), len(waits), size
+        workers = self.of_round(self.newest)
+        waits = [worker.waits for worker in workers if worker.waits is not None]
+        return min(waits, default=-1), len(waits), max((worker.world_size for worker in workers), default=0)
 
     def stopped(self, round_: int) -> bool:
         """Return True if a worker of the round was told to stop, or a later round has workers."""
-        return self.newest > round_ or any(events_of(records, "stop") for records in self._of(round_))
+        return self.newest > round_ or any(worker.stop for worker in self.of_round(round_))
 
     def saved(self, round_: int, step: int) -> bool:
         """Return True if a worker of a later round has reported a checkpoint of a later step."""
-        return any(
-            record["step"] > step
-            for (number, _), records in self._records.items()
-            if number > round_
-            for record in events_of(records, "checkpoint")
-        )
+        later = (worker for worker in self.workers() if worker.round > round_)
+        return any(saved > step for worker in later for saved, _ in worker.checkpoints)
 
     def ended(self, round_: int, node: str) -> bool:
         """Return True if all workers of a node have ended without a signal."""
-        return all(records[-1]["event"] == "ends" for records in self._of(round_) if records[0]["node"] == node)
+        return all(worker.ended is not None for worker in self.of_round(round_) if worker.node == node)
 
-    def all_begin(self, round_: int) -> list[dict[str, Any]]:
-        """Return the first record of each worker of a round, in the order of ranks."""
-        return [records[0] for records in self._of(round_)]
+    def of_round(self, round_: int) -> list[WorkerSeen]:
+        """Return the workers of a round, in the order of ranks."""
+        return [worker for worker in self.workers() if worker.round == round_]
 
     def workers(self) -> tuple[WorkerSeen, ...]:
         """Return all workers, in the order of rounds and ranks."""
-        return tuple(worker_seen(records) for _, records in sorted(self._records.items()) if records)
-
-    def _of(self, round_: int) -> list[list[dict[str, Any]]]:
-        return [records for (number, _), records in sorted(self._records.items()) if number == round_ and records]
+        return tuple(worker for _, worker in sorted(self._workers.items()))

@@ -331,8 +331,8 @@ class RehearsedRun:
         paused = self._paused.node if self._paused is not None else None
         present = [node for node in self._nodes.present if node is not paused]
         if mishap.kind is Kind.PAUSE:
-            first = self._recordings.all_begin(self._recordings.newest)[0]
-            return next((node for node in present if node.name == first["node"]), present[0])
+            first = self._recordings.of_round(self._recordings.newest)[0]
+            return next((node for node in present if node.name == first.node), present[0])
         if mishap.kind is Kind.LEADER:
             leader = self._leader()
             return next((node for node in present if node.name == leader), present[0])
@@ -356,10 +356,10 @@ class RehearsedRun:
 
     def _signal_workers(self, node: Node, round_: int, number: signal.Signals, most: int | None = None) -> None:
         """Send a signal to the workers of a node, or to `most` of them, from the lowest rank on."""
-        begun = [first for first in self._recordings.all_begin(round_) if first["node"] == node.name]
-        for first in begun[:most]:
+        workers = [worker for worker in self._recordings.of_round(round_) if worker.node == node.name]
+        for worker in workers[:most]:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(first["pid"], number)
+                os.kill(worker.pid, number)
 
     def _end_overdue(self, now: float) -> None:
         for node in self._nodes.present:

@@ -56,7 +56,7 @@ def test_what_a_worker_does_is_written_down(directory: Path) -> None:
     found = seen(directory)
     assert (found.round, found.rank, found.node) == (3, 1, "node1")
     assert [step for step, _ in found.steps] == [1, 2]
-    assert (found.losses, found.samples) == ({1: 0.5}, ((1, 0, 7), (1, 0, 9)))
+    assert (found.losses, found.samples) == ({1: 0.5}, [(1, 0, 7), (1, 0, 9)])
     assert [step for step, _ in found.checkpoints] == [1]
     assert found.stop is not None
     assert found.stop.place.startswith(f"{__file__}:")
@@ -98,7 +98,7 @@ def test_a_worker_that_was_paused_is_told_to_save_too_late(directory: Path) -> N
     worker.report_checkpoint(2)
     found = seen(directory)
     assert [str(stop.reason) for stop in answers if stop is not None] == ["preempted"]
-    assert (found.woken, found.late, [step for step, _ in found.checkpoints]) == (True, (2,), [1])
+    assert (found.woken, found.late, [step for step, _ in found.checkpoints]) == (True, [2], [1])
     assert found.stop is None
 
 
@@ -124,7 +124,7 @@ def test_a_worker_of_which_it_is_not_known_who_it_is_is_left_out(directory: Path
     path.write_bytes(path.read_bytes()[9:])
     recordings = Recordings(directory)
     assert recordings.read()
-    assert (recordings.workers(), recordings.waiting(), recordings.all_begin(3)) == ((), (-1, 0, 0), [])
+    assert (recordings.workers(), recordings.waiting(), recordings.of_round(3)) == ((), (-1, 0, 0), [])
 
 
 def test_a_line_counts_once_its_end_is_there(directory: Path) -> None:
