@@ -17,7 +17,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from slurm_elastic import typed_json
 from slurm_elastic.rehearsal.facts import WorkerSeen
@@ -25,13 +25,6 @@ from slurm_elastic.rehearsal.facts import WorkerSeen
 _HEAD = 65536
 _MOST = 256
 """Files that are watched."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Seen:
-    descriptor: int
-    size: int
-    head: int
 
 
 class WatchedFiles:
@@ -46,7 +39,8 @@ class WatchedFiles:
 
     def __init__(self, roots: Sequence[Path]) -> None:
         self._roots = tuple(roots)
-        self._seen: dict[Path, _Seen] = {}
+        self._seen: dict[Path, tuple[BinaryIO, int, int]] = {}
+        """Each file with its size and the checksum of its beginning."""
         self._changed: set[Path] = set()
 
     def look(self, *, complete: bool) -> None:
@@ -55,15 +49,16 @@ class WatchedFiles:
         Args:
             complete: True if no worker writes now; then files that are new are watched from now on.
         """
-        for path, seen in list(self._seen.items()):
-            size = os.fstat(seen.descriptor).st_size
-            if size < seen.size or _head(seen.descriptor, seen.size) != seen.head:
+        for path, (file, size, head) in self._seen.items():
+            if os.fstat(file.fileno()).st_size < size or _head(file, size) != head:
                 self._changed.add(path)
         if complete:
             self.close()
             for path in islice(filter(Path.is_file, entries(self._roots)), _MOST):
                 with contextlib.suppress(OSError):
-                    self._seen[path] = _open(path)
+                    file = path.open("rb", buffering=0)
+                    size = os.fstat(file.fileno()).st_size
+                    self._seen[path] = file, size, _head(file, size)
 
     def overwritten(self) -> tuple[str, ...]:
         """Return the files that were changed in place so far."""
@@ -71,20 +66,14 @@ class WatchedFiles:
 
     def close(self) -> None:
         """Close the files."""
-        for seen in self._seen.values():
-            os.close(seen.descriptor)
+        for file, _, _ in self._seen.values():
+            file.close()
         self._seen.clear()
 
 
-def _open(path: Path) -> _Seen:
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    size = os.fstat(descriptor).st_size
-    return _Seen(descriptor, size, _head(descriptor, size))
-
-
-def _head(descriptor: int, size: int) -> int:
+def _head(file: BinaryIO, size: int) -> int:
     """Return a checksum of the beginning of what the file was when it had this size."""
-    return zlib.crc32(os.pread(descriptor, min(size, _HEAD), 0))
+    return zlib.crc32(os.pread(file.fileno(), min(size, _HEAD), 0))
 
 
 NamePattern = tuple[str, str]
@@ -185,7 +174,7 @@ class NewNames:
     def __init__(self, root: Path) -> None:
         self._libc = ctypes.CDLL(None, use_errno=True)
         self._descriptor = self._libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
-        self._is_watching = self._descriptor >= 0
+        """Negative where nothing is known any more."""
         self._made: set[NamePattern] = set()
         self._renamed: set[NamePattern] = set()
         self._directories: dict[int, Path] = {}
@@ -194,11 +183,11 @@ class NewNames:
     @property
     def in_place(self) -> set[NamePattern]:
         """The names that were given to what was empty, and never to what had another name; empty if it is unknown."""
-        return self._made - self._renamed if self._is_watching else set()
+        return self._made - self._renamed if self._descriptor >= 0 else set()
 
     def read(self) -> None:
         """Take what has happened since the last call."""
-        while self._is_watching:
+        while self._descriptor >= 0:
             try:
                 content = os.read(self._descriptor, 65536)
             except BlockingIOError:
@@ -211,9 +200,9 @@ class NewNames:
 
     def close(self) -> None:
         """Stop watching."""
-        if self._is_watching:
+        if self._descriptor >= 0:
             os.close(self._descriptor)
-        self._is_watching = False
+        self._descriptor = -1
 
     def _note(self, watch: int, mask: int, name: str) -> None:
         directory = self._directories.get(watch)
@@ -227,21 +216,16 @@ class NewNames:
         if mask & _IN_ISDIR:
             self._watch(directory / name)
 
-    def _watch(self, directory: Path) -> None:
-        if not self._is_watching:
-            return
-        mask = _IN_CREATE | _IN_MOVED_TO | _IN_ONLYDIR
-        watch = self._libc.inotify_add_watch(self._descriptor, os.fsencode(directory), mask)
-        if watch < 0:
-            if ctypes.get_errno() not in (errno.ENOENT, errno.ENOTDIR):
+    def _watch(self, root: Path) -> None:
+        """Watch a directory and those in it."""
+        for directory, _, _ in os.walk(root):
+            mask = _IN_CREATE | _IN_MOVED_TO | _IN_ONLYDIR
+            watch = self._libc.inotify_add_watch(self._descriptor, os.fsencode(directory), mask)
+            if watch >= 0:
+                self._directories[watch] = Path(directory)
+            elif ctypes.get_errno() not in (errno.ENOENT, errno.ENOTDIR):
                 # More directories than the kernel lets a user watch.
                 self.close()
-            return
-        self._directories[watch] = directory
-        with contextlib.suppress(OSError):
-            for entry in os.scandir(directory):
-                if entry.is_dir(follow_symlinks=False):
-                    self._watch(directory / entry.name)
 
 
 class Recordings:
