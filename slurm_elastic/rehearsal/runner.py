@@ -10,12 +10,13 @@ import re
 import signal
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
 
 from slurm_elastic.errors import UsageError
-from slurm_elastic.finding import Finding, Level
+from slurm_elastic.finding import Finding, exit_code
 from slurm_elastic.observe.records import RunRecords, read_records
 from slurm_elastic.observe.report import Report, report
 from slurm_elastic.observe.status import run_status
@@ -23,12 +24,13 @@ from slurm_elastic.rehearsal.checks import findings, require_comparable
 from slurm_elastic.rehearsal.facts import Happened, RunFacts, changes_of, losses
 from slurm_elastic.rehearsal.files import NewNames, Recordings, WatchedFiles, entries, leave_half, newest_in_place
 from slurm_elastic.rehearsal.nodes import Node, Nodes
-from slurm_elastic.rehearsal.scenario import Kind, Mishap, Plan, node_name, plan, spread
+from slurm_elastic.rehearsal.scenario import Kind, Mishap, Plan, first_free, node_name, plan, spread
 from slurm_elastic.rundir import RunContents, RunDir, RunDirError
 from slurm_elastic.text import printable
 
 _WARNING = re.compile(r"(?:\] |warning: )snapshots: (.+)$")
 """A line of an agent or a worker; lines of workers begin with their node and rank in brackets."""
+_NOTICES = {Kind.PREEMPT: signal.SIGTERM, Kind.TIMELIMIT: signal.SIGUSR2}
 _POLL = 0.01
 _STRAGGLERS = 5.0
 """Seconds in which all ranks reach a step that one has reached."""
@@ -67,7 +69,7 @@ class Options:
     links: tuple[Path, ...] = ()
     keep: Path | None = None
     timeout: float = 300.0
-    say: Callable[[str], None] = field(default=lambda line: None)
+    say: Callable[[str], None] = print
 
 
 @dataclass(frozen=True)
@@ -95,7 +97,7 @@ class Rehearsal:
     @property
     def ok(self) -> bool:
         """True if nothing has to be fixed."""
-        return not any(finding.level in (Level.LIMIT, Level.BROKEN) for finding in self.findings)
+        return exit_code(self.findings) == 0
 
 
 def rehearse(options: Options) -> Rehearsal:
@@ -115,7 +117,8 @@ def rehearse(options: Options) -> Rehearsal:
         plan(options.mishaps, options.nodes)
     else:
         plan(spread(options.kinds, options.nodes, len(options.kinds) + 1), options.nodes)
-    with _directory(options.keep) as directory, contextlib.closing(NewNames(directory)) as names:
+    with _directory(options.keep) as base, contextlib.closing(NewNames(Path(base))) as names:
+        directory = Path(base)
         nothing = Plan(options.nodes, options.nodes)
         undisturbed = RehearsedRun(options, directory, "undisturbed", nothing, names).facts()
         steps = require_comparable(undisturbed, options.mishaps)
@@ -128,17 +131,14 @@ def rehearse(options: Options) -> Rehearsal:
         return Rehearsal(planned, undisturbed, disturbed, tuple(results), lost, losses(disturbed), run.report())
 
 
-@contextlib.contextmanager
-def _directory(keep: Path | None) -> Iterator[Path]:
-    if keep is not None:
-        try:
-            keep.mkdir(parents=True)
-        except OSError as error:
-            raise UsageError(f"--keep {keep}: {error.strerror}; name a directory that does not exist") from None
-        yield keep.absolute()
-        return
-    with tempfile.TemporaryDirectory(prefix="slurm-elastic-rehearsal-", ignore_cleanup_errors=True) as made:
-        yield Path(made)
+def _directory(keep: Path | None) -> AbstractContextManager[str]:
+    if keep is None:
+        return tempfile.TemporaryDirectory(prefix="slurm-elastic-rehearsal-", ignore_cleanup_errors=True)
+    try:
+        keep.mkdir(parents=True)
+    except OSError as error:
+        raise UsageError(f"--keep {keep}: {error.strerror}; name a directory that does not exist") from None
+    return contextlib.nullcontext(str(keep.absolute()))
 
 
 @dataclass
@@ -182,15 +182,17 @@ class RehearsedRun:
             _link(path, self._work)
         (self._directory / "mishaps.json").write_text(json.dumps([mishap.step for mishap in planned.mishaps]))
         self._run_dir = RunDir.for_run(directory, f"{name}-{os.getpid()}")
-        words = [word.replace("{run}", str(self._directory)) for word in options.command[1:]]
-        command = [str(Path(options.command[0]).absolute()), *words]
-        hang = max(_HANG, 5 * max((worker.pause for worker in before), default=0.0))
-        self._nodes = Nodes(self._directory, self._run_dir.run_id, planned, command, options.agent_options, hang)
+        words = [f"--run-id={self._run_dir.run_id}", f"--run-dir={directory}", *options.agent_options]
+        if any(mishap.kind is Kind.HANG for mishap in planned.mishaps):
+            words += [f"--hang-timeout={max(_HANG, *(5 * worker.pause for worker in before)):g}"]
+        words += [str(Path(options.command[0]).absolute())]
+        words += [word.replace("{run}", str(self._directory)) for word in options.command[1:]]
+        self._nodes = Nodes(self._directory, planned, words)
         self._recordings = Recordings(self._directory)
         self._roots = (self._work, self._run_dir.path)
         self._files = WatchedFiles(self._roots)
         self._happened: list[Happened] = []
-        self._under_way: Happened | None = None
+        self._under_way = False
         self._restart: list[int] = []
         self._paused: _Paused | None = None
 
@@ -204,7 +206,7 @@ class RehearsedRun:
             self._recordings.read()
             return self._seen(gave_up, left)
         finally:
-            self._nodes.close()
+            self._nodes.kill(self._nodes.all)
             self._files.close()
 
     def report(self) -> Report:
@@ -230,7 +232,7 @@ class RehearsedRun:
             self._wake_late(now)
             index, waiting, workers = self._recordings.waiting()
             # The last line of a worker that was killed says for ever that it waits.
-            if index != len(self._happened) or self._under_way is not None or self._waits_for_place(index):
+            if index != len(self._happened) or self._under_way or self._waits_for_place(index):
                 reached = 0.0
                 time.sleep(_POLL)
                 continue
@@ -248,41 +250,35 @@ class RehearsedRun:
 
     def _let_happen(self, index: int) -> None:
         mishap, round_ = self._plan.mishaps[index], self._recordings.newest
-        node = self._victim(mishap)
-        self._options.say(str(mishap) + (f" ({node.name})" if mishap.kind is Kind.LEADER and node else ""))
-        name = node.name if node is not None else ""
+        nodes, free = self._victims(mishap), first_free([node.index for node in self._nodes.present])
+        names = [node_name(free)] if mishap.kind is Kind.JOIN else [node.name for node in nodes]
+        self._options.say(f"{mishap} ({names[0]})" if mishap.kind is Kind.LEADER else str(mishap))
         if mishap.kind in (Kind.KILL, Kind.LEADER, Kind.FAIL):
             self._leave_half(mishap, round_)
-        self._happened.append(Happened(mishap, name, time.monotonic(), round_))
+        happened = Happened(mishap, names[0] if len(names) == 1 else "", time.monotonic(), round_)
+        self._happened.append(happened)
         match mishap.kind:
             case Kind.KILL | Kind.LEADER:
-                assert node is not None
-                self._nodes.kill(node)
-            case Kind.FAIL | Kind.HANG:
-                assert node is not None
-                number = signal.SIGKILL if mishap.kind is Kind.FAIL else signal.SIGSTOP
-                self._signal_workers(node, round_, number, most=1)
+                self._nodes.kill(nodes)
+            case Kind.FAIL:
+                self._signal_workers(nodes[0], round_, signal.SIGKILL, most=1)
+            case Kind.HANG:
+                self._signal_workers(nodes[0], round_, signal.SIGSTOP, most=1)
             case Kind.PAUSE:
-                assert node is not None
-                self._nodes.pause(node)
-                self._paused = _Paused(node, self._happened[-1])
-            case Kind.PREEMPT:
-                assert node is not None
-                self._tell(node, signal.SIGTERM, mishap)
-            case Kind.TIMELIMIT:
-                self._restart = [node.index for node in self._nodes.present]
-                for present in self._nodes.present:
-                    self._tell(present, signal.SIGUSR2, mishap)
+                self._nodes.signal(nodes, signal.SIGSTOP)
+                self._paused = _Paused(nodes[0], happened)
+            case Kind.PREEMPT | Kind.TIMELIMIT:
+                for node in nodes:
+                    node.deadline = happened.at + (mishap.seconds or 0.0)
+                    node.process.send_signal(_NOTICES[mishap.kind])
             case Kind.JOIN:
-                there = {node.index for node in self._nodes.present}
-                free = next(number for number in range(len(there) + 1) if number not in there)
-                self._happened[-1] = Happened(mishap, node_name(free), time.monotonic(), round_)
                 self._nodes.start([free])
-        if mishap.announced:
-            # The workers wait at their step until their agents want them to stop.
-            self._under_way = self._happened[-1]
-        else:
-            self._done(index)
+        if mishap.kind is Kind.TIMELIMIT:
+            self._restart = [node.index for node in nodes]
+        # The workers wait at their step until their agents want them to stop.
+        self._under_way = mishap.announced
+        if not mishap.announced:
+            self._done()
 
     def _leave_half(self, mishap: Mishap, round_: int) -> None:
         """Leave what would be there if the workers were killed while they write the checkpoint of a later step."""
@@ -301,13 +297,12 @@ class RehearsedRun:
 
     def _note_end_of_mishap(self) -> None:
         """Let workers pass the step of an announced mishap when its stop has begun."""
-        happened = self._under_way
-        if happened is None:
-            return
-        late = time.monotonic() - happened.at > self._options.timeout / 2
-        if self._recordings.stopped(happened.round) or late:
-            self._done(self._plan.mishaps.index(happened.mishap))
-            self._under_way = None
+        if self._under_way:
+            last = self._happened[-1]
+            late = time.monotonic() - last.at > self._options.timeout / 2
+            if late or self._recordings.stopped(last.round):
+                self._done()
+                self._under_way = False
 
     def _wake_late(self, now: float) -> None:
         """Let the workers of a paused node go on when others have saved in its place; then end the node."""
@@ -319,40 +314,35 @@ class RehearsedRun:
             alone = self._nodes.present == [paused.node]
             if not alone and not self._recordings.saved(round_, step):
                 return
-            index = self._plan.mishaps.index(paused.happened.mishap)
+            index = self._happened.index(paused.happened)
             (self._directory / f"save.{index}").write_text(paused.node.name)
             paused.woken = now
             self._signal_workers(paused.node, round_, signal.SIGCONT)
         elif now - paused.woken > _LATE or self._recordings.ended(round_, paused.node.name):
-            self._nodes.kill(paused.node)
+            self._nodes.kill([paused.node])
             self._paused = None
 
-    def _victim(self, mishap: Mishap) -> Node | None:
+    def _victims(self, mishap: Mishap) -> list[Node]:
+        """Return the nodes that a mishap strikes; none for one that joins."""
+        if mishap.kind in (Kind.JOIN, Kind.TIMELIMIT):
+            return self._nodes.present if mishap.kind is Kind.TIMELIMIT else []
         paused = self._paused.node if self._paused is not None else None
         present = [node for node in self._nodes.present if node is not paused]
-        if mishap.kind is Kind.PAUSE:
-            first = self._recordings.of_round(self._recordings.newest)[0]
-            return next((node for node in present if node.name == first.node), present[0])
-        if mishap.kind is Kind.LEADER:
-            leader = self._leader()
-            return next((node for node in present if node.name == leader), present[0])
-        if mishap.node is None:
-            return None
-        victim = next((node for node in present if node.index == mishap.node), None)
-        if victim is None:
+        if mishap.node is not None:
+            name = node_name(mishap.node)
+        elif mishap.kind is Kind.PAUSE:
+            name = self._recordings.of_round(self._recordings.newest)[0].node
+        else:
+            name = self._leader()
+        victim = next((node for node in present if node.name == name), None)
+        if victim is None and mishap.node is not None:
             raise UsageError(f"'{mishap}': that node is not there; it led and has gone, so name another one")
-        return victim
+        return [victim or present[0]]
 
     def _leader(self) -> str:
         with contextlib.suppress(RunDirError):
             return run_status(self._records(), time.time()).leader
         return ""
-
-    def _tell(self, node: Node, number: signal.Signals, mishap: Mishap) -> None:
-        assert mishap.seconds is not None
-        node.deadline = time.monotonic() + mishap.seconds
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(node.process.pid, number)
 
     def _signal_workers(self, node: Node, round_: int, number: signal.Signals, most: int | None = None) -> None:
         """Send a signal to the workers of a node, or to `most` of them, from the lowest rank on."""
@@ -365,10 +355,11 @@ class RehearsedRun:
         for node in self._nodes.present:
             if node.deadline is not None and now >= node.deadline:
                 self._options.say(f"{node.name} is killed: its notice is over")
-                self._nodes.kill(node)
+                self._nodes.kill([node])
 
-    def _done(self, index: int) -> None:
-        (self._directory / f"done.{index}").touch()
+    def _done(self) -> None:
+        """Let workers pass the step of the last mishap."""
+        (self._directory / f"done.{len(self._happened) - 1}").touch()
 
     def _left(self) -> tuple[str, ...]:
         end = time.monotonic() + _LEFTOVER

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import itertools
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from slurm_elastic.errors import UsageError, did_you_mean
@@ -251,11 +251,12 @@ def _require_possible(mishap: Mishap, present: set[int], nodes: int) -> None:
 def _after(present: set[int], mishap: Mishap) -> set[int]:
     """Return the nodes that are there after a mishap; the leader and rank 0 are taken to be on the first of them."""
     if mishap.kind is Kind.JOIN:
-        return present | {next(_free(present))}
+        return present | {first_free(present)}
     if mishap.kind in (Kind.LEADER, Kind.PAUSE):
         return present - {min(present, default=0)}
     return present - {mishap.node} if mishap.kind in _LEAVES and mishap.node is not None else present
 
 
-def _free(present: set[int]) -> Iterator[int]:
-    return (index for index in range(len(present) + 1) if index not in present)
+def first_free(present: Collection[int]) -> int:
+    """Return the index of the node that joins these."""
+    return next(index for index in range(len(present) + 1) if index not in present)
