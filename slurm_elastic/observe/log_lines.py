@@ -1,9 +1,9 @@
 """The lines of all workers' logs, merged by time.
 
 Logs have no times. The agent of each node writes down when which bytes came (``times.jsonl``, docs/events.md); a line
-has the time at which its last byte was noted, or, where the agent was killed before that, at which its log was written
-to last. Lines of one log stay in their order. Logs are read in blocks, and no file stays open, because a run can have
-more logs than a process can have files.
+has the time at which its last byte was noted, or, where the agent was killed before that or its disk was full, at which
+its log was written to last. Lines of one log stay in their order. Logs are read in blocks, and no file stays open,
+because a run can have more logs than a process can have files.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ from __future__ import annotations
 import bisect
 import heapq
 import re
+import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from slurm_elastic import typed_json
 from slurm_elastic.rundir import LogFile, RunContents, RunFile
@@ -21,8 +22,6 @@ _LEAST_BLOCK, _MOST_BLOCK, _ALL_BLOCKS = 1 << 13, 1 << 20, 1 << 26
 """Bytes that are read of a log at once: few if there are many logs, each of which has a block in memory."""
 _LONGEST_LINE = 1 << 20
 """A line that has no end after so many bytes is shown in parts."""
-_LOOKS_WITHOUT_TIMES = 8
-"""How often a log that grows is left for later because no times are there yet; an earlier release writes none."""
 _RANGE = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
 
 
@@ -31,10 +30,10 @@ class LogLine:
     """One line of a worker's log.
 
     Attributes:
-        time: Seconds since 1970 by the clock of its node; None if no times were written down.
+        time: Seconds since 1970 by the clock of its node.
     """
 
-    time: float | None
+    time: float
     log: LogFile
     text: str
 
@@ -58,8 +57,8 @@ class LogFilter:
         return _has(self.ranks, log.rank) and (self.nodes is None or log.node in self.nodes)
 
     def wants_line(self, line: LogLine) -> bool:
-        """Return True if this line is wanted. A line without a time is taken for a new one."""
-        if self.since is not None and line.time is not None and line.time < self.since:
+        """Return True if this line is wanted."""
+        if self.since is not None and line.time < self.since:
             return False
         return self.pattern is None or self.pattern.search(line.text) is not None
 
@@ -68,31 +67,17 @@ def _has(ranges: Collection[range] | None, number: int) -> bool:
     return ranges is None or any(number in numbers for numbers in ranges)
 
 
-@dataclass(frozen=True, slots=True)
-class _Times:
-    """The sizes of a log, ascending, and the times at which they were noted."""
-
-    sizes: tuple[int, ...] = ()
-    times: tuple[float, ...] = ()
-    modified: float | None = None
-    """When the log was written to last: the time of what its agent was killed before it could note."""
-
-    def of(self, end: int) -> float | None:
-        index = bisect.bisect_left(self.sizes, end)
-        if index < len(self.times):
-            return self.times[index]
-        return None if self.modified is None else max((self.modified, *self.times[-1:]))
+_Times = tuple[Sequence[int], Sequence[float]]
+"""The sizes of a log, ascending, and the times at which they were noted."""
 
 
 @dataclass(slots=True)
 class _Position:
     offset: int = 0
     rest: bytes = b""
-    newest: float | None = None
-    looks: int = 0
 
 
-def log_times(file: RunFile) -> Mapping[str, tuple[Sequence[int], Sequence[float]]]:
+def log_times(file: RunFile) -> Mapping[str, _Times]:
     """Return sizes and times of each log in a file of times; damaged lines are left out. Pure."""
     logs: dict[str, tuple[list[int], list[float]]] = {}
     for line in file.content.split(b"\n"):
@@ -123,8 +108,6 @@ class LogReader:
     def __init__(self, contents: RunContents, log_filter: LogFilter) -> None:
         self._contents, self._wanted = contents, log_filter
         self._positions: dict[LogFile, _Position] = {}
-        self.without_times: set[tuple[int, str]] = set()
-        """Rounds and nodes whose logs have no times, because an earlier release or torch itself followed them."""
 
     def lines(self, *, last: bool = True) -> Iterator[LogLine]:
         """Yield the lines that were not yielded before, merged by time within each round.
@@ -142,32 +125,32 @@ class LogReader:
             return
         times: dict[tuple[str, str], _Times] = {}
         for node, file in self._contents.log_times(number):
-            times.update(
-                ((node, name), _Times(tuple(sizes), tuple(at))) for name, (sizes, at) in log_times(file).items()
-            )
+            times.update(((node, name), noted) for name, noted in log_times(file).items())
         block = max(_LEAST_BLOCK, min(_MOST_BLOCK, _ALL_BLOCKS // len(logs)))
         sources = []
         for log in logs:
-            noted = times.get((log.node, log.key), _Times())
-            if last and times:
-                noted = replace(noted, modified=self._contents.modified(log.path))
-            sources.append(self._of_log(log, noted, block, last))
-        # Lines whose time is unknown yet have just been written.
-        for _, line in heapq.merge(*sources, key=lambda pair: pair[0]):
+            sizes, noted = times.get((log.node, log.key), ((), ()))
+            if last:
+                changed = self._contents.modified(log.path) or 0.0
+                sizes, noted = (*sizes, sys.maxsize), (*noted, max((changed, *noted[-1:])))
+            sources.append(self._of_log(log, sizes, noted, block, last))
+        for line in heapq.merge(*sources, key=lambda line: line.time):
             if self._wanted.wants_line(line):
                 yield line
 
-    def _of_log(self, log: LogFile, times: _Times, block: int, last: bool) -> Iterator[tuple[float, LogLine]]:
-        """Yield the lines of a log, each with what it is sorted by."""
+    def _of_log(
+        self, log: LogFile, sizes: Sequence[int], times: Sequence[float], block: int, last: bool
+    ) -> Iterator[LogLine]:
+        """Yield the lines of a log, as far as their times are known: while it grows, the others are yielded later."""
         position = self._positions.setdefault(log, _Position())
-        position.looks += 1
-        if not last and not times.sizes and position.looks < _LOOKS_WITHOUT_TIMES:
-            return
-        # While a log grows, it is read as far as the times are known.
-        end_of_times = times.sizes[-1] if times.sizes and not last else None
-        while True:
-            most = block if end_of_times is None else min(block, end_of_times - position.offset)
-            data = self._contents.read(log.path, position.offset, most) if most > 0 else b""
+
+        def shown(line: bytes, end: int) -> LogLine:
+            # A progress bar rewrites its line after a carriage return; its last state is what was seen.
+            text = line.rstrip(b"\r").rpartition(b"\r")[2].decode(errors="replace")
+            return LogLine(times[bisect.bisect_left(sizes, end)], log, text)
+
+        while sizes and position.offset < sizes[-1]:
+            data = self._contents.read(log.path, position.offset, min(block, sizes[-1] - position.offset))
             if not data:
                 break
             *lines, rest = (position.rest + data).split(b"\n")
@@ -179,18 +162,7 @@ class LogReader:
                 position.rest = b""
             for line in lines:
                 end = min(end + len(line) + 1, position.offset)
-                yield self._line(log, position, times, end, line)
+                yield shown(line, end)
         if last and position.rest:
             rest, position.rest = position.rest, b""
-            yield self._line(log, position, times, position.offset, rest)
-
-    def _line(self, log: LogFile, position: _Position, times: _Times, end: int, line: bytes) -> tuple[float, LogLine]:
-        time = times.of(end)
-        if time is None:
-            self.without_times.add((log.round, log.node))
-        if time is not None:
-            position.newest = time
-        order = time if time is not None else (position.newest if position.newest is not None else float("-inf"))
-        # A progress bar rewrites its line after a carriage return; its last state is what was seen.
-        text = line.rstrip(b"\r").rpartition(b"\r")[2].decode(errors="replace")
-        return order, LogLine(time, log, text)
+            yield shown(rest, position.offset)

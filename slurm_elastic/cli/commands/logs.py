@@ -28,6 +28,7 @@ _LOOK_AT_RUN = 2.0
 _WIDTH = 100_000
 _UNITS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
 _AGO = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,6})?) ?(s|m|min|h|d)")
+_TODAY = re.compile(r"([0-9]{1,2})(:[0-9]{2}(?::[0-9]{2})?)")
 
 
 class Logs(ViewCommand):
@@ -81,17 +82,12 @@ def _lines(contents: RunContents, run_dir: RunDir, log_filter: LogFilter, follow
         if over:
             break
         time.sleep(_PAUSE)
-    if reader.without_times:
-        nodes = compress(dict.fromkeys(node for _, node in sorted(reader.without_times)))
-        contents.problems.append(f"no times were written down on {nodes}: those lines come first in their round")
     problems_to_stderr(contents.problems)
     return 0
 
 
 def _shown(line: LogLine, terminal: Terminal) -> str:
-    when = "--:--:--.---"
-    if line.time is not None:
-        when = local_time(line.time).strftime("%H:%M:%S.%f")[:-3]
+    when = local_time(line.time).strftime("%H:%M:%S.%f")[:-3]
     who = f"[{line.log.node}/{line.log.rank}]"
     text = printable(line.text.replace("\t", "        "), _WIDTH)
     return f"{terminal.faint(when)} {who} {terminal.red(text) if line.log.stream == 'stderr' else text}"
@@ -162,16 +158,13 @@ def _numbers(
 
 
 def _since(text: str, now: float) -> float:
-    match = _AGO.fullmatch(text.strip())
-    if match:
+    if match := _AGO.fullmatch(text.strip()):
         return now - float(match[1]) * _UNITS[match[2]]
+    # Python 3.10 reads neither a Z for UTC nor a fraction of another length than 3 or 6 digits.
+    exact = re.sub(r"\.([0-9]{1,6})", lambda fraction: f".{fraction[1]:0<6}", text.replace("Z", "+00:00"))
+    if match := _TODAY.fullmatch(text):
+        exact = f"{local_time(now):%Y-%m-%d}T{match[1]:0>2}{match[2]}"
     try:
-        if re.fullmatch(r"[0-9]{1,2}:[0-9]{2}(:[0-9]{2})?", text):
-            today = local_time(now)
-            clock = datetime.time.fromisoformat(text.zfill(5) if text.count(":") == 1 else text.zfill(8))
-            return today.replace(hour=clock.hour, minute=clock.minute, second=clock.second, microsecond=0).timestamp()
-        # Python 3.10 reads neither a Z for UTC nor a fraction of another length than 3 or 6 digits.
-        exact = re.sub(r"\.([0-9]{1,6})", lambda fraction: f".{fraction[1]:0<6}", text.replace("Z", "+00:00"))
         return datetime.datetime.fromisoformat(exact).astimezone().timestamp()
     except (ValueError, OverflowError):
         raise UsageError(

@@ -108,15 +108,6 @@ def test_errors(run: WrittenRun, out: Out) -> None:
     ]
 
 
-def test_lines_without_times_are_said_to_have_none(run: WrittenRun, cli: Cli) -> None:
-    log(run, 1, "n3", 5).write_text("from an earlier release\n")
-    shown = cli(0, "logs 7 --round=1")
-    assert shown.out.splitlines()[0] == "--:--:--.--- [n3/5] from an earlier release"
-    assert shown.err == (
-        "slurm-elastic: warning: no times were written down on n3: those lines come first in their round\n"
-    )
-
-
 def test_since() -> None:
     now = datetime.datetime(2026, 3, 4, 15, 0, 0).astimezone().timestamp()
     ago = {"90s": 90, "10min": 600, "2m": 120, "1.5h": 5400, "1d": 86400, "14:59": 60, "9:00:30": 21570}

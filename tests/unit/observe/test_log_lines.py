@@ -91,7 +91,12 @@ def test_bytes_without_a_time_yet_wait(run: WrittenRun) -> None:
     # At the end, as of an agent that was killed, they have the time of the last change of the log.
     os.utime(path, (7.0, 7.0))
     assert [(line.time, line.text) for line in reader.lines()] == [(7.0, "b")]
-    assert reader.without_times == set()
+    # As of one without any times, whose disk was full.
+    other = log(run, 0, "n1", 1)
+    other.write_text("c\n")
+    os.utime(other, (8.0, 8.0))
+    assert list(reader.lines(last=False)) == []
+    assert [(line.time, line.text) for line in reader.lines()] == [(8.0, "c")]
 
 
 def test_what_is_wanted(run: WrittenRun) -> None:
