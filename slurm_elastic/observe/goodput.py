@@ -11,7 +11,7 @@ import enum
 import math
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from slurm_elastic.control import TimeUse
 from slurm_elastic.observe.records import Event, RunRecords, Worker
@@ -69,48 +69,31 @@ class RoundProgress:
     """The steps of a round.
 
     Attributes:
-        first_step, last_step: Its first and last step in the script's own count; None if the script gives none.
+        worker: The progress of the worker that has told most: all ranks take the same steps, but one whose agent was
+            lost has told less.
         complete: False if all of its agents were lost: it may have taken more steps than the last report says.
         redone: How many of its steps later rounds have taken again; None if that is unknown.
         unsaved: How many of its steps the newest checkpoint lacked when the workers were told to stop; None if they
             were not told to, or if that is unknown.
-        seconds: Seconds from the first step to the last.
+        first: Median time of the first steps of its workers, in seconds since they started.
         before_first: Mean use of the time of its workers before the first step; None if it is not measured.
         shares: The same as shares of the time from the first step to the last.
     """
 
     number: int
-    reports: bool = False
-    first_step: int | None = None
-    last_step: int | None = None
-    calls: int = 0
+    worker: Worker = field(default_factory=Worker)
     complete: bool = True
     redone: int | None = None
     unsaved: int | None = None
     first: float | None = None
-    seconds: float | None = None
     before_first: TimeUse | None = None
     shares: TimeUse | None = None
 
-    @property
-    def wasted_share(self) -> float:
-        """The share of its steps that were taken again."""
-        return self._share(self.redone)
-
-    @property
-    def unsaved_share(self) -> float:
-        """The share of its steps that the newest checkpoint lacked when the workers were told to stop."""
-        return self._share(self.unsaved)
-
-    def _share(self, steps: int | None) -> float:
-        if not steps or self.first_step is None or self.last_step is None:
+    def share(self, steps: int | None) -> float:
+        """Return which share of its steps so many are; 0 if the script does not count them."""
+        if not steps or self.worker.first_step is None or self.worker.step is None:
             return 0.0
-        return min(1.0, steps / (self.last_step - self.first_step + 1))
-
-    @property
-    def steps_per_second(self) -> float | None:
-        """Calls of should_stop per second."""
-        return (self.calls - 1) / self.seconds if self.seconds and self.calls > 1 else None
+        return min(1.0, steps / (self.worker.step - self.worker.first_step + 1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,37 +138,42 @@ class Goodput:
 
 def round_progress(records: RunRecords) -> dict[int, RoundProgress]:
     """Return the steps of each round, as its agents have recorded them."""
-    rounds: dict[int, RoundProgress] = {}
-    workers_of = _workers(records.progress)
+    workers: dict[int, list[Worker]] = {}
+    for event in records.progress:
+        if event.round is not None:
+            workers.setdefault(event.round, []).extend(event.workers)
+    stepping = {number: [w for w in of_round if w.reports and w.steps] for number, of_round in workers.items()}
+    furthest = {
+        number: max(
+            stepping[number],
+            key=lambda worker: worker.steps,
+            default=Worker(reports=any(worker.reports for worker in of_round)),
+        )
+        for number, of_round in workers.items()
+    }
     ended = {event.round for event in records.progress if event.kind == "workers_ended"}
-    for number, workers in workers_of.items():
-        stepping = [worker for worker in workers if worker.reports and worker.steps]
-        if not stepping:
-            rounds[number] = RoundProgress(number, reports=any(worker.reports for worker in workers))
-            continue
-        # All ranks take the same steps; a rank whose agent was lost has told less.
-        furthest = max(stepping, key=lambda worker: worker.steps)
-        firsts = [worker.first for worker in stepping if worker.first is not None]
-        seconds = None
-        if furthest.first is not None and furthest.last is not None:
-            seconds = max(0.0, furthest.last - furthest.first)
+    unsaved = _unsaved(records, furthest)
+    rounds = {}
+    for number, of_round in stepping.items():
+        firsts = [worker.first for worker in of_round if worker.first is not None]
         rounds[number] = RoundProgress(
             number,
-            reports=True,
-            first_step=furthest.first_step,
-            last_step=furthest.step,
-            calls=furthest.steps,
-            complete=number in ended or number == max(workers_of),
+            furthest[number],
+            complete=not of_round or number in ended or number == max(workers),
+            redone=_redone(number, furthest),
+            unsaved=unsaved.get(number),
             first=statistics.median(firsts) if firsts else None,
-            seconds=seconds,
-            before_first=_mean([worker.before_first for worker in stepping]),
-            shares=_mean([_shares(worker) for worker in stepping]),
+            before_first=_mean([worker.before_first for worker in of_round]),
+            shares=_mean([_shares(worker) for worker in of_round]),
         )
-    unsaved = _unsaved(records, rounds)
-    return {
-        number: replace(progress, redone=_redone(progress, rounds.values()), unsaved=unsaved.get(number))
-        for number, progress in rounds.items()
-    }
+    return rounds
+
+
+def last_step(rounds: Iterable[RoundProgress]) -> int:
+    """Return the last step of a run; the number of its steps if the script does not count them."""
+    workers = [round_.worker for round_ in rounds]
+    reached = [worker.step for worker in workers if worker.step is not None]
+    return max(reached) if reached else sum(worker.steps for worker in workers)
 
 
 def segments(records: RunRecords, now: float) -> tuple[Segment, ...]:
@@ -212,29 +200,22 @@ def goodput(spans: Iterable[Segment], steps: Mapping[int, RoundProgress]) -> Goo
             counted[segment.round] = counted.get(segment.round, 0.0) + steps_of_it
     mine = [steps[number] for number in sorted(counted.keys() & steps.keys())]
     redone = [round_.redone for round_ in mine if round_.redone is not None]
-    taken_again = sum(redone) if redone else None
-    return Goodput(seconds, taken_again, _without_planned_stops(mine, counted, taken_again), tuple(_missing(mine)))
-
-
-def _without_planned_stops(
-    rounds: Sequence[RoundProgress], counted: Mapping[int, float], redone: int | None
-) -> tuple[int, float] | None:
-    """Return the steps that would have been taken again, and the node time that would have gone to them in addition."""
-    if redone is None:
-        return None
-    lost = sum(round_.unsaved_share * counted[round_.number] for round_ in rounds)
-    return redone + sum(round_.unsaved or 0 for round_ in rounds), lost
+    taken_again, without_planned_stops = sum(redone) if redone else None, None
+    if taken_again is not None:
+        lost = sum(round_.share(round_.unsaved) * counted[round_.number] for round_ in mine)
+        without_planned_stops = taken_again + sum(round_.unsaved or 0 for round_ in mine), lost
+    return Goodput(seconds, taken_again, without_planned_stops, tuple(_missing(mine)))
 
 
 def _missing(rounds: Sequence[RoundProgress]) -> Iterator[str]:
-    if any(not round_.reports for round_ in rounds):
+    if any(not round_.worker.reports for round_ in rounds):
         yield (
             "steps, checkpoints, data loading, collectives: scripts that do not use slurm_elastic.trainer report none; "
             "their time is in the bucket unreported"
         )
-    if any(round_.reports and round_.calls and round_.last_step is None for round_ in rounds):
+    if any(round_.worker.steps and round_.worker.step is None for round_ in rounds):
         yield "wasted progress: scripts call should_stop without a step, so steps that were taken again are unknown"
-    stepping = [round_ for round_ in rounds if round_.calls]
+    stepping = [round_ for round_ in rounds if round_.worker.steps]
     incomplete = [str(round_.number) for round_ in stepping if not round_.complete]
     if incomplete:
         yield (
@@ -254,14 +235,6 @@ def _missing(rounds: Sequence[RoundProgress]) -> Iterator[str]:
     yield "queue before the first start of a job: only Slurm's accounting knows it"
 
 
-def _workers(progress: Sequence[Event]) -> dict[int, list[Worker]]:
-    workers: dict[int, list[Worker]] = {}
-    for event in progress:
-        if event.round is not None:
-            workers.setdefault(event.round, []).extend(event.workers)
-    return workers
-
-
 def _numbered(rounds: Sequence[str]) -> str:
     shown = ", ".join(rounds[:8]) + (", ..." if len(rounds) > 8 else "")
     return f"round{'s' if len(rounds) > 1 else ''} {shown}"
@@ -278,8 +251,8 @@ def _mean(uses: Sequence[TimeUse | None]) -> TimeUse | None:
 
 def _shares(worker: Worker) -> TimeUse | None:
     """Return the use of the time from the first step of a worker to its last, as shares of it."""
-    use, seconds = worker.since_first, (worker.last or 0.0) - (worker.first or 0.0)
-    if use is None or seconds <= 0:
+    use, seconds = worker.since_first, worker.seconds
+    if use is None or not seconds:
         return None
     parts = [part or 0.0 for part in use]
     # What comes after the last step counts, too, such as the last checkpoint.
@@ -288,30 +261,32 @@ def _shares(worker: Worker) -> TimeUse | None:
     return TimeUse(None if use.waiting is None else waiting, *others)
 
 
-def _redone(round_: RoundProgress, rounds: Iterable[RoundProgress]) -> int | None:
-    if round_.first_step is None or round_.last_step is None:
+def _redone(number: int, rounds: Mapping[int, Worker]) -> int | None:
+    first, last = rounds[number].first_step, rounds[number].step
+    if first is None or last is None:
         return None
-    later = [other.first_step for other in rounds if other.number > round_.number and other.first_step is not None]
-    begun = min(later, default=round_.last_step + 1)
-    return max(0, round_.last_step - max(begun, round_.first_step) + 1)
+    later = [other.first_step for key, other in rounds.items() if key > number and other.first_step is not None]
+    return max(0, last - max(min(later, default=last + 1), first) + 1)
 
 
-def _unsaved(records: RunRecords, rounds: Mapping[int, RoundProgress]) -> dict[int, int]:
+def _unsaved(records: RunRecords, rounds: Mapping[int, Worker]) -> dict[int, int]:
     """Return the steps that were not saved yet, of each round that ended as planned and was not the last one."""
     checkpoints: dict[int, int | None] = {}
     for event in records.progress:
         if event.kind == "progress" and event.round is not None and event.workers:
             checkpoints[event.round] = event.workers[0].checkpoint
+    newest = max((number for number, worker in rounds.items() if worker.steps), default=-1)
     unsaved = {}
     for event in records.events:
         number = event.round
-        if event.kind == "round_ended" and event.whole("step") and number is not None and number in rounds:
-            first, last = rounds[number].first_step, rounds[number].last_step
-            is_last = all(other.number <= number or not other.calls for other in rounds.values())
-            if first is not None and last is not None and not is_last:
+        if number is None or number not in rounds or number >= newest:
+            continue
+        if event.kind == "round_ended" and event.whole("step"):
+            first, last = rounds[number].first_step, rounds[number].step
+            if first is not None and last is not None:
                 # Before the first checkpoint of a round there is only that with which it began.
-                newest = checkpoints.get(number)
-                unsaved[number] = last - max(first - 1 if newest is None else newest, first - 1)
+                saved = checkpoints.get(number)
+                unsaved[number] = last - max(first - 1 if saved is None else saved, first - 1)
     return unsaved
 
 
@@ -402,7 +377,7 @@ def _agent_segments(
         workers = [worker for worker in ended.workers if worker.reports] if ended is not None else []
         mine = workers[0] if workers else None
         begun = (mine.first if mine is not None else None) or progress.first
-        if not progress.reports:
+        if not progress.worker.reports:
             yield from until(over, Bucket.UNREPORTED, number)
         elif begun is None:
             # No step was taken.
@@ -415,7 +390,7 @@ def _agent_segments(
             last = started.time + mine.last if mine is not None and mine.last is not None else over
             shares = _mean([_shares(worker) for worker in workers]) or progress.shares or TimeUse()
             steps_seconds = max(0.0, min(last, end) - at)
-            for bucket, share in _step_parts(progress.wasted_share, shares):
+            for bucket, share in _step_parts(progress.share(progress.redone), shares):
                 yield from until(at + share * steps_seconds, bucket, number)
         begins_with = Bucket.RECOVERY
     if not starts or any(time >= at for time in spare):

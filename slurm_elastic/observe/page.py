@@ -10,7 +10,7 @@ from html import escape
 from pathlib import Path
 
 from slurm_elastic.finding import Finding
-from slurm_elastic.observe.goodput import Bucket, Goodput
+from slurm_elastic.observe.goodput import Bucket, Goodput, last_step
 from slurm_elastic.observe.report import Report, RoundReport
 from slurm_elastic.observe.views import RunState
 from slurm_elastic.slurm.hostlist import compress, natural_key
@@ -119,9 +119,8 @@ def _timeline_of(report: Report) -> Iterator[str]:
 def _facts(report: Report) -> Iterator[tuple[str, str]]:
     status, redone, progress = report.status, report.total.redone_steps, [round_.progress for round_ in report.rounds]
     speeds = sorted(value for _, value in report.samples)
-    speeds = speeds or sorted(round_.steps_per_second for round_ in progress if round_.steps_per_second is not None)
-    reached = max((worker.last_step for worker in progress if worker.last_step is not None), default=None)
-    last = status.step if status.step is not None else reached or sum(worker.calls for worker in progress) or None
+    speeds = speeds or sorted(speed for round_ in progress if (speed := round_.worker.steps_per_second) is not None)
+    last = status.step if status.step is not None else last_step(progress) or None
     yield "state", status.state.value
     yield "began", _date(report.start)
     yield "lasted", _duration(report.end - report.start)
@@ -292,17 +291,15 @@ def _rounds(rounds: Sequence[RoundReport]) -> Iterator[str]:
     if len(rounds) > _MOST_ROUNDS:
         yield f'<tr><td colspan="9">the last {_MOST_ROUNDS} of {len(rounds)} rounds</td></tr>'
     for round_ in rounds[-_MOST_ROUNDS:]:
-        progress = round_.progress
-        steps = (
-            f"{progress.first_step} to {progress.last_step}" if progress.last_step is not None else str(progress.calls)
-        )
-        speed = progress.steps_per_second
+        progress, worker = round_.progress, round_.progress.worker
+        steps = f"{worker.first_step} to {worker.step}" if worker.step is not None else str(worker.steps)
+        speed = worker.steps_per_second
         yield f"<tr><td>{round_.round.number}</td><td>{_date(round_.start)}</td>"
         yield f'<td class="n">{_duration(round_.end - round_.start)}</td>'
         nodes, workers = round_.round.nodes, round_.round.world_size
         names = escape(printable(compress(nodes)))
         yield f'<td class="n" title="{names}">{len(nodes)}</td><td class="n">{workers}</td>'
-        yield f'<td class="n">{steps if progress.reports else "unknown"}</td>'
+        yield f'<td class="n">{steps if worker.reports else "unknown"}</td>'
         yield f'<td class="n">{"" if speed is None else f"{speed:.3g}"}</td>'
         least = "" if progress.complete else "at least "
         yield f'<td class="n">{"" if progress.redone is None else f"{least}{progress.redone}"}</td>'

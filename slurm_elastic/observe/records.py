@@ -78,7 +78,7 @@ class Event:
 class Worker:
     """The progress of a worker in a round; times in seconds since the workers of its node started."""
 
-    rank: int
+    rank: int = 0
     reports: bool = False
     steps: int = 0
     step: int | None = None
@@ -90,6 +90,16 @@ class Worker:
     last: float | None = None
     before_first: TimeUse | None = None
     since_first: TimeUse | None = None
+
+    @property
+    def seconds(self) -> float | None:
+        """Seconds from its first step to its last."""
+        return None if self.first is None or self.last is None else max(0.0, self.last - self.first)
+
+    @property
+    def steps_per_second(self) -> float | None:
+        """Calls of should_stop per second."""
+        return (self.steps - 1) / self.seconds if self.seconds and self.steps > 1 else None
 
 
 @dataclass(frozen=True, slots=True)

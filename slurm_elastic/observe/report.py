@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from slurm_elastic.agent.event_log import json_number
-from slurm_elastic.observe.goodput import Goodput, RoundProgress, Segment, goodput, round_progress, segments
+from slurm_elastic.observe.goodput import Goodput, RoundProgress, Segment, goodput, last_step, round_progress, segments
 from slurm_elastic.observe.records import Event, Round, RunRecords, Worker
 from slurm_elastic.observe.status import slow_by_round
 from slurm_elastic.observe.views import GOES_ON, RunStatus, SlowRankView
@@ -138,12 +138,12 @@ def report_json(content: Report) -> dict[str, Any]:
                 "cause": round_.cause,
                 "nodes": list(round_.round.nodes),
                 "world_size": round_.round.world_size,
-                "first_step": round_.progress.first_step,
-                "last_step": round_.progress.last_step,
-                "calls": round_.progress.calls,
+                "first_step": round_.progress.worker.first_step,
+                "last_step": round_.progress.worker.step,
+                "calls": round_.progress.worker.steps,
                 "complete": round_.progress.complete,
                 "redone_steps": round_.progress.redone,
-                "steps_per_second": round_.progress.steps_per_second,
+                "steps_per_second": round_.progress.worker.steps_per_second,
                 "slow_ranks": [asdict(slow) for slow in round_.slow],
             }
             for round_ in content.rounds
@@ -310,8 +310,7 @@ def summary(records: RunRecords, now: float) -> str:
 
 def _summary_parts(records: RunRecords, now: float) -> Iterator[str]:
     steps, times = round_progress(records), segments(records, now)
-    reached = [worker.last_step for worker in steps.values() if worker.last_step is not None]
-    total = max(reached) if reached else sum(worker.calls for worker in steps.values())
+    total = last_step(steps.values())
     begin, end = min((span.start for span in times), default=now), max((span.end for span in times), default=now)
     lasted = duration_text(end - begin)
     yield f"{counted(total, 'step')} in {lasted}" if total else lasted
