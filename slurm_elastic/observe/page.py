@@ -5,7 +5,7 @@ from __future__ import annotations
 import bisect
 import itertools
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from html import escape
 from pathlib import Path
 
@@ -23,6 +23,8 @@ _ROW, _SMALL_ROW, _MANY = 18, 5, 64
 _SHORTEST = 0.4
 """Widths below this many units are not drawn: a run of weeks has segments of milliseconds."""
 _MOST_ROUNDS = 500
+_NUMBER, _SENTENCE = ' class="n"', ' class="cause"'
+"""Attributes of the cells of a column."""
 
 _NAMES = {
     Bucket.PRODUCTIVE: "steps that counted",
@@ -87,24 +89,26 @@ def _page(title: str, *parts: Iterator[str]) -> str:
     return "".join([*begin, *itertools.chain.from_iterable(parts), "</body></html>\n"])
 
 
+def _table(titles: Sequence[str], kinds: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
+    """Yield a table of cells of HTML; each column has a title and attributes of its cells."""
+    yield '<div class="wide"><table><tr>'
+    yield "".join(f"<th{kind}>{title}</th>" for title, kind in zip(titles, kinds, strict=True))
+    for row in rows:
+        yield "</tr><tr>"
+        yield "".join(f"<td{kind}>{cell}</td>" for cell, kind in zip(row, kinds, strict=True))
+    yield "</tr></table></div>"
+
+
 def _side_by_side(reports: Sequence[Report], title: str) -> Iterator[str]:
-    yield f'<h1>{title}</h1><div class="wide"><table><tr><th></th>'
-    for report in reports:
-        yield f'<th class="n">run {escape(report.status.run)}</th>'
-    yield "</tr>"
-    columns = [dict(_facts(report)) for report in reports]
-    for name in columns[0]:
-        yield f"<tr><td>{name}</td>"
-        for column in columns:
-            yield f'<td class="n">{column[name]}</td>'
-        yield "</tr>"
-    for bucket in reports[0].total.seconds:
-        yield f'<tr><td><span class="dot {bucket.value}"></span>{_NAMES[bucket]}</td>'
-        for report in reports:
-            share = 100 * report.total.seconds[bucket] / (report.total.node_seconds or 1.0)
-            yield f'<td class="n" title="{_duration(report.total.seconds[bucket])}">{share:.1f} %</td>'
-        yield "</tr>"
-    yield "</table></div>"
+    yield f"<h1>{title}</h1>"
+    facts = [dict(_facts(report)) for report in reports]
+    rows = [[name, *(column[name] for column in facts)] for name in facts[0]]
+    for bucket in Bucket:
+        seconds = [(report.total.seconds[bucket], report.total.node_seconds or 1.0) for report in reports]
+        shares = (f'<span title="{_duration(own)}">{100 * own / whole:.1f} %</span>' for own, whole in seconds)
+        rows.append([_named(bucket), *shares])
+    runs = [f"run {escape(report.status.run)}" for report in reports]
+    yield from _table(["", *runs], ["", *[_NUMBER] * len(runs)], rows)
 
 
 def _timeline_of(report: Report) -> Iterator[str]:
@@ -137,17 +141,14 @@ def _facts(report: Report) -> Iterator[tuple[str, str]]:
 
 
 def _findings(findings: Sequence[Finding]) -> Iterator[str]:
-    if findings:
-        yield '<h2>Findings</h2><div class="wide"><table><tr><th>check</th><th>found</th><th>why it matters</th>'
-        yield "<th>fix</th></tr>"
-        for finding in findings:
-            place = f"<br>{escape(printable(finding.place))}" if finding.place else ""
-            yield f'<tr><td><b>{finding.level.value}</b> {finding.check}<span class="dim">{place}</span></td>'
-            yield "".join(
-                f'<td class="cause">{escape(text)}</td>' for text in (finding.found, finding.why, finding.fix)
-            )
-            yield "</tr>"
-        yield "</table></div>"
+    rows = []
+    for finding in findings:
+        place = f'<br><span class="dim">{escape(printable(finding.place))}</span>' if finding.place else ""
+        sentences = map(escape, (finding.found, finding.why, finding.fix))
+        rows.append([f"<b>{finding.level.value}</b> {finding.check}{place}", *sentences])
+    if rows:
+        yield "<h2>Findings</h2>"
+        yield from _table(("check", "found", "why it matters", "fix"), ("", _SENTENCE, _SENTENCE, _SENTENCE), rows)
 
 
 def _head(report: Report, title: str) -> Iterator[str]:
@@ -172,27 +173,26 @@ def _cards(given: Report) -> Iterator[str]:
 def _goodput(report: Report) -> Iterator[str]:
     yield "<h2>Where the node time went</h2>"
     yield from _bar(report.total)
-    yield '<div class="wide"><table><tr><th>bucket</th><th class="n">total</th><th class="n">share</th>'
     starts = report.starts if len(report.starts) > 1 else {}
-    for number in starts:
-        yield f'<th class="n">start {number}</th>'
-    yield "</tr>"
     whole = report.total.node_seconds or 1.0
-    for bucket, seconds in ((bucket, seconds) for bucket, seconds in report.total.seconds.items() if seconds):
-        yield f'<tr><td><span class="dot {bucket.value}"></span>{_NAMES[bucket]}</td>'
-        yield f'<td class="n">{_duration(seconds)}</td><td class="n">{100 * seconds / whole:.1f} %</td>'
-        for start in starts.values():
-            yield f'<td class="n">{_duration(start.seconds[bucket])}</td>'
-        yield "</tr>"
-    yield f'<tr><th>node time</th><th class="n">{_duration(report.total.node_seconds)}</th><th class="n">100 %</th>'
-    for start in starts.values():
-        yield f'<th class="n">{_duration(start.node_seconds)}</th>'
-    yield "</tr></table></div>"
+    rows = []
+    for bucket, seconds in report.total.seconds.items():
+        if seconds:
+            by_start = (_duration(start.seconds[bucket]) for start in starts.values())
+            rows.append([_named(bucket), _duration(seconds), f"{100 * seconds / whole:.1f} %", *by_start])
+    sums = (_duration(start.node_seconds) for start in starts.values())
+    rows.append(["<b>node time</b>", _duration(report.total.node_seconds), "100 %", *sums])
+    titles = ["bucket", "total", "share", *(f"start {number}" for number in starts)]
+    yield from _table(titles, ["", *[_NUMBER] * (len(titles) - 1)], rows)
     if report.total.without_planned_stops is not None:
         steps, _ = report.total.without_planned_stops
         yield "<p>Without planned stops, with a restart from the newest checkpoint at each change of the nodes, "
         yield f"{steps} steps would have been taken again ({report.total.redone_steps} were), and goodput would have "
         yield f"been {_share(report.total.share_without_planned_stops)} (it was {_share(report.total.share)}).</p>"
+
+
+def _named(bucket: Bucket) -> str:
+    return f'<span class="dot {bucket.value}"></span>{_NAMES[bucket]}'
 
 
 def _bar(goodput: Goodput) -> Iterator[str]:
@@ -211,11 +211,12 @@ def _timeline(report: Report) -> Iterator[str]:
         {segment.node for segment in report.segments},
         key=lambda node: (natural_key(domains.get(node, "")), natural_key(node)),
     )
-    if not nodes:
-        return
     row = _ROW if len(nodes) <= _MANY else _SMALL_ROW
-    height = row * len(nodes) + 24
-    yield f'<h2>Nodes</h2><div class="wide"><svg viewBox="0 0 {_WIDTH} {height}" role="img" aria-label="nodes by time">'
+    if nodes:
+        yield from _picture(report, "Nodes", row * len(nodes), _node_rows(report, nodes, domains, row))
+
+
+def _node_rows(report: Report, nodes: Sequence[str], domains: Mapping[str, str], row: int) -> Iterator[str]:
     every = 1 if row == _ROW else max(1, -(-14 // row))
     top = {node: index * row for index, node in enumerate(nodes)}
     for index, node in enumerate(nodes):
@@ -239,7 +240,16 @@ def _timeline(report: Report) -> Iterator[str]:
             x = _x(view.start, report)
             yield f'<line class="mark" x1="{x:.1f}" x2="{x:.1f}" y1="0" y2="{row * len(nodes)}">'
             yield f"<title>round {view.round.number}: {escape(printable(view.cause))}</title></line>"
-    yield from _axis(report, row * len(nodes))
+
+
+def _picture(report: Report, name: str, height: int, shapes: Iterable[str]) -> Iterator[str]:
+    """Yield a picture with a title above it and the time below it."""
+    yield f'<h2>{name}</h2><div class="wide"><svg viewBox="0 0 {_WIDTH} {height + 24}" role="img" aria-label="{name}">'
+    yield from shapes
+    yield f'<line class="axis" x1="{_LEFT}" x2="{_WIDTH}" y1="{height}" y2="{height}"/>'
+    for part, anchor in enumerate(("start", "middle", "middle", "middle", "end")):
+        x, time = _LEFT + part * (_WIDTH - _LEFT) / 4, part * (report.end - report.start) / 4
+        yield f'<text x="{x:.0f}" y="{height + 16}" text-anchor="{anchor}">{_duration(time)}</text>'
     yield "</svg></div>"
 
 
@@ -249,77 +259,61 @@ def _curve(report: Report, name: str, points: _Points, begins: Sequence[float] =
         return
     height = 120
     least, most = min(0.0, *(value for _, value in points)), max(value for _, value in points)
-    yield f'<h2>{name}</h2><div class="wide"><svg viewBox="0 0 {_WIDTH} {height + 24}" role="img" aria-label="{name}">'
-    yield f'<text x="0" y="12">{most:.4g}</text><text x="0" y="{height}">{least:.4g}</text>'
+    shapes = [f'<text x="0" y="12">{most:.4g}</text><text x="0" y="{height}">{least:.4g}</text>']
     scale = (height - 4) / (most - least or 1.0)
     for _, of_round in itertools.groupby(points, key=lambda point: bisect.bisect(begins, point[0])):
         placed = [(_x(time, report), height - scale * (value - least)) for time, value in of_round]
-        line = [f"{placed[0][0]:.1f},{placed[0][1]:.1f}"]
-        for (_, before), (x, y) in itertools.pairwise(placed):
-            line += [] if begins else [f"{x:.1f},{before:.1f}"]
-            line.append(f"{x:.1f},{y:.1f}")
-        # A line of one point is not drawn.
-        line += [f"{placed[0][0] + 1:.1f},{placed[0][1]:.1f}"] if len(line) == 1 else []
-        yield f'<polyline class="curve" points="{" ".join(line)}"/>'
-    yield from _axis(report, height)
-    yield "</svg></div>"
-
-
-def _axis(report: Report, y: int) -> Iterator[str]:
-    yield f'<line class="axis" x1="{_LEFT}" x2="{_WIDTH}" y1="{y}" y2="{y}"/>'
-    span = report.end - report.start
-    for part in range(5):
-        x = _LEFT + part * (_WIDTH - _LEFT) / 4
-        anchor = ("start", "middle", "middle", "middle", "end")[part]
-        yield f'<text x="{x:.0f}" y="{y + 16}" text-anchor="{anchor}">{_duration(part * span / 4)}</text>'
+        if not begins:
+            corners = [(x, before) for (_, before), (x, _) in itertools.pairwise(placed)]
+            placed = [placed[0], *itertools.chain.from_iterable(zip(corners, placed[1:], strict=True))]
+        if len(placed) == 1:
+            # A line of one point is not drawn.
+            placed.append((placed[0][0] + 1, placed[0][1]))
+        line = " ".join(f"{x:.1f},{y:.1f}" for x, y in placed)
+        shapes.append(f'<polyline class="curve" points="{line}"/>')
+    yield from _picture(report, name, height, shapes)
 
 
 def _world_sizes(rounds: Sequence[RoundReport]) -> list[tuple[float, float]]:
     points: list[tuple[float, float]] = []
-    for index, round_ in enumerate(rounds):
+    for round_, following in itertools.zip_longest(rounds, rounds[1:]):
         points.append((round_.start, float(round_.round.world_size)))
-        following = rounds[index + 1].start if index + 1 < len(rounds) else None
-        if following is None or following > round_.end:
+        if following is None or following.start > round_.end:
             points.append((round_.end, 0.0))
     return points
 
 
 def _rounds(rounds: Sequence[RoundReport]) -> Iterator[str]:
-    yield '<h2>Rounds</h2><div class="wide"><table><tr><th>round</th><th>began</th><th class="n">lasted</th>'
-    yield '<th class="n">nodes</th><th class="n">workers</th><th class="n">steps</th><th class="n">per second</th>'
-    yield '<th class="n">taken again</th><th>why it was formed</th></tr>'
-    if len(rounds) > _MOST_ROUNDS:
-        yield f'<tr><td colspan="9">the last {_MOST_ROUNDS} of {len(rounds)} rounds</td></tr>'
+    rows = []
     for round_ in rounds[-_MOST_ROUNDS:]:
-        progress, worker = round_.progress, round_.progress.worker
+        record, progress, worker = round_.round, round_.progress, round_.progress.worker
         steps = f"{worker.first_step} to {worker.step}" if worker.step is not None else str(worker.steps)
-        speed = worker.steps_per_second
-        yield f"<tr><td>{round_.round.number}</td><td>{_date(round_.start)}</td>"
-        yield f'<td class="n">{_duration(round_.end - round_.start)}</td>'
-        nodes, workers = round_.round.nodes, round_.round.world_size
-        names = escape(printable(compress(nodes)))
-        yield f'<td class="n" title="{names}">{len(nodes)}</td><td class="n">{workers}</td>'
-        yield f'<td class="n">{steps if worker.reports else "unknown"}</td>'
-        yield f'<td class="n">{"" if speed is None else f"{speed:.3g}"}</td>'
+        speed = "" if worker.steps_per_second is None else f"{worker.steps_per_second:.3g}"
         least = "" if progress.complete else "at least "
-        yield f'<td class="n">{"" if progress.redone is None else f"{least}{progress.redone}"}</td>'
-        yield f'<td class="cause">{escape(printable(round_.cause or round_.round.reason.replace("_", " ")))}</td></tr>'
-    yield "</table></div>"
+        redone = "" if progress.redone is None else f"{least}{progress.redone}"
+        nodes = f'<span title="{escape(printable(compress(record.nodes)))}">{len(record.nodes)}</span>'
+        time = str(record.number), _date(round_.start), _duration(round_.end - round_.start)
+        taken = steps if worker.reports else "unknown", speed, redone
+        cause = escape(printable(round_.cause or record.reason.replace("_", " ")))
+        rows.append([*time, nodes, str(record.world_size), *taken, cause])
+    titles = ("round", "began", "lasted", "nodes", "workers", "steps", "per second", "taken again", "why it was formed")
+    yield "<h2>Rounds</h2>"
+    if len(rounds) > _MOST_ROUNDS:
+        yield f'<p class="dim">the last {_MOST_ROUNDS} of {len(rounds)} rounds</p>'
+    yield from _table(titles, ("", "", *[_NUMBER] * 6, _SENTENCE), rows)
 
 
 def _slow(rounds: Sequence[RoundReport]) -> Iterator[str]:
-    if not any(round_.slow for round_ in rounds):
-        return
-    yield '<h2>Slow ranks</h2><div class="wide"><table><tr><th>round</th><th>rank</th><th>node</th><th>named</th>'
-    yield '<th>until</th><th class="n">score</th><th></th></tr>'
-    for round_ in rounds[-_MOST_ROUNDS:]:
-        for slow in round_.slow:
-            until = "the end of the round" if slow.until is None else _date(slow.until)
-            score = "" if slow.relative_score is None else f"{slow.relative_score:.2f}"
-            yield f"<tr><td>{round_.round.number}</td><td>{slow.rank}</td><td>{escape(printable(slow.node))}</td>"
-            yield f'<td>{_date(slow.since)}</td><td>{until}</td><td class="n">{score}</td>'
-            yield f'<td class="cause">{escape(printable(slow.text))}</td></tr>'
-    yield "</table></div>"
+    rows = []
+    for number, slow in ((view.round.number, slow) for view in rounds[-_MOST_ROUNDS:] for slow in view.slow):
+        until = "the end of the round" if slow.until is None else _date(slow.until)
+        score = "" if slow.relative_score is None else f"{slow.relative_score:.2f}"
+        place = str(number), str(slow.rank), escape(printable(slow.node))
+        rows.append([*place, _date(slow.since), until, score, escape(printable(slow.text))])
+    if rows:
+        yield "<h2>Slow ranks</h2>"
+        titles = ("round", "rank", "node", "named", "until", "score", "")
+        yield from _table(titles, (*[""] * 5, _NUMBER, _SENTENCE), rows)
 
 
 def _failure(report: Report) -> Iterator[str]:
