@@ -14,7 +14,7 @@ from typing import Any
 from slurm_elastic.agent.event_log import json_number
 from slurm_elastic.observe.goodput import Goodput, RoundProgress, Segment, goodput, last_step, round_progress, segments
 from slurm_elastic.observe.records import Event, Round, RunRecords, Worker
-from slurm_elastic.observe.status import slow_by_round
+from slurm_elastic.observe.status import slow_by_round, speeds
 from slurm_elastic.observe.views import GOES_ON, RunStatus, SlowRankView
 from slurm_elastic.rendezvous.membership.agents import AgentIdentity
 from slurm_elastic.slurm.hostlist import natural_key
@@ -107,7 +107,7 @@ def report(records: RunRecords, status: RunStatus, now: float) -> Report:
         total=goodput(spans, steps),
         starts={number: goodput(own, steps) for number, own in sorted(by_start.items())},
         events=records.events,
-        samples=_samples(records.progress),
+        samples=speeds(records.progress),
         losses=tuple(
             (event.time, worker.loss)
             for event in records.progress
@@ -160,47 +160,42 @@ def chrome_trace(content: Report) -> dict[str, Any]:
     """
     nodes = sorted({segment.node for segment in content.segments}, key=natural_key)
     pids = {node: number for number, node in enumerate(nodes, 1)}
-    agents = list(dict.fromkeys(segment.agent for segment in content.segments))
-    tids = {agent: number for number, agent in enumerate(agents, 1)}
+    agents = dict.fromkeys(segment.agent for segment in content.segments)
+    ranks = sorted({span.rank for span in content.ranks})
+    tids = {name: number for number, name in enumerate([*agents, *(f"rank {rank}" for rank in ranks)], 1)}
+    slices = [_of_segment(segment) for segment in content.segments] + [_of_rank(span) for span in content.ranks]
     events: list[dict[str, Any]] = []
     for node, pid in pids.items():
         events.append({"ph": "M", "name": "process_name", "pid": pid, "tid": 0, "args": {"name": node}})
         events.append({"ph": "M", "name": "process_sort_index", "pid": pid, "tid": 0, "args": {"sort_index": pid}})
-    named = set()
-    for segment in content.segments:
-        place = {"pid": pids[segment.node], "tid": tids[segment.agent]}
-        if segment.agent not in named:
-            named.add(segment.agent)
-            events.append({"ph": "M", "name": "thread_name", **place, "args": {"name": segment.agent}})
-        round_ = "" if segment.round is None else f", round {segment.round}"
-        name, args = segment.bucket.value, {"round": segment.round}
-        events.append(_slice(content, f"{name}{round_}", name, segment, place, args))
-    events += _rank_events(content, pids, len(tids) + 1)
+    for node, thread in dict.fromkeys((span.node, thread) for span, thread, *_ in slices):
+        place = {"pid": pids[node], "tid": tids[thread]}
+        events.append({"ph": "M", "name": "thread_name", **place, "args": {"name": thread}})
+    for span, thread, name, kind, args in slices:
+        # Both ends are rounded: slices of a thread that overlap are errors to Perfetto.
+        begin, end = (_micros(time - content.start) for time in (span.start, span.end))
+        place = {"pid": pids[span.node], "tid": tids[thread]}
+        events.append({"ph": "X", "name": name, "cat": kind, "ts": begin, "dur": end - begin, **place, "args": args})
     for event in content.events:
         mark = {"ph": "i", "s": "g", "name": event.text or event.kind, "cat": event.kind}
         events.append({**mark, "ts": _micros(event.time - content.start), "pid": pids.get(event.node, 0), "tid": 0})
     return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": {"run": content.status.run}}
 
 
-def _rank_events(content: Report, pids: Mapping[str, int], first_thread: int) -> Iterator[dict[str, Any]]:
-    named = set()
-    for span in content.ranks:
-        place = {"pid": pids[span.node], "tid": first_thread + span.rank}
-        if (span.node, span.rank) not in named:
-            named.add((span.node, span.rank))
-            yield {"ph": "M", "name": "thread_name", **place, "args": {"name": f"rank {span.rank}"}}
-        worker = span.worker
-        values = {} if worker is None else {"loss": json_number(worker.loss), "checkpoint": worker.checkpoint}
-        yield _slice(content, f"{span.name}, round {span.round}", "rank", span, place, {"round": span.round, **values})
+_Slice = tuple[Segment | RankSpan, str, str, str, dict[str, Any]]
+"""A span with its thread, name, category and arguments in a trace."""
 
 
-def _slice(
-    content: Report, name: str, kind: str, span: Segment | RankSpan, place: Mapping[str, int], args: Mapping[str, Any]
-) -> dict[str, Any]:
-    begin = _micros(span.start - content.start)
-    # Both ends are rounded: slices of a thread that overlap are errors to Perfetto.
-    duration = _micros(span.end - content.start) - begin
-    return {"ph": "X", "name": name, "cat": kind, "ts": begin, "dur": duration, **place, "args": args}
+def _of_segment(segment: Segment) -> _Slice:
+    round_, kind = "" if segment.round is None else f", round {segment.round}", segment.bucket.value
+    return segment, segment.agent, f"{kind}{round_}", kind, {"round": segment.round}
+
+
+def _of_rank(span: RankSpan) -> _Slice:
+    args: dict[str, Any] = {"round": span.round}
+    if span.worker is not None:
+        args |= {"loss": json_number(span.worker.loss), "checkpoint": span.worker.checkpoint}
+    return span, f"rank {span.rank}", f"{span.name}, round {span.round}", "rank", args
 
 
 def _micros(seconds: float) -> int:
@@ -276,27 +271,6 @@ def _rank_parts(worker: Worker | None, begun: float, over: float) -> Iterator[tu
         f"steps {worker.first_step} to {worker.step}" if has_steps else f"{worker.steps} steps",
     )
     yield over, "end"
-
-
-def _samples(progress: Sequence[Event]) -> tuple[tuple[float, float], ...]:
-    """Return the steps per second between records of the same agent and round, by the time of their middle."""
-    started: dict[tuple[str, int | None], float] = {}
-    before: dict[tuple[str, int | None], tuple[int, float]] = {}
-    points = []
-    for event in progress:
-        key = event.agent, event.round
-        if event.kind == "workers_started":
-            started[key] = event.time
-        if event.kind not in ("progress", "workers_ended") or key not in started:
-            continue
-        worker = next((candidate for candidate in event.workers if candidate.reports and candidate.rank == 0), None)
-        if worker is None or worker.first is None or worker.last is None:
-            continue
-        steps, at = before.get(key, (1, worker.first))
-        if worker.steps > steps and worker.last > at:
-            points.append((started[key] + (at + worker.last) / 2, (worker.steps - steps) / (worker.last - at)))
-        before[key] = worker.steps, worker.last
-    return tuple(points)
 
 
 def summary(records: RunRecords, now: float) -> str:

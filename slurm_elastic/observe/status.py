@@ -9,7 +9,7 @@ from typing import Any
 
 from slurm_elastic.agent.event_log import json_number
 from slurm_elastic.failures.history import Loop, find_loops
-from slurm_elastic.observe.records import Event, Round, RunRecords, Worker
+from slurm_elastic.observe.records import Event, Round, RunRecords
 from slurm_elastic.observe.views import (
     GOES_ON,
     RUNS,
@@ -77,7 +77,8 @@ def run_status(
     loss, loss_step = _loss(records.progress) if newest_loss is None else (float(newest_loss[0]), newest_loss[1])
     steps = [worker.step for worker in workers] + [answer.step for answer in answered]
     checkpoints = [answer.checkpoint for answer in answered if answer.checkpoint is not None]
-    speeds = [answer.steps_per_second for answer in answered if answer.steps_per_second is not None]
+    answered_speeds = [answer.steps_per_second for answer in answered if answer.steps_per_second is not None]
+    recorded_speeds = speeds(in_round)
     return RunStatus(
         run=records.run_id,
         directory=records.directory,
@@ -93,7 +94,7 @@ def run_status(
         checkpoint=max(checkpoints, default=_checkpoint(records.progress)),
         loss=loss,
         loss_step=loss_step,
-        steps_per_second=_speed(in_round) or min(speeds, default=None),
+        steps_per_second=round(recorded_speeds[-1][1], 3) if recorded_speeds else min(answered_speeds, default=None),
         leader=_leader(records),
         leader_answers=leader_answers if state in GOES_ON else None,
         live=None if live is None else live.leader,
@@ -372,25 +373,25 @@ def _loss(progress: Sequence[Event]) -> tuple[float | None, int | None]:
     return None, None
 
 
-def _speed(progress: Sequence[Event]) -> float | None:
-    """Return the steps per second between the last two records of a round, else since its first step."""
-    slowest = [_slowest(event.workers) for event in progress]
-    stepping = [
-        worker for worker in slowest if worker is not None and worker.first is not None and worker.last is not None
-    ]
-    if not stepping:
-        return None
-    last = stepping[-1]
-    steps, seconds = last.steps - 1, (last.last or 0.0) - (last.first or 0.0)
-    for before in reversed(stepping[:-1]):
-        if before.steps < last.steps:
-            steps, seconds = last.steps - before.steps, (last.last or 0.0) - (before.last or 0.0)
-            break
-    return round(steps / seconds, 3) if steps > 0 and seconds > 0 else None
-
-
-def _slowest(workers: Sequence[Worker]) -> Worker | None:
-    return min((worker for worker in workers if worker.reports), key=lambda worker: worker.steps, default=None)
+def speeds(progress: Sequence[Event]) -> tuple[tuple[float, float], ...]:
+    """Return the steps per second between records of rank 0 in a round, each by the time in the middle of them."""
+    started: dict[tuple[str, int | None], float] = {}
+    before: dict[tuple[str, int | None], tuple[int, float]] = {}
+    points = []
+    for event in progress:
+        key = event.agent, event.round
+        if event.kind == "workers_started":
+            started[key] = event.time
+        if event.kind not in ("progress", "workers_ended") or key not in started:
+            continue
+        worker = next((candidate for candidate in event.workers if candidate.reports and candidate.rank == 0), None)
+        if worker is None or worker.first is None or worker.last is None:
+            continue
+        steps, at = before.get(key, (1, worker.first))
+        if worker.steps > steps and worker.last > at:
+            points.append((started[key] + (at + worker.last) / 2, (worker.steps - steps) / (worker.last - at)))
+        before[key] = worker.steps, worker.last
+    return tuple(points)
 
 
 def _leader(records: RunRecords) -> str:
