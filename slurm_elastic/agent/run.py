@@ -198,7 +198,7 @@ class _Run:
             self._facts.reached = agent.reached
         try:
             if watchdog is not None:
-                watchdog.start(agent.torch.record_watchdog)
+                watchdog.start()
             outcome = agent.supervise()
         finally:
             diagnosis.close()

@@ -7,12 +7,12 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from slurm_elastic.agent.watchdog.stacks import Watched, collect_stacks, dump_python_stacks, process_state
 from slurm_elastic.agent.watchdog.timers import Timer
-from slurm_elastic.control import Agreement
+from slurm_elastic.control import Agreement, WorkerProgress
 from slurm_elastic.ownership import write_own
 
 logger = logging.getLogger("slurm_elastic")
@@ -49,6 +49,27 @@ class Hang:
         return text + (f"; stacks in {self.stacks}" if self.stacks else "")
 
 
+@dataclass(eq=False, slots=True)
+class WatchedRound:
+    """The workers of one round. The watchdog's lock guards it.
+
+    Attributes:
+        workers: By process id; empty when the round is over.
+        progress: Returns their progress, from any thread.
+        agreement: Asks them for their dumps.
+        over: Set when no worker of the round is killed any more.
+        hung: The process ids of those that hang, and are handled now or were killed.
+        killed: The hang of each that was killed, by process id.
+    """
+
+    workers: Mapping[int, Watched] = field(default_factory=dict)
+    progress: Callable[[], Sequence[WorkerProgress]] = tuple
+    agreement: Agreement = field(default_factory=lambda: Agreement(()))
+    over: threading.Event = field(default_factory=threading.Event)
+    hung: set[int] = field(default_factory=set)
+    killed: dict[int, Hang] = field(default_factory=dict)
+
+
 def kill(pid: int, number: signal.Signals) -> None:
     """Send a signal; log an error if that fails."""
     try:
@@ -82,127 +103,85 @@ _SIGNAL_TIMEOUT = 2.0
 """Seconds for a worker to end by the client's signal, before SIGKILL."""
 
 
-class HangHandler:
-    """The workers of the present round that hang, by process id.
-
-    Each batch of them has a thread of its own, so that the watchdog reads on. The caller of a method holds the lock.
+class HangHandler(threading.Thread):
+    """Handles workers of a round that have begun to hang, in a thread of its own, so that the watchdog reads on.
 
     Args:
         lock: The watchdog's lock; a worker is signalled only by the thread that holds it.
-        report: Called with every hang, on the thread of its batch.
-        record_event: Called with each event of torch's own watchdog and the timer, on the same thread.
+        report: Called with every hang, on this thread.
+        expired: The expired timers of each worker, in order of expiry.
     """
 
     def __init__(
         self,
         lock: threading.Lock,
         report: Callable[[Hang], None],
-        record_event: Callable[[str, Timer], None],
         dump_timeout: float,
+        round_: WatchedRound,
+        expired: Mapping[Watched, Sequence[Timer]],
     ) -> None:
-        self._lock, self._report, self._record_event, self._dump_timeout = lock, report, record_event, dump_timeout
-        self._round = 0
-        self._hung: set[int] = set()
-        self._killed: dict[int, Hang] = {}
-        self.threads: tuple[threading.Thread, ...] = ()
+        super().__init__(name="slurm-elastic-hang", daemon=True)
+        self._lock, self._report, self._dump_timeout = lock, report, dump_timeout
+        self._round, self._expired = round_, expired
 
-    def __contains__(self, pid: int) -> bool:
-        return pid in self._hung
-
-    def hang_of(self, pid: int) -> Hang | None:
-        """Return the hang for which the watchdog has killed a worker of the newest round; None if it has not."""
-        return self._killed.get(pid)
-
-    def end_round(self) -> None:
-        """Kill no worker of the round from now on."""
-        self._round += 1
-        self._hung.clear()
-
-    def begin_round(self) -> None:
-        """Forget whom the watchdog has killed: the process ids may be those of other workers now."""
-        self._killed.clear()
-
-    def handle(self, expired: Mapping[int, list[Timer]], workers: Mapping[int, Watched], agreement: Agreement) -> None:
-        """Handle workers that have begun to hang, in a thread.
-
-        Args:
-            expired: Their expired timers, in order of expiry, by process id.
-        """
-        self._hung.update(expired)
-        thread = threading.Thread(
-            target=self._handle, args=(expired, workers, self._round, agreement), name="slurm-elastic-hang", daemon=True
-        )
-        self.threads = (*(thread for thread in self.threads if thread.is_alive()), thread)
-        thread.start()
-
-    # On the thread of a batch, without the lock.
-
-    def _handle(
-        self, expired: Mapping[int, list[Timer]], workers: Mapping[int, Watched], round_: int, agreement: Agreement
-    ) -> None:
-        for timers in expired.values():
+    def run(self) -> None:
+        """See threading.Thread."""
+        for worker, timers in self._expired.items():
             for timer in timers:
                 why = "it takes no step" if timer.steps is not None else f"timer {timer.request.scope!r} expired"
-                logger.info("rank %s does not go on: %s", workers[timer.worker].rank, why)
-        pids = {timer.request.pid for timers in expired.values() for timer in timers} | set(expired)
-        agreement.ask_workers()
+                logger.info("rank %s does not go on: %s", worker.rank, why)
         by = time.monotonic() + _DUMPS_TIMEOUT
-        stacks = collect_stacks(sorted(pids), _STACKS_TIMEOUT, lambda: self._round != round_)
+        self._round.agreement.ask_workers()
+        pids = {timer.request.pid for timers in self._expired.values() for timer in timers}
+        pids.update(worker.pid for worker in self._expired)
+        stacks = collect_stacks(sorted(pids), _STACKS_TIMEOUT, self._round.over.is_set)
         # The whole second, where any worker answers: this node's workers may have written theirs, others' not yet.
-        has_answers = any(worker.answers for worker in agreement.progress())
-        while has_answers and self._round == round_ and time.monotonic() < by:
-            time.sleep(0.02)
-        waiting = {worker.local_rank: worker.in_collective for worker in agreement.progress()}
-        handled = [self._end(workers[pid], timers, stacks, round_, waiting) for pid, timers in expired.items()]
-        for pid, killed in handled:
-            if killed is not None:
-                self._ensure_ended(pid, killed, round_)
-            else:
-                with self._lock:
-                    if self._round == round_:
-                        # The worker lives on: its later timers count again.
-                        self._hung.discard(pid)
+        if any(worker.answers for worker in self._round.agreement.progress()):
+            self._round.over.wait(max(0.0, by - time.monotonic()))
+        waiting = {worker.local_rank: worker.in_collective for worker in self._round.agreement.progress()}
+        hangs = [
+            self._end(worker, timers, stacks, waiting.get(worker.local_rank))
+            for worker, timers in self._expired.items()
+        ]
+        for hang in hangs:
+            if hang is not None and hang.killed is not None:
+                self._ensure_ended(hang.worker.pid, hang.killed)
 
     def _end(
-        self,
-        worker: Watched,
-        timers: list[Timer],
-        stacks: dict[int, str],
-        round_: int,
-        waiting: Mapping[int, bool | None],
-    ) -> tuple[int, signal.Signals | None]:
-        """Send the first signal to a worker, and report its hang; `waiting` says by local rank who waits."""
+        self, worker: Watched, timers: Sequence[Timer], stacks: Mapping[int, str], waits: bool | None
+    ) -> Hang | None:
+        """Send the first signal to a worker, and report its hang; None if it has ended, or the round is over.
+
+        `waits` says whether it is in a collective.
+        """
         # As in torch's server, the first timer that names a signal decides.
         timer = next((timer for timer in timers if timer.request.signal > 0), timers[0])
         killed = signal.Signals(timer.request.signal) if timer.request.signal > 0 else None
         path = write_stacks(worker, "\n".join(stacks[pid] for pid in dict.fromkeys((timer.request.pid, worker.pid))))
         with self._lock:
             process = process_state(worker.pid)
-            if self._round != round_ or process is None or process.state == "Z":
-                return worker.pid, None
+            if self._round.over.is_set() or process is None or process.state == "Z":
+                return None
             seconds = max(0.0, timer.expires - timer.acquired)  # The request may have been read after it expired.
             request = timer.request
-            waits = waiting.get(worker.local_rank)
             hang = Hang(worker, request.scope, request.pid, seconds, process.state, killed, path, timer.steps, waits)
-            if killed is not None:
-                self._killed[worker.pid] = hang
+            if killed is None:
+                # The worker lives on: its later timers count again.
+                self._round.hung.discard(worker.pid)
+            else:
+                self._round.killed[worker.pid] = hang
                 if not dump_python_stacks(worker.pid):
                     kill(worker.pid, killed)
         self._report(hang)
-        for expired in timers:
-            self._record_event("timer expired", expired)
-        if killed is not None:
-            self._record_event("kill worker process", timer)
-        return worker.pid, killed
+        return hang
 
-    def _ensure_ended(self, pid: int, killed: signal.Signals, round_: int) -> None:
+    def _ensure_ended(self, pid: int, killed: signal.Signals) -> None:
         for seconds, number in ((self._dump_timeout, killed), (_SIGNAL_TIMEOUT, signal.SIGKILL)):
             by = time.monotonic() + seconds
             while time.monotonic() < by:
                 process = process_state(pid)
-                if self._round != round_ or process is None or process.state == "Z":
+                if self._round.over.wait(0.02) or process is None or process.state == "Z":
                     return
-                time.sleep(0.02)
             with self._lock:
-                if self._round == round_:
+                if not self._round.over.is_set():
                     kill(pid, number)

@@ -14,7 +14,7 @@ import select
 import signal
 import stat
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -86,10 +86,6 @@ def _request(line: bytes) -> Request | None:
         return None
 
 
-_MOST = 10_000
-"""Timers of one node at a time. A script has a few; more are a mistake or an attack."""
-
-
 @dataclass(frozen=True, slots=True)
 class Timer:
     """One timer that was acquired and not released.
@@ -108,44 +104,6 @@ class Timer:
     acquired: float
     expires: float
     steps: int | None = None
-
-
-class Timers:
-    """Timers by process and scope."""
-
-    def __init__(self) -> None:
-        self._timers: dict[tuple[int, str], Timer] = {}
-
-    def acquire(self, timer: Timer) -> bool:
-        """Start a timer, or restart it; return False if there are too many."""
-        key = (timer.request.pid, timer.request.scope)
-        if len(self._timers) >= _MOST and key not in self._timers:
-            return False
-        self._timers[key] = timer
-        return True
-
-    def release(self, request: Request) -> None:
-        """Remove a timer, if it runs."""
-        self._timers.pop((request.pid, request.scope), None)
-
-    def postpone(self, seconds: float) -> None:
-        """Move the expiry of all timers by `seconds`."""
-        self._timers = {key: replace(timer, expires=timer.expires + seconds) for key, timer in self._timers.items()}
-
-    def clear(self) -> None:
-        """Remove all timers."""
-        self._timers.clear()
-
-    def take_expired(self, now: float) -> list[Timer]:
-        """Remove the timers that have expired, and return them in order of expiry."""
-        expired = sorted((timer for timer in self._timers.values() if timer.expires <= now), key=lambda t: t.expires)
-        for timer in expired:
-            self.release(timer.request)
-        return expired
-
-    def next_expiry(self) -> float | None:
-        """Return the time at which the next timer expires; None if none runs."""
-        return min((timer.expires for timer in self._timers.values()), default=None)
 
 
 logger = logging.getLogger("slurm_elastic")

@@ -10,16 +10,13 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING
+from dataclasses import replace
 
-from slurm_elastic.agent.watchdog.hangs import DUMP_TIMEOUT, Hang, HangHandler, write_stacks
+from slurm_elastic.agent.watchdog.hangs import DUMP_TIMEOUT, Hang, HangHandler, WatchedRound, write_stacks
 from slurm_elastic.agent.watchdog.stacks import Watched, collect_stacks, nearest_ancestor, process_state
 from slurm_elastic.agent.watchdog.stalls import STACKS_AFTER, EndWatch, HangTimeout, Said, StepWatch
-from slurm_elastic.agent.watchdog.timers import LineReader, Pipe, Request, Timer, Timers
+from slurm_elastic.agent.watchdog.timers import LineReader, Pipe, Request, Timer
 from slurm_elastic.control import Agreement, WorkerProgress
-
-if TYPE_CHECKING:
-    from torch.distributed.elastic.timer.file_based_local_timer import FileTimerRequest
 
 logger = logging.getLogger("slurm_elastic")
 
@@ -28,14 +25,12 @@ _TICK = 5.0
 _LATE = 1.0
 """Seconds by which the thread wakes late if it was paused, and the workers perhaps too."""
 _MOST_PENDING = 1000
+_MOST_TIMERS = 10_000
+"""Timers of one node at a time. A script has a few; more are a mistake or an attack."""
 _READ_BYTES = 1 << 16
 _STEP_SCOPE = "step"
 _STACKS_TIMEOUT = 5.0
 _MOST_NAMED = 8
-
-Progress = Callable[[], Sequence[WorkerProgress]]
-
-LogEvent = Callable[[str, "FileTimerRequest | None"], None]
 
 
 class Watchdog:
@@ -58,20 +53,20 @@ class Watchdog:
         self.path = str(pipe.path)
         self._pipe = pipe
         self._wakeup_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self._lines, self._timers = LineReader(), Timers()
+        self._lines = LineReader()
         # Guards the attributes below. A worker is killed only with the lock, and a round is closed only after
         # `unwatch`: so no signal goes to another process that has got a worker's id.
         self._lock = threading.Lock()
-        self._hangs = HangHandler(self._lock, report, self._record_event, dump_timeout)
-        self._workers: dict[int, Watched] = {}
-        self._progress: Progress = tuple
-        self._agreement = Agreement(())
+        self._timers: dict[tuple[int, str], Timer] = {}
+        """By process and scope."""
+        self._round = WatchedRound()
+        self._report, self._dump_timeout = report, dump_timeout
+        self._handlers: tuple[threading.Thread, ...] = ()
         self._steps = StepWatch(hang_timeout) if hang_timeout is not None else None
         self._ends = EndWatch(stacks_after, watches_steps=hang_timeout is not None)
         self._pending: list[tuple[Request, float]] | None = None
         self._unknown_senders = 0
         self._has_warned = self._stopping = False
-        self._log_event: LogEvent = lambda _name, _request: None
         self._alive_at = time.monotonic()
         self._thread = threading.Thread(target=self._run, name="slurm-elastic-watchdog", daemon=True)
 
@@ -80,9 +75,8 @@ class Watchdog:
         """The number of lines that are no requests, and of requests of processes that are no workers."""
         return self._lines.dropped + self._unknown_senders
 
-    def start(self, log_event: LogEvent) -> None:
+    def start(self) -> None:
         """Start the thread."""
-        self._log_event = log_event
         self._thread.start()
 
     def age(self) -> float:
@@ -94,7 +88,12 @@ class Watchdog:
         with self._lock:
             self._pending = []
 
-    def watch(self, workers: Iterable[Watched], progress: Progress = tuple, agreement: Agreement | None = None) -> None:
+    def watch(
+        self,
+        workers: Iterable[Watched],
+        progress: Callable[[], Sequence[WorkerProgress]] = tuple,
+        agreement: Agreement | None = None,
+    ) -> None:
         """Watch these workers from now on.
 
         Args:
@@ -102,10 +101,9 @@ class Watchdog:
             agreement: Asks them for their dumps; None if they have no control pages.
         """
         with self._lock:
-            self._workers = {worker.pid: worker for worker in workers}
-            self._progress, self._agreement = progress, agreement or Agreement(())
+            by_pid = {worker.pid: worker for worker in workers}
+            self._round = WatchedRound(by_pid, progress, agreement or Agreement(()))
             self._ends.begin()
-            self._hangs.begin_round()
             if self._steps is not None:
                 self._steps.begin()
             pending, self._pending = self._pending or [], None
@@ -116,14 +114,14 @@ class Watchdog:
     def unwatch(self) -> None:
         """Kill no worker any more: the round is over."""
         with self._lock:
-            self._workers, self._pending = {}, None
+            self._round.over.set()
+            self._round.workers, self._pending = {}, None
             self._timers.clear()
-            self._hangs.end_round()
 
     def hang_of(self, pid: int) -> Hang | None:
         """Return the hang for which the watchdog killed this worker of the newest round, None if it did not."""
         with self._lock:
-            return self._hangs.hang_of(pid)
+            return self._round.killed.get(pid)
 
     def stop(self) -> None:
         """End the thread, and remove the pipe; a second call does nothing."""
@@ -132,7 +130,7 @@ class Watchdog:
         self.unwatch()
         self._stopping = True
         self.wake()
-        for thread in (self._thread, *self._hangs.threads):
+        for thread in (self._thread, *self._handlers):
             if thread.ident is not None:
                 thread.join(1.0)
         if not self._thread.is_alive():
@@ -146,7 +144,6 @@ class Watchdog:
     # On the watchdog's thread.
 
     def _run(self) -> None:
-        self._record_event("watchdog started", None)
         self._alive_at = time.monotonic()
         poll = select.poll()
         poll.register(self._pipe.fd, select.POLLIN)
@@ -154,7 +151,7 @@ class Watchdog:
         interval = _TICK
         while not self._stopping:
             with self._lock:
-                expiry = self._timers.next_expiry()
+                expiry = min((timer.expires for timer in self._timers.values()), default=None)
             timeout = interval if expiry is None else min(interval, max(0.0, expiry - time.monotonic()))
             poll.poll(timeout * 1000)
             before, self._alive_at = self._alive_at, time.monotonic()
@@ -166,14 +163,14 @@ class Watchdog:
             self._postpone(paused)
             self._read(paused)
             interval = min(_TICK, self._check(self._alive_at))
-        self._record_event("watchdog stopped", None)
 
     def _postpone(self, seconds: float) -> None:
         """Let timers expire later: this process was paused, with its job (scontrol suspend), its machine, or alone."""
         if not seconds:
             return
         with self._lock:
-            self._timers.postpone(seconds)
+            for key, timer in self._timers.items():
+                self._timers[key] = replace(timer, expires=timer.expires + seconds)
             if self._steps is not None:
                 self._steps.postpone(seconds, self._alive_at)
             if self._pending is not None:
@@ -199,45 +196,49 @@ class Watchdog:
             self._pending.append((request, at))
             return
         process = process_state(request.pid)
-        worker = nearest_ancestor(request.pid, self._workers) if process is not None else None
+        worker = nearest_ancestor(request.pid, self._round.workers) if process is not None else None
+        key = request.pid, request.scope
         if request.expires_at < 0:
             # A release may come late, when the round is over and its sender is no worker any more.
-            self._timers.release(request)
-        elif process is None or worker is None:
+            self._timers.pop(key, None)
+        elif process is None or worker is None or (len(self._timers) >= _MOST_TIMERS and key not in self._timers):
             self._unknown_senders += 1
         else:
             # Client and watchdog read the same wall clock at this moment; changes of it later do not matter.
             expires = time.monotonic() + request.expires_at - time.time()
-            timer = Timer(request, worker, process.started, at, expires)
-            if not self._timers.acquire(timer):
-                self._unknown_senders += 1
+            self._timers[key] = Timer(request, worker, process.started, at, expires)
 
     def _check(self, now: float) -> float:
         """Handle workers that hang; return the seconds until the steps of workers have to be checked again."""
         with self._lock:
             self._look_at_ends(now)
             stalled, interval = self._stalled_workers(now)
-            expired = [*self._timers.take_expired(now), *stalled]
-            expired_timers: dict[int, list[Timer]] = {}
-            for timer in expired:
+            due = sorted((timer for timer in self._timers.values() if timer.expires <= now), key=lambda t: t.expires)
+            expired: dict[Watched, list[Timer]] = {}
+            for timer in (*due, *stalled):
+                self._timers.pop((timer.request.pid, timer.request.scope), None)
                 process = process_state(timer.request.pid)
                 gone = process is None or process.state == "Z" or process.started != timer.started
-                if not gone and timer.worker in self._workers and timer.worker not in self._hangs:
-                    expired_timers.setdefault(timer.worker, []).append(timer)
-            if expired_timers:
-                self._hangs.handle(expired_timers, dict(self._workers), self._agreement)
+                worker = self._round.workers.get(timer.worker)
+                if not gone and worker is not None and timer.worker not in self._round.hung:
+                    expired.setdefault(worker, []).append(timer)
+            if expired:
+                self._round.hung.update(worker.pid for worker in expired)
+                handler = HangHandler(self._lock, self._report, self._dump_timeout, self._round, expired)
+                self._handlers = (*(thread for thread in self._handlers if thread.is_alive()), handler)
+                handler.start()
         return interval
 
     def _stalled_workers(self, now: float) -> tuple[list[Timer], float]:
         """Return the workers that take no step any more, each as a timer that began with its last step."""
-        if self._steps is None or not self._workers:
+        if self._steps is None or not self._round.workers:
             return [], _TICK
-        progress = self._progress()
+        progress = self._round.progress()
         if time.monotonic() > now + _LATE:
             # This thread was paused just now.
             return [], 0.0
         stalled, interval = self._steps.check(progress, now)
-        workers = {worker.local_rank: worker.pid for worker in self._workers.values()}
+        workers = {worker.local_rank: worker.pid for worker in self._round.workers.values()}
         timers = []
         for worker, seconds in stalled:
             pid = workers.get(worker.local_rank)
@@ -249,11 +250,13 @@ class Watchdog:
 
     def _look_at_ends(self, now: float) -> None:
         """Tell of workers that have ended while others live."""
-        states = {pid: process_state(pid) for pid in self._workers}
-        living = [worker for pid, worker in self._workers.items() if (state := states[pid]) and state.state != "Z"]
-        watched = any(worker.attached for worker in self._progress())
-        notes = self._ends.check(len(self._workers), len(living), watched=watched, now=now) if self._workers else ()
-        ended = [worker for worker in self._workers.values() if worker not in living]
+        workers = self._round.workers.values()
+        if not workers:
+            return
+        living = [worker for worker in workers if (state := process_state(worker.pid)) and state.state != "Z"]
+        watched = any(worker.attached for worker in self._round.progress())
+        notes = self._ends.check(len(workers), len(living), watched=watched, now=now)
+        ended = [worker for worker in workers if worker not in living]
         for said in notes:
             match said:
                 case Said.SOME_ENDED:
@@ -265,7 +268,7 @@ class Watchdog:
                         "--hang-timeout watches nothing so far: no worker here has imported slurm_elastic.trainer"
                     )
                 case Said.STACKS:
-                    self._agreement.ask_workers()
+                    self._round.agreement.ask_workers()
                     threading.Thread(
                         target=self._write_stacks, args=(living,), name="slurm-elastic-hang", daemon=True
                     ).start()
@@ -274,19 +277,6 @@ class Watchdog:
         stacks = collect_stacks([worker.pid for worker in workers], _STACKS_TIMEOUT, lambda: self._stopping)
         paths = [write_stacks(worker, stacks[worker.pid]) for worker in workers]
         logger.warning("%s has still not ended; stacks in %s", _ranks(workers), paths[0] or "this log")
-
-    def _record_event(self, name: str, timer: Timer | None) -> None:
-        request = None
-        if timer is not None:
-            # Not at the top: the agent imports this module before torch.
-            from torch.distributed.elastic.timer.file_based_local_timer import FileTimerRequest
-
-            asked = timer.request
-            request = FileTimerRequest(asked.pid, asked.scope, asked.expires_at, asked.signal)
-        try:
-            self._log_event(name, request)
-        except Exception:
-            logger.exception("a watchdog event was not recorded")
 
 
 def _ranks(workers: Sequence[Watched]) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from torch.distributed.elastic.agent.server.api import RunResult, Worker, WorkerSpec, WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
@@ -20,9 +20,6 @@ from torch.distributed.elastic.multiprocessing import LogsSpecs, PContext
 from slurm_elastic.agent.forkserver.worker_processes import WorkerProcesses
 from slurm_elastic.rendezvous.transport.messages import Assignment
 from slurm_elastic.rendezvous.worker_store import ServedStore
-
-if TYPE_CHECKING:
-    from torch.distributed.elastic.timer.file_based_local_timer import FileTimerRequest
 
 
 class TorchAgent(LocalElasticAgent):
@@ -122,10 +119,6 @@ class TorchAgent(LocalElasticAgent):
         """Record torch's event of the agent's own end, as torch's launch_agent does (torch 2.13, launcher/api.py)."""
         event = self.get_event_succeeded() if succeeded else self.get_event_failed()
         record_event(event, self.spec.event_log_handler)
-
-    def record_watchdog(self, name: str, request: FileTimerRequest | None) -> None:
-        """Record one of torch's own watchdog events."""
-        self._log_watchdog_event(name, request)
 
     # Methods that torch calls.
 

@@ -1,53 +1,54 @@
 from __future__ import annotations
 
-from slurm_elastic.agent.watchdog.timers import Request, Timer, Timers
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from slurm_elastic.agent.watchdog.stacks import Watched
+from slurm_elastic.agent.watchdog.timers import Request, make_pipe
+from slurm_elastic.agent.watchdog.watchdog import Watchdog
+
+HERE = os.getpid()
 
 
-def timer(pid: int, scope: str, expires: float) -> Timer:
-    return Timer(Request(pid, scope, expires, 9), worker=pid, started=0, acquired=0.0, expires=expires)
+def request(scope: str, expires_at: float) -> Request:
+    return Request(HERE, scope, expires_at, 9)
 
 
-def test_timers_expire_once_and_in_their_order() -> None:
-    timers = Timers()
-    late, soon, other = timer(7, "a", 3.0), timer(7, "b", 2.0), timer(8, "a", 9.0)
-    assert timers.next_expiry() is None
-    for each in (late, soon, other):
-        assert timers.acquire(each)
-    assert timers.next_expiry() == 2.0
-    assert timers.take_expired(1.9) == []
-    assert timers.take_expired(3.0) == [soon, late]
-    assert timers.take_expired(3.0) == []
-    assert timers.next_expiry() == 9.0
+@pytest.fixture
+def watchdog(tmp_path: Path) -> Iterator[Watchdog]:
+    """One whose thread does not run, and that watches this process."""
+    pipe = make_pipe({"TORCHELASTIC_TIMER_FILE": str(tmp_path / "timer")})
+    assert pipe is not None
+    made = Watchdog(pipe, lambda _hang: None)
+    made.watch([Watched(HERE, 0, 0, 0, None)])
+    yield made
+    made.stop()
 
 
-def test_a_timer_acquired_again_starts_anew_and_a_released_one_never_expires() -> None:
-    timers = Timers()
-    timers.acquire(timer(7, "a", 1.0))
-    timers.acquire(timer(7, "a", 5.0))
-    timers.acquire(timer(8, "a", 1.0))
-    timers.release(timer(8, "a", -1).request)
-    timers.release(timer(9, "unknown", -1).request)
-    assert timers.take_expired(4.0) == []
-    assert timers.take_expired(9.0) == [timer(7, "a", 5.0)]
-
-
-def test_timers_that_are_put_off_expire_later_and_new_ones_do_not() -> None:
-    timers = Timers()
-    timers.acquire(timer(7, "a", 5.0))
-    timers.postpone(3600.0)
-    timers.acquire(timer(7, "b", 3605.5))
-    assert timers.next_expiry() == 3605.0
-    assert timers.take_expired(3604.9) == []
-    assert [each.request.scope for each in timers.take_expired(3606.0)] == ["a", "b"]
+def test_a_timer_acquired_again_starts_anew_and_a_released_one_never_expires(watchdog: Watchdog) -> None:
+    now = time.time()
+    for asked in (request("a", now + 10), request("b", now), request("a", now + 600), request("b", -1)):
+        watchdog._register(asked, 0.0)
+    (timer,) = watchdog._timers.values()
+    assert timer.request == request("a", now + 600)
+    watchdog._register(request("unknown", -1), 0.0)
+    assert len(watchdog._timers) == 1
+    assert watchdog.dropped == 0
 
 
 def test_a_request_is_put_off_and_a_release_stays_one() -> None:
-    assert timer(7, "a", 5.0).request.later(2.0) == timer(7, "a", 7.0).request
-    assert timer(7, "a", -1).request.later(2.0) == timer(7, "a", -1).request
+    assert request("a", 5.0).later(2.0) == request("a", 7.0)
+    assert request("a", -1).later(2.0) == request("a", -1)
 
 
-def test_there_is_an_end_to_how_many_there_can_be() -> None:
-    timers = Timers()
-    assert all(timers.acquire(timer(7, str(number), 1.0)) for number in range(10_000))
-    assert not timers.acquire(timer(7, "one more", 1.0))
-    assert timers.acquire(timer(7, "0", 2.0))
+def test_there_is_an_end_to_how_many_there_can_be(watchdog: Watchdog) -> None:
+    watchdog._timers = {(HERE, str(number)): None for number in range(10_000)}  # type: ignore[misc]
+    watchdog._register(request("one more", time.time() + 600), 0.0)
+    assert watchdog.dropped == 1
+    watchdog._register(request("0", time.time() + 600), 0.0)
+    assert len(watchdog._timers) == 10_000
+    assert watchdog.dropped == 1
