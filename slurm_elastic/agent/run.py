@@ -28,6 +28,7 @@ from slurm_elastic.agent.features import (
 )
 from slurm_elastic.agent.forkserver.client import ForkServer
 from slurm_elastic.agent.forkserver.protocol import StartInterruptedError
+from slurm_elastic.agent.forkserver.worker_processes import WorkerProcesses
 from slurm_elastic.agent.health.pages import NodePages
 from slurm_elastic.agent.health.server import health_port, withdraw_lost
 from slurm_elastic.agent.health.state import AgentState, Readings
@@ -47,7 +48,7 @@ from slurm_elastic.agent.step_timing import StepTimingFeature, leader_reports
 from slurm_elastic.agent.watchdog.hangs import Hang
 from slurm_elastic.agent.watchdog.timers import make_pipe
 from slurm_elastic.agent.watchdog.watchdog import Watchdog
-from slurm_elastic.agent.workers.processes import require_numa_binding, worker_starter
+from slurm_elastic.agent.workers.processes import require_numa_binding
 from slurm_elastic.errors import ExitCode, SlurmElasticError, UsageError
 from slurm_elastic.rendezvous.connect import RendezvousConfig, connect
 from slurm_elastic.rendezvous.membership.events import Decision, Drop, Publish
@@ -251,7 +252,13 @@ class _Run:
     def _agent(self, features: Sequence[Feature], diagnosis: SignalDiagnosis) -> Agent:
         settings, config = self._settings, self._settings.launch_config
         assert config.logs_specs is not None
-        prefix = config.log_line_prefix_template
+        starter = partial(
+            WorkerProcesses,
+            fork_server=self._fork_server,
+            logs_specs=config.logs_specs,
+            prefix_template=config.log_line_prefix_template,
+            brief=settings.brief,
+        )
         return Agent(
             _worker_spec(settings, SlurmRendezvousHandler(self._rendezvous, self._coordination)),
             config.logs_specs,
@@ -259,7 +266,7 @@ class _Run:
             self._coordination,
             record_signals(),
             diagnosis,
-            worker_starter(self._fork_server, config.logs_specs, prefix, brief=settings.brief),
+            starter,
             features,
             shutdown_timeout=settings.shutdown_timeout,
             worker_signal=settings.worker_signal,

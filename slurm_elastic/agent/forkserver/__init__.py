@@ -19,7 +19,7 @@ starts an agent itself uses it so::
     ...                                                                   # import torch, rendezvous
     from slurm_elastic.agent.forkserver.worker_processes import WorkerProcesses    # needs torch
 
-    workers = WorkerProcesses(name, entrypoint, args, envs, logs_specs, ..., fork_server=fork_server)
+    workers = WorkerProcesses(spec, envs, fork_server=fork_server, logs_specs=logs_specs)    # torch's WorkerSpec
     select(workers.exit_fds()); workers.exits(); workers.signal(SIGTERM); workers.close(SIGTERM, 30)
     fork_server.close()
 

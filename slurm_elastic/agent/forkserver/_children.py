@@ -200,8 +200,6 @@ def become_fresh_interpreter(
         if name in descriptors and stream is not None:
             _forget_old_file(stream)
     _replace_environment(environment)
-    if order["cpus"] is not None:
-        os.sched_setaffinity(0, order["cpus"])
     sys.argv[1:] = order["arguments"]
     sys.orig_argv[:] = order["command"]
     _seed_anew(torch_seed)

@@ -409,9 +409,11 @@ class ServerProcess:
         streams = dict(zip(order["descriptors"], descriptors[1:], strict=True))
         extra = child.place_descriptors(streams)
         environment = order["environment"] | extra
+        if order["cpus"] is not None:
+            os.sched_setaffinity(0, order["cpus"])
         if order["how"] == "exec":
             signal.pthread_sigmask(signal.SIG_SETMASK, self._settings["signal_mask"])
-            child.execute(order["execute"], environment)
+            child.execute(order["command"], environment)
         child.change(environment, self._environment_by_imports)
         child.become_fresh_interpreter(order, environment, streams, self._task_name, self._torch_seed)
         self._fast_exit.inherit()

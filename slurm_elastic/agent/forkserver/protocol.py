@@ -39,11 +39,9 @@ class Order(NamedTuple):
     """The script's own arguments."""
     command: tuple[str, ...]
     """The whole command of the worker, as sys.orig_argv shows it."""
-    execute: tuple[str, ...]
-    """The command that a cold start executes, perhaps behind numactl."""
     environment: Mapping[str, str]
     cpus: tuple[int, ...] | None
-    """CPUs to bind a warm worker to."""
+    """CPUs to bind the worker to; None for all."""
     descriptors: Mapping[str, int]
     """Open files by name (stdout, stderr, call, result); those not named are the agent's own."""
 

@@ -1,7 +1,7 @@
 """The workers of one round, in the way in which torch's agent asks for them.
 
 Where torch has the classes of its own contexts of processes, PContext and TailLog, the agent needs no more than their
-public parts: what is passed to `start_processes`, and `RunProcsResult`. The one thing here that torch does not promise
+public parts: `WorkerSpec` and `RunProcsResult`. The one thing here that torch does not promise
 to keep is the NUMA wrapper of commands (torch/numa/binding.py).
 """
 
@@ -20,9 +20,12 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from string import Template
 from typing import Any, TextIO
 
+from torch.distributed.elastic.agent.server.api import WorkerSpec
 from torch.distributed.elastic.multiprocessing import LogsSpecs, ProcessFailure, RunProcsResult
+from torch.distributed.elastic.utils.api import macros
 from torch.numa.binding import NumaOptions
 
 from slurm_elastic.agent.forkserver._fork_eligibility import SWITCHED_OFF
@@ -47,13 +50,11 @@ class WorkerProcesses:
     agent's.
 
     Args:
-        name: The role of the workers, which begins the lines of their output.
-        entrypoint: The interpreter or program, or a function.
-        args: The arguments, by local rank.
+        spec: torch's description of the workers; the role begins the lines of their output.
         envs: The variables of each local rank beside the agent's own.
+        fork_server: The process that starts them.
         logs_specs: Says where the output goes.
-        log_line_prefixes: The prefixes of lines in place of the role and local rank.
-        duplicate_stdout_filters, duplicate_stderr_filters: Lines with one of these go to a file of their own, too.
+        prefix_template: The template of the prefix of lines, in place of the role and local rank.
         should_stop: Called every 0.1 s while the fork server still imports; the start ends when it returns True.
         brief: True to hold back the last words of workers from the console until they have ended.
 
@@ -65,29 +66,26 @@ class WorkerProcesses:
 
     def __init__(
         self,
-        name: str,
-        entrypoint: str | Callable[..., Any],
-        args: Mapping[int, tuple[Any, ...]],
-        envs: dict[int, dict[str, str]],
-        logs_specs: LogsSpecs,
-        log_line_prefixes: Mapping[int, str] | None = None,
+        spec: WorkerSpec,
+        envs: Mapping[int, dict[str, str]],
+        should_stop: Callable[[], bool] | None = None,
         *,
         fork_server: ForkServer,
-        numa_options: NumaOptions | None = None,
-        duplicate_stdout_filters: Sequence[str] | None = None,
-        duplicate_stderr_filters: Sequence[str] | None = None,
-        should_stop: Callable[[], bool] | None = None,
+        logs_specs: LogsSpecs,
+        prefix_template: str | None = None,
         brief: bool = False,
     ) -> None:
-        self._name, self._entrypoint, self._args, self._envs = name, entrypoint, args, envs
-        files = logs_specs.reify(envs)
+        self._spec, self._envs = spec, dict(envs)
+        self._args = {rank: tuple(macros.substitute(list(spec.args), str(rank))) for rank in envs}
+        prefixes = line_prefixes(prefix_template, spec, envs)
+        files = logs_specs.reify(self._envs)
         # Paths by local rank; empty where the output goes to no file.
         self.stdouts, self.stderrs, self.error_files = files.stdouts, files.stderrs, files.error_files
         self._filtered: list[TextIO] = []
         followed: list[FollowedFile] = []
         for tee, console, words, path in (
-            (files.tee_stdouts, sys.stdout, duplicate_stdout_filters, files.filtered_stdout),
-            (files.tee_stderrs, sys.stderr, duplicate_stderr_filters, files.filtered_stderr),
+            (files.tee_stdouts, sys.stdout, spec.duplicate_stdout_filters, files.filtered_stdout),
+            (files.tee_stderrs, sys.stderr, spec.duplicate_stderr_filters, files.filtered_stderr),
         ):
             shown: list[tuple[TextIO, Sequence[str]]] = [(console, ("",))]
             if words:
@@ -95,8 +93,7 @@ class WorkerProcesses:
                 shown.append((self._filtered[-1], words))
             for destination, wanted in shown:
                 for rank, log in tee.items():
-                    prefix = (log_line_prefixes or {}).get(rank, f"[{name}{rank}]:")
-                    followed.append(FollowedFile(log, prefix, destination, functools.partial(_has_one, wanted)))
+                    followed.append(FollowedFile(log, prefixes[rank], destination, functools.partial(_has_one, wanted)))
         self._last_words = dict[int, LastWords]()
         self._exits: dict[int, int] = {}
         for rank, stderr in self.stderrs.items() if brief else ():
@@ -110,7 +107,6 @@ class WorkerProcesses:
         times = LogTimes(str(Path(logs[0]).with_name("times.jsonl")), logs) if logs else None
         self._tail = Tail(followed, times)
         self._fork_server = fork_server
-        self._numa_options = numa_options
         self._should_stop = should_stop
         self._pids: dict[int, int] = {}
         self._pidfds: dict[int, int] = {}
@@ -133,7 +129,7 @@ class WorkerProcesses:
         self._fork_server.check_preload()
         orders: list[Order] = []
         try:
-            orders.extend(self._order(rank, {**os.environ, **self._envs[rank]}) for rank in range(len(self._args)))
+            orders.extend(self._order(rank) for rank in range(len(self._args)))
             self._pids = self._start_orders(orders)
             self._pidfds = {rank: os.pidfd_open(pid) for rank, pid in self._pids.items()}
         finally:
@@ -231,24 +227,23 @@ class WorkerProcesses:
             # The fork server has died, and the workers that it had started died with it: start all of them again.
             return self._start_orders(orders)
 
-    def _command(self, rank: int) -> tuple[str, ...]:
-        if isinstance(self._entrypoint, str):
-            return (self._entrypoint, *(str(argument) for argument in self._args[rank]))
-        return tuple(FUNCTION.command())
-
-    def _order(self, rank: int, environment: dict[str, str]) -> Order:
-        command = self._command(rank)
-        # A warm worker gets the NUMA binding that torch would put in front of a cold worker's command.
-        bound = (*numa_prefixes(len(self._args), self._numa_options)[rank], *command)
+    def _order(self, rank: int) -> Order:
+        entrypoint, args = self._spec.entrypoint, self._args[rank]
+        assert entrypoint is not None
+        program = self._fork_server.program
         descriptors = {}
         for stream, path in (("stdout", self.stdouts[rank]), ("stderr", self.stderrs[rank])):
             if path:
                 descriptors[stream] = _opened(path)
-        if not isinstance(self._entrypoint, str):
-            descriptors["call"] = memory_file(packed_call(self._name, self._entrypoint, self._args[rank]))
+        if isinstance(entrypoint, str):
+            command = (entrypoint, *map(str, args))
+        else:
+            command = tuple(FUNCTION.command())
+            descriptors["call"] = memory_file(packed_call(self._spec.role, entrypoint, args))
             descriptors["result"] = self._results[rank] = memory_file()
-        arguments = command[1 + len(self._fork_server.program.options) :] if self._fork_server.program else ()
-        return Order(rank, arguments, command, bound, environment, bound_cpus(bound, command), descriptors)
+        arguments = command[1 + len(program.options) :] if program else ()
+        cpus = numa_cpus(len(self._args), self._spec.numa_options)[rank]
+        return Order(rank, arguments, command, {**os.environ, **self._envs[rank]}, cpus, descriptors)
 
     def _note_exit(self, rank: int, code: int) -> None:
         self._exits[rank] = code
@@ -267,45 +262,58 @@ class WorkerProcesses:
             return ProcessFailure(rank, self._pids[rank], code, "")
 
 
-def numa_prefixes(workers: int, options: NumaOptions | None) -> tuple[tuple[str, ...], ...]:
-    """Return what torch puts in front of the command of each local rank to bind it to CPUs.
-
-    Raises RuntimeError if there is no GPU, or no numactl.
-    """
-    return ((),) * workers if options is None else _asked_numa_prefixes(workers, options)
-
-
 @functools.cache
-def _asked_numa_prefixes(workers: int, options: NumaOptions) -> tuple[tuple[str, ...], ...]:
+def numa_cpus(workers: int, options: NumaOptions | None) -> tuple[tuple[int, ...] | None, ...]:
+    """Return the CPUs to which torch binds each local rank; None for all.
+
+    Raises RuntimeError if there is no GPU, or no numactl, or if torch binds in another way than it did up to 2.15.
+    """
+    if options is None:
+        return (None,) * workers
     from torch.numa.binding import _maybe_wrap_command_args_with_numa_binding as wrap
 
     # gpu_index until torch 2.13.
     device = "gpu_index" if "gpu_index" in inspect.signature(wrap).parameters else "device_index"
 
-    def ask() -> tuple[tuple[str, ...], ...]:
+    def ask() -> tuple[tuple[int, ...] | None, ...]:
         # torch logs a traceback of what it raises.
         logging.disable()
-        return tuple(wrap(("",), **{device: rank}, numa_options=options)[:-1] for rank in range(workers))
+        return tuple(bound_cpus(wrap(("",), **{device: rank}, numa_options=options)[:-1]) for rank in range(workers))
 
     # torch asks CUDA where each GPU is.
     return asked_apart(ask)
 
 
-def bound_cpus(bound: tuple[str, ...], command: tuple[str, ...]) -> tuple[int, ...] | None:
-    """Return the CPUs to which torch's NUMA wrapper has bound a command; None if it has left the command alone.
+def bound_cpus(prefix: tuple[str, ...]) -> tuple[int, ...] | None:
+    """Return the CPUs to which torch's NUMA wrapper binds a command by what it puts in front; None for nothing.
 
-    Raises RuntimeError if it has changed the command in another way (torch/numa/binding.py, 2.13).
+    Raises RuntimeError if that is something else (torch/numa/binding.py, 2.13).
     """
-    if bound == command:
+    if not prefix:
         return None
-    option = re.fullmatch(r"--physcpubind=([0-9,-]+)", bound[1])
-    if option is None:
-        raise RuntimeError(f"torch's NUMA binding is not understood: {' '.join(bound[:2])}")
+    option = re.fullmatch(r"--physcpubind=([0-9,-]+)", prefix[-1])
+    if len(prefix) != 2 or option is None:
+        raise RuntimeError(f"torch's NUMA binding is not understood: {' '.join(prefix)}")
     cpus: list[int] = []
     for part in option[1].split(","):
         first, _dash, last = part.partition("-")
         cpus.extend(range(int(first), int(last or first) + 1))
     return tuple(cpus)
+
+
+def line_prefixes(template: str | None, spec: WorkerSpec, envs: Mapping[int, Mapping[str, str]]) -> dict[int, str]:
+    """Return the prefix of the lines of every local rank (torch 2.15, local_elastic_agent.py, _start_workers).
+
+    torch takes ``${hostname}`` from gethostname(2); here it is the node as Slurm names it.
+    """
+    if not template:
+        return {rank: f"[{spec.role}{rank}]:" for rank in envs}
+    return {
+        rank: Template(template).safe_substitute(
+            role_name=spec.role, rank=env["RANK"], local_rank=rank, hostname=env["SLURM_ELASTIC_NODE"]
+        )
+        for rank, env in envs.items()
+    }
 
 
 def _has_one(words: Sequence[str], line: str) -> bool:

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from string import Template
 
 from torch.distributed.elastic.agent.server.api import Worker, WorkerSpec
-from torch.distributed.elastic.multiprocessing import LogsSpecs
-from torch.distributed.elastic.utils.api import macros
 from torch.numa.binding import NumaOptions
 
-from slurm_elastic.agent.forkserver.client import ForkServer
-from slurm_elastic.agent.forkserver.worker_processes import WorkerProcesses, numa_prefixes
+from slurm_elastic.agent.forkserver.worker_processes import WorkerProcesses, numa_cpus
 from slurm_elastic.agent.watchdog.stacks import process_state
 from slurm_elastic.errors import UsageError
 from slurm_elastic.rendezvous.connect import RendezvousConfig
@@ -77,53 +73,13 @@ def require_numa_binding(workers: int, options: NumaOptions | None) -> None:
     if options is None:
         return
     try:
-        numa_prefixes(workers, options)
+        numa_cpus(workers, options)
     except Exception as error:
         # Without a GPU torch 2.13 raises an AssertionError, 2.14 a RuntimeError.
         raise UsageError(
             f"--numa-binding={options.affinity_mode.value} cannot bind the workers of this node: {error}; "
             "leave the option out, or fix that"
         ) from None
-
-
-def worker_starter(
-    fork_server: ForkServer, logs_specs: LogsSpecs, prefix_template: str | None, *, brief: bool = False
-) -> Starter:
-    """Return what has the fork server of this node start workers."""
-
-    def start(spec: WorkerSpec, envs: Mapping[int, dict[str, str]], should_stop: Callable[[], bool]) -> WorkerProcesses:
-        assert spec.entrypoint is not None
-        return WorkerProcesses(
-            name=spec.role,
-            entrypoint=spec.entrypoint,
-            args={rank: tuple(macros.substitute(list(spec.args), str(rank))) for rank in envs},
-            envs=dict(envs),
-            logs_specs=logs_specs,
-            log_line_prefixes=_prefixes(prefix_template, spec, envs),
-            numa_options=spec.numa_options,
-            duplicate_stdout_filters=spec.duplicate_stdout_filters,
-            duplicate_stderr_filters=spec.duplicate_stderr_filters,
-            fork_server=fork_server,
-            should_stop=should_stop,
-            brief=brief,
-        )
-
-    return start
-
-
-def _prefixes(template: str | None, spec: WorkerSpec, envs: Mapping[int, dict[str, str]]) -> dict[int, str] | None:
-    """Return the prefix of the lines of every local rank (torch 2.15, local_elastic_agent.py, _start_workers).
-
-    torch takes ``${hostname}`` from gethostname(2); here it is the node as Slurm names it.
-    """
-    if not template:
-        return None
-    return {
-        rank: Template(template).safe_substitute(
-            role_name=spec.role, rank=env["RANK"], local_rank=rank, hostname=env["SLURM_ELASTIC_NODE"]
-        )
-        for rank, env in envs.items()
-    }
 
 
 def survivors(node: str, pids: Iterable[int]) -> str:

@@ -53,11 +53,8 @@ def test_worker_is_bound_to_the_cpus_that_torch_chooses_for_it(
     place.script.write_text("import os\nprint(os.environ['RANK'], os.sched_getaffinity(0))\n")
     cpus = [min(os.sched_getaffinity(0)), max(os.sched_getaffinity(0))]
 
-    def prefixes(workers: int, _options: object) -> tuple[tuple[str, ...], ...]:
-        return tuple(("numactl", f"--physcpubind={cpus[rank]}") for rank in range(workers))
-
     # As on a machine with GPUs, where it depends on which one is nearest.
-    monkeypatch.setattr(worker_processes, "numa_prefixes", prefixes)
+    monkeypatch.setattr(worker_processes, "numa_cpus", lambda *_asked: tuple((cpu,) for cpu in cpus))
     with place.running(workers=2) as context:
         result_of(context)
         seen = [Path(context.stdouts[rank]).read_text() for rank in (0, 1)]

@@ -15,7 +15,7 @@ from torch.distributed.run import get_args_parser
 from torch.numa import binding
 
 from slurm_elastic.agent import option_table
-from slurm_elastic.agent.forkserver.worker_processes import bound_cpus, numa_prefixes
+from slurm_elastic.agent.forkserver.worker_processes import bound_cpus, numa_cpus
 from tests.local.forkserver.helpers.workplace import HANG
 from tests.local.torch_signals import signal_handlers_kept
 
@@ -45,16 +45,14 @@ def test_numa_binding_is_a_prefix_of_the_command(monkeypatch: pytest.MonkeyPatch
     # As with devices, which are asked for their NUMA node.
     monkeypatch.setattr(binding, "_get_validated_logical_cpus_to_bind_to", cpus)
     options = binding.NumaOptions(affinity_mode=binding.AffinityMode.NODE)
-    assert numa_prefixes(2, None) == ((), ())
-    prefix = numa_prefixes(4, options)[3]
-    assert bound_cpus((*prefix, "python", "x"), ("python", "x")) == (3, 5)
+    assert numa_cpus(2, None) == (None, None)
+    assert numa_cpus(4, options)[3] == (3, 5)
     bound = binding._assemble_numactl_command_args(
-        original_command_args=("python", "x"), logical_cpu_indices={0, 1, 2, 7, 9, 10}
+        original_command_args=("x",), logical_cpu_indices={0, 1, 2, 7, 9, 10}
     )
-    assert bound_cpus(bound, ("python", "x")) == (0, 1, 2, 7, 9, 10)
-    assert bound_cpus(("python", "x"), ("python", "x")) is None
+    assert bound_cpus(bound[:-1]) == (0, 1, 2, 7, 9, 10)
     with pytest.raises(RuntimeError, match="not understood"):
-        bound_cpus(("numactl", "--membind=0", "python", "x"), ("python", "x"))
+        bound_cpus(("numactl", "--membind=0"))
 
 
 def test_switches_of_torchrun_are_known() -> None:

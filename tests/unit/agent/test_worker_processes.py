@@ -10,8 +10,8 @@ from torch.numa import binding
 from torch.numa.binding import AffinityMode, NumaOptions
 
 from slurm_elastic.agent.forkserver import worker_processes
-from slurm_elastic.agent.forkserver.worker_processes import numa_prefixes
-from slurm_elastic.agent.workers.processes import _prefixes, require_numa_binding
+from slurm_elastic.agent.forkserver.worker_processes import line_prefixes, numa_cpus
+from slurm_elastic.agent.workers.processes import require_numa_binding
 from slurm_elastic.errors import UsageError
 
 NODE = NumaOptions(affinity_mode=AffinityMode.NODE)
@@ -22,8 +22,8 @@ def test_prefix_of_lines_has_the_node_as_slurm_names_it() -> None:
     spec = WorkerSpec("trainer", 2, None, entrypoint="true")  # type: ignore[arg-type]
     envs = {local: {"RANK": str(4 + local), "SLURM_ELASTIC_NODE": "node7"} for local in (0, 1)}
     template = "${hostname}:${rank}/${local_rank} ${role_name}${other}"
-    assert _prefixes(template, spec, envs) == {0: "node7:4/0 trainer${other}", 1: "node7:5/1 trainer${other}"}
-    assert _prefixes(None, spec, envs) is None
+    assert line_prefixes(template, spec, envs) == {0: "node7:4/0 trainer${other}", 1: "node7:5/1 trainer${other}"}
+    assert line_prefixes(None, spec, envs) == {0: "[trainer0]:", 1: "[trainer1]:"}
 
 
 def _device(asked: Mapping[str, object]) -> int:
@@ -33,7 +33,7 @@ def _device(asked: Mapping[str, object]) -> int:
 
 @pytest.fixture
 def _nothing_known() -> None:
-    worker_processes._asked_numa_prefixes.cache_clear()
+    worker_processes.numa_cpus.cache_clear()
 
 
 @pytest.mark.usefixtures("_nothing_known")
@@ -47,7 +47,7 @@ def test_torch_chooses_the_cpus_of_all_workers_once_in_a_process_of_its_own(
 
     monkeypatch.setattr(binding, "_get_validated_logical_cpus_to_bind_to", cpus)
     require_numa_binding(2, NODE)
-    assert numa_prefixes(2, NODE) == (("numactl", "--physcpubind=0"), ("numactl", "--physcpubind=1"))
+    assert numa_cpus(2, NODE) == ((0,), (1,))
     asked = [line.split() for line in (tmp_path / "asked").read_text().splitlines()]
     assert [device for _pid, device in asked] == ["0", "1"]
     assert str(os.getpid()) not in {pid for pid, _device in asked}

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from torch.distributed.elastic.agent.server.api import WorkerSpec
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, PContext, RunProcsResult, Std, start_processes
 
 from slurm_elastic.agent.forkserver._linux import children
@@ -84,7 +85,9 @@ class Workplace:
     def context(
         self, arguments: Sequence[Any] = (), environment: Mapping[str, str] | None = None, workers: int = 1
     ) -> WorkerProcesses:
-        return WorkerProcesses(*self.call(arguments, environment, workers), fork_server=self.fork_server)
+        name, entrypoint, args, envs, logs_specs = self.call(arguments, environment, workers)
+        spec = WorkerSpec(name, workers, None, entrypoint=entrypoint, args=args[0])  # type: ignore[arg-type]
+        return WorkerProcesses(spec, envs, fork_server=self.fork_server, logs_specs=logs_specs)
 
     @contextlib.contextmanager
     def running(self, *args: Any, **options: Any) -> Iterator[WorkerProcesses]:
