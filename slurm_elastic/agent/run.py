@@ -32,7 +32,7 @@ from slurm_elastic.agent.forkserver.worker_processes import WorkerProcesses
 from slurm_elastic.agent.health.pages import NodePages
 from slurm_elastic.agent.health.server import health_port, withdraw_lost
 from slurm_elastic.agent.health.state import AgentState, Readings
-from slurm_elastic.agent.job.job_end import AgentEnd, represents_job
+from slurm_elastic.agent.job.job_end import represents_job
 from slurm_elastic.agent.job.job_end_effects import JobAtEnd, is_known_done
 from slurm_elastic.agent.job.preemption import SignalDiagnosis
 from slurm_elastic.agent.lifecycle.states import AgentOutcome
@@ -225,24 +225,13 @@ class _Run:
             with contextlib.suppress(SlurmElasticError):
                 notice(f"finished: {summarize(settings.run_dir)}")
         if settings.job is not None:
-            JobAtEnd(
-                settings.job,
-                settings.agent,
-                settings.run_dir,
-                self._rendezvous.records,
-                self._rendezvous.incarnation,
-                settings.requeue_policy,
-                coordination.known_members(),
-                record_signals().fd,
-            ).carry_out(
-                AgentEnd(
-                    outcome.exit_code,
-                    gave_up=outcome.gave_up,
-                    diagnoses=diagnosis.asks,
-                    leads=coordination.leads,
-                    shares_run=settings.shared,
-                    represents_job=represents_job(settings.job, settings.agent, agent.last_assignment),
-                )
+            policy, told = settings.requeue_policy, coordination.known_members()
+            JobAtEnd(settings.job, self._rendezvous, policy, told, record_signals().fd).carry_out(
+                outcome,
+                diagnoses=diagnosis.asks,
+                leads=coordination.leads,
+                shares_run=settings.shared,
+                represents_job=represents_job(settings.job, settings.agent, agent.last_assignment),
             )
         if missing:
             # The last line: who reads no more has to know it.

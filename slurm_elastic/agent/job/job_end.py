@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from slurm_elastic.errors import ExitCode
 from slurm_elastic.rendezvous.membership.agents import job_of, node_of
 from slurm_elastic.slurm import Cause, JobView, SlurmJob, expand
 
@@ -23,57 +22,6 @@ if TYPE_CHECKING:
 
 _MOST_IDLE = 5
 """Maximum number of starts in a row without progress."""
-
-
-@dataclass(frozen=True, slots=True)
-class AgentEnd:
-    """An agent that has ended, and its part in its job.
-
-    Attributes:
-        gave_up: True if it ended alone, see AgentOutcome.
-        diagnoses: True if this is the agent of its job that has asked Slurm why the job has to end.
-    """
-
-    exit_code: ExitCode
-    gave_up: bool = False
-    diagnoses: bool = False
-    leads: bool = False
-    shares_run: bool = False
-    represents_job: bool = False
-
-
-class JobEndAction(enum.Enum):
-    """An action of an agent that has ended, for its job."""
-
-    REQUEUE_JOB = enum.auto()
-    """Requeue the job if it has to go on and its batch script does not requeue it. If it will not start again, continue
-    as with END_JOB_IF_LAST, with agents that are in no round."""
-    END_JOB_IF_LAST = enum.auto()
-    """End the job if its batch script is gone and no other agent of it runs."""
-    CANCEL_HELD_ELEMENTS = enum.auto()
-    """Cancel the elements of the job's array that Slurm holds: the run is finished without them."""
-    END_EMPTY_JOBS = enum.auto()
-    """End the other jobs of the run whose batch scripts are gone: their last agents may be, too, unknown to Slurm."""
-    END_ABANDONED_JOB = enum.auto()
-    """End the job if its batch script is gone: the run has ended, and this is the job's last agent."""
-
-
-def decide_job_end(end: AgentEnd) -> tuple[JobEndAction, ...]:
-    """Return what an agent that has ended still does for its job, in this order."""
-    if end.exit_code is ExitCode.LEFT and end.diagnoses:
-        return (JobEndAction.REQUEUE_JOB,)
-    if end.gave_up:
-        # On a full disk all agents give up, one after the other; in a network partition others may train on.
-        return (JobEndAction.END_JOB_IF_LAST,)
-    if end.exit_code is not ExitCode.LEFT and (end.leads or end.represents_job):
-        # The leader ends last.
-        finished = end.exit_code is ExitCode.FINISHED and end.shares_run
-        return (
-            *((JobEndAction.CANCEL_HELD_ELEMENTS,) if finished else ()),
-            *((JobEndAction.END_EMPTY_JOBS,) if end.leads and end.shares_run else ()),
-            JobEndAction.END_ABANDONED_JOB,
-        )
-    return ()
 
 
 def represents_job(job: SlurmJob, agent: str, assignment: Assignment | None) -> bool:

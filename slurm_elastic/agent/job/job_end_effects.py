@@ -17,20 +17,16 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from slurm_elastic.agent.console_log import notice
-from slurm_elastic.agent.job.job_end import (
-    AgentEnd,
-    JobEndAction,
-    decide_job_end,
-    is_without_script,
-    other_agents,
-)
+from slurm_elastic.agent.job.job_end import is_without_script, other_agents
 from slurm_elastic.agent.job.requeue import requeue_job
+from slurm_elastic.agent.lifecycle.states import AgentOutcome
 from slurm_elastic.agent.option_values import JOB_END_VARIABLE, RequeuePolicy
 from slurm_elastic.errors import ExitCode, RecordsError
+from slurm_elastic.rendezvous.connect import RendezvousConfig
 from slurm_elastic.rendezvous.leader.fenced_records import last_round
 from slurm_elastic.rendezvous.records.api import Records
 from slurm_elastic.rendezvous.transport.messages import Successor
-from slurm_elastic.rundir import RecordError, RunContents, RunDir, RunDirError, incarnation_of, run_start, runs_of_job
+from slurm_elastic.rundir import RecordError, RunContents, RunDirError, incarnation_of, run_start, runs_of_job
 from slurm_elastic.slurm import Context, Controller, NodeState, SlurmJob
 
 logger = logging.getLogger("slurm_elastic")
@@ -62,10 +58,7 @@ class JobAtEnd:
     """
 
     job: SlurmJob
-    agent: str
-    run_dir: RunDir
-    records: Records
-    incarnation: str
+    rendezvous: RendezvousConfig
     policy: RequeuePolicy
     told: Sequence[Successor]
     signal_fd: int
@@ -73,25 +66,31 @@ class JobAtEnd:
     controller: Controller = field(default_factory=Controller)
     say: Callable[[str], None] = notice
 
-    def carry_out(self, end: AgentEnd) -> None:
-        """Execute what an agent still does for its job when it has ended."""
-        for action in decide_job_end(end):
-            ends_this_job = action in (JobEndAction.END_JOB_IF_LAST, JobEndAction.END_ABANDONED_JOB)
-            if ends_this_job and self._other_run_goes_on():
-                # The last agent of that run ends the job.
-                continue
-            match action:
-                case JobEndAction.REQUEUE_JOB:
-                    if not self._requeue() and not self._other_run_goes_on():
-                        self._end_if_last(spares_count=True)
-                case JobEndAction.END_JOB_IF_LAST:
-                    self._end_if_last(spares_count=False)
-                case JobEndAction.CANCEL_HELD_ELEMENTS:
-                    self.cancel_held_elements()
-                case JobEndAction.END_EMPTY_JOBS:
-                    _in_time(self._end_empty_jobs, otherwise=None)
-                case JobEndAction.END_ABANDONED_JOB:
-                    self.end_abandoned_job()
+    def carry_out(
+        self, outcome: AgentOutcome, *, diagnoses: bool, leads: bool, shares_run: bool, represents_job: bool
+    ) -> None:
+        """Execute what an agent still does for its job when it has ended.
+
+        Args:
+            diagnoses: True if this is the agent of its job that has asked Slurm why the job has to end.
+            represents_job: See :func:`.job_end.represents_job`.
+        """
+        if outcome.exit_code is ExitCode.LEFT and diagnoses:
+            if not self._requeue() and not self._other_run_goes_on():
+                self._end_if_last(spares_count=True)
+        elif outcome.gave_up:
+            # On a full disk all agents give up, one after the other; in a network partition others may train on.
+            if not self._other_run_goes_on():
+                self._end_if_last(spares_count=False)
+        elif outcome.exit_code is not ExitCode.LEFT and (leads or represents_job):
+            # The leader ends last.
+            if outcome.exit_code is ExitCode.FINISHED and shares_run:
+                self.cancel_held_elements()
+            if leads and shares_run:
+                _in_time(self._end_empty_jobs, otherwise=None)
+            # The last agent of another run of the job ends it.
+            if not self._other_run_goes_on():
+                self.end_abandoned_job()
 
     def cancel_held_elements(self) -> None:
         """Cancel the elements of the job's array that Slurm holds; for the end of a run that is finished."""
@@ -119,15 +118,15 @@ class JobAtEnd:
 
     def end_job_if_last(self, members: Sequence[Successor] | None, successors: Sequence[Successor]) -> None:
         """End the job if its batch script is gone and no other agent of it runs."""
-        others = other_agents(self.job, self.agent, members, successors)
+        others = other_agents(self.job, self.rendezvous.agent, members, successors)
         if self._batch_script_lost(_POLLS, self.signal_fd) and self._all_ended(others):
             name = self.job.name
             self.say(f"job {name} has no other agent left, and its batch script is gone: this agent ends the job")
             self.controller.cancel(name)
 
     def _end_empty_jobs(self) -> None:
-        base = self.run_dir.path.parent.parent
-        for name in sorted(RunContents(self.run_dir).jobs() - {self.job.name}):
+        base = self.rendezvous.run_dir.path.parent.parent
+        for name in sorted(RunContents(self.rendezvous.run_dir).jobs() - {self.job.name}):
             view = self.controller.job(name)
             if view is not None and is_without_script(view) and len(runs_of_job(base, name)) <= 1:
                 self.say(f"job {name} has lost its batch script with {view.batch_host}: cancelled, as the run is over")
@@ -139,7 +138,7 @@ class JobAtEnd:
             return True
         try:
             if requeue_job(
-                self.run_dir,
+                self.rendezvous.run_dir,
                 self.job,
                 ExitCode.LEFT,
                 controller=self.controller,
@@ -160,8 +159,8 @@ class JobAtEnd:
         def look() -> bool:
             restarts = self.job.restart_count
             with contextlib.suppress(RunDirError, RecordError):
-                for run_dir in runs_of_job(self.run_dir.path.parent.parent, self.job.name):
-                    if run_dir.run_id == self.run_dir.run_id or run_start(run_dir, restarts) is None:
+                for run_dir in runs_of_job(self.rendezvous.run_dir.path.parent.parent, self.job.name):
+                    if run_dir.run_id == self.rendezvous.run_dir.run_id or run_start(run_dir, restarts) is None:
                         continue
                     if not run_dir.is_done() and run_dir.failure(incarnation_of(run_dir, restarts)) is None:
                         return True
@@ -183,7 +182,7 @@ class JobAtEnd:
 
     def _members(self) -> Sequence[Successor] | None:
         try:
-            last = last_round(self.records.situation(), self.incarnation)
+            last = last_round(self.rendezvous.records.situation(), self.rendezvous.incarnation)
         except (RecordsError, LookupError, ValueError, TypeError):
             return None
         return last.successors or None if last is not None else None

@@ -8,13 +8,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from slurm_elastic.agent.job.job_end import (
-    AgentEnd,
-    JobEndAction,
-    decide_job_end,
-    is_without_script,
-    represents_job,
-)
+from slurm_elastic.agent.job.job_end import is_without_script, represents_job
+from slurm_elastic.agent.job.job_end_effects import JobAtEnd
+from slurm_elastic.agent.lifecycle.states import AgentOutcome
 from slurm_elastic.errors import ExitCode
 from slurm_elastic.rendezvous.transport.messages import Successor
 from slurm_elastic.slurm import Controller, JobView, NodeState, SlurmJob
@@ -191,33 +187,38 @@ def test_who_gives_up_leaves_a_job_with_its_srun_alone(signalled: int) -> None:
         assert not gives_up(signalled, ended_, srun=srun_at(srun), states={"n1": DOWN, "n3": DOWN})
 
 
+LEFT, FAILED, FINISHED = ExitCode.LEFT, ExitCode.FAILED, ExitCode.FINISHED
+
+
 @pytest.mark.parametrize(
-    ("end", "actions"),
+    ("outcome", "parts", "actions"),
     [
         # The agent that asked Slurm why the job goes sees to its requeue.
-        (AgentEnd(ExitCode.LEFT, diagnoses=True, leads=True), (JobEndAction.REQUEUE_JOB,)),
-        (AgentEnd(ExitCode.LEFT, diagnoses=True, gave_up=True), (JobEndAction.REQUEUE_JOB,)),
-        (AgentEnd(ExitCode.LEFT, leads=True, represents_job=True), ()),
-        (AgentEnd(ExitCode.LEFT, gave_up=True), (JobEndAction.END_JOB_IF_LAST,)),
-        (AgentEnd(ExitCode.FAILED, gave_up=True, leads=True), (JobEndAction.END_JOB_IF_LAST,)),
+        (AgentOutcome(LEFT), {"diagnoses", "leads"}, ["_requeue"]),
+        (AgentOutcome(LEFT, gave_up=True), {"diagnoses"}, ["_requeue"]),
+        (AgentOutcome(LEFT), {"leads", "represents_job"}, []),
+        (AgentOutcome(LEFT, gave_up=True), set(), ["_end_if_last"]),
+        (AgentOutcome(FAILED, gave_up=True), {"leads"}, ["_end_if_last"]),
         # When the run is over, one agent of each job ends it.
         (
-            AgentEnd(ExitCode.FINISHED, leads=True, shares_run=True),
-            (JobEndAction.CANCEL_HELD_ELEMENTS, JobEndAction.END_EMPTY_JOBS, JobEndAction.END_ABANDONED_JOB),
+            AgentOutcome(FINISHED),
+            {"leads", "shares_run"},
+            ["cancel_held_elements", "_end_empty_jobs", "end_abandoned_job"],
         ),
-        (
-            AgentEnd(ExitCode.FAILED, leads=True, shares_run=True),
-            (JobEndAction.END_EMPTY_JOBS, JobEndAction.END_ABANDONED_JOB),
-        ),
-        (
-            AgentEnd(ExitCode.FINISHED, represents_job=True, shares_run=True),
-            (JobEndAction.CANCEL_HELD_ELEMENTS, JobEndAction.END_ABANDONED_JOB),
-        ),
+        (AgentOutcome(FAILED), {"leads", "shares_run"}, ["_end_empty_jobs", "end_abandoned_job"]),
+        (AgentOutcome(FINISHED), {"represents_job", "shares_run"}, ["cancel_held_elements", "end_abandoned_job"]),
         # An element that is a run of its own leaves the others alone.
-        (AgentEnd(ExitCode.FINISHED, leads=True), (JobEndAction.END_ABANDONED_JOB,)),
-        (AgentEnd(ExitCode.FAILED, leads=True), (JobEndAction.END_ABANDONED_JOB,)),
-        (AgentEnd(ExitCode.FINISHED), ()),
+        (AgentOutcome(FINISHED), {"leads"}, ["end_abandoned_job"]),
+        (AgentOutcome(FAILED), {"leads"}, ["end_abandoned_job"]),
+        (AgentOutcome(FINISHED), set(), []),
     ],
 )
-def test_what_an_agent_does_for_its_job(end: AgentEnd, actions: tuple[JobEndAction, ...]) -> None:
-    assert decide_job_end(end) == actions
+def test_what_an_agent_does_for_its_job(
+    monkeypatch: pytest.MonkeyPatch, outcome: AgentOutcome, parts: set[str], actions: list[str]
+) -> None:
+    done = list[str]()
+    for name in ("_requeue", "_end_if_last", "cancel_held_elements", "_end_empty_jobs", "end_abandoned_job"):
+        monkeypatch.setattr(JobAtEnd, name, lambda _, name=name, **how: done.append(name) or True)
+    names = ("diagnoses", "leads", "shares_run", "represents_job")
+    at_end(job(1), Controller()).carry_out(outcome, **{name: name in parts for name in names})
+    assert done == actions

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 from slurm_elastic.agent.job.job_end_effects import JobAtEnd
 from slurm_elastic.agent.option_values import RequeuePolicy
-from slurm_elastic.rendezvous.records.api import Records
+from slurm_elastic.rendezvous.connect import RendezvousConfig
 from slurm_elastic.rundir import RunDir
 from slurm_elastic.slurm import Controller, SlurmJob
 
@@ -24,6 +25,7 @@ def slurm_job(nodes: str = "n1", **variables: str) -> SlurmJob:
 
 def at_end(job: SlurmJob, controller: Controller, *, signal_fd: int = -1, **more: Any) -> JobAtEnd:
     """Return what it does for its job; the run has no records."""
-    run_dir, records = RunDir(Path("runs"), job.job_id), cast(Records, None)
-    facts = (job, f"{job.node}/{job.job_id}.0/2", run_dir, records, "7.0", RequeuePolicy(), (), signal_fd)
+    agent = f"{job.node}/{job.job_id}.0/2"
+    rendezvous = SimpleNamespace(run_dir=RunDir(Path("runs"), job.job_id), agent=agent, incarnation="7.0")
+    facts = (job, cast(RendezvousConfig, rendezvous), RequeuePolicy(), (), signal_fd)
     return JobAtEnd(*facts, controller=controller, **more)
