@@ -6,15 +6,14 @@ import contextlib
 import io
 import logging
 import os
-import queue
 import sys
-import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TextIO
 
+from slurm_elastic.agent.line_writer import LineWriter
 from slurm_elastic.agent.process_end import at_process_end
 from slurm_elastic.agent.workers.output import finish_line
-from slurm_elastic.errors import SlurmElasticError, UsageError
+from slurm_elastic.errors import UsageError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -70,27 +69,15 @@ class LogFile(logging.Handler):
 
     def __init__(self) -> None:
         super().__init__()
-        self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        self._writer = LineWriter("log lines are")
 
     def emit(self, record: logging.LogRecord) -> None:
-        self._lines.put(f"{logging.Formatter().formatTime(record)} {_text(record)}\n")
+        self._writer.put(f"{logging.Formatter().formatTime(record)} {_text(record)}\n")
 
     def open(self, append: Callable[[str], None]) -> None:
         """Start to write."""
-        thread = threading.Thread(target=self._write, args=(append,), name="slurm-elastic-log", daemon=True)
-        thread.start()
-
-        def finish() -> None:
-            self._lines.put(None)
-            thread.join(1.0)
-
-        at_process_end(finish)
-
-    def _write(self, append: Callable[[str], None]) -> None:
-        # On a full disk the console alone has the lines.
-        with contextlib.suppress(SlurmElasticError):
-            while (line := self._lines.get()) is not None:
-                append(line)
+        self._writer.start(append)
+        at_process_end(self._writer.close, 1.0)
 
 
 class _Handler(logging.StreamHandler[TextIO]):

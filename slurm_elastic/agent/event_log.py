@@ -12,14 +12,14 @@ import functools
 import json
 import logging
 import math
-import queue
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from slurm_elastic.agent.console_log import notice
+from slurm_elastic.agent.line_writer import LineWriter
 from slurm_elastic.rendezvous.run_events import Entry
-from slurm_elastic.rundir import RunDir, RunDirError
+from slurm_elastic.rundir import RunDir
 from slurm_elastic.slurm import natural_key
 from slurm_elastic.text import counted
 
@@ -222,25 +222,24 @@ class EventLog:
     def __init__(
         self, run_dir: RunDir, node: str, destination: str = _NULL_HANDLER, facts: FactLines | None = None
     ) -> None:
-        self._run_dir, self._node, self._destination = run_dir, node, destination
+        self._node, self._destination = node, destination
         self._facts, self._fact_lock = facts, threading.Lock()
-        self._lines: queue.SimpleQueue[str | threading.Event | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._write, name="slurm-elastic-events", daemon=True)
-        self._thread.start()
+        self._writer = LineWriter("events are")
+        append = functools.partial(run_dir.append_event, node)
+        self._writer.start(append, lambda: None if facts is None else _SETTLE, self._settle)
 
     def add(self, entry: Entry, level: int = logging.INFO, origin: int | None = None) -> None:
         """Record one event. Returns at once."""
         logger.log(level, "%s", entry.text)
         self._tell(lambda facts: facts.tell(entry, origin))
         record_ = {**stamp(entry.event, self._node), "text": entry.text, **entry.fields}
-        self._lines.put(json.dumps(record_))
+        self._writer.put(json.dumps(record_))
         if self._destination != _NULL_HANDLER:
             _record_for_torch(f"slurm_elastic.{entry.event}", record_, self._destination)
 
     def close(self, timeout: float = 5.0) -> None:
         """Write out the remaining events, for at most `timeout` seconds."""
-        self._lines.put(None)
-        self._thread.join(timeout)
+        self._writer.close(timeout)
 
     def _tell(self, lines: Callable[[FactLines], Iterable[str]]) -> None:
         if self._facts is not None:
@@ -248,45 +247,8 @@ class EventLog:
                 for line in lines(self._facts):
                     notice(line)
 
-    def _write(self) -> None:
-        append = functools.partial(self._run_dir.append_event, self._node)
-        write_lines(self._lines, append, "events are", lambda: None if self._facts is None else _SETTLE, self._settle)
-
     def _settle(self) -> None:
         self._tell(lambda facts: facts.rest("waits for other nodes"))
-
-
-def write_lines(
-    lines: queue.SimpleQueue[str | threading.Event | None],
-    append: Callable[[str], None],
-    what: str,
-    timeout: Callable[[], float | None],
-    idle: Callable[[], str | None],
-) -> None:
-    """Append lines of a queue to a file until None comes; warn once if that fails.
-
-    When none has come for `timeout` seconds, `idle` is called, which may return one.
-    """
-    has_warned = False
-    while True:
-        line: str | threading.Event | None
-        try:
-            line = lines.get(timeout=timeout())
-        except queue.Empty:
-            if (line := idle()) is None:
-                continue
-        if line is None:
-            return
-        if isinstance(line, threading.Event):
-            # All lines before it are written.
-            line.set()
-            continue
-        try:
-            append(line)
-        except RunDirError as error:
-            if not has_warned:
-                logger.warning("%s not written: %s", what, error)
-            has_warned = True
 
 
 def stamp(event: str, node: str) -> dict[str, object]:

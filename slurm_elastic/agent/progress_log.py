@@ -10,15 +10,14 @@ from __future__ import annotations
 import json
 import logging
 import os
-import queue
 import time
 from collections.abc import Sequence
 from functools import partial
-from threading import Event, Thread
 
-from slurm_elastic.agent.event_log import json_number, stamp, write_lines
+from slurm_elastic.agent.event_log import json_number, stamp
 from slurm_elastic.agent.features import Feature, RunningRound
 from slurm_elastic.agent.lifecycle.states import State, Training
+from slurm_elastic.agent.line_writer import LineWriter
 from slurm_elastic.agent.watchdog.stacks import process_state
 from slurm_elastic.control import TimeUse, WorkerProgress
 from slurm_elastic.errors import ExitCode
@@ -51,10 +50,10 @@ class ProgressLog(Feature):
         domain: str = "",
         pauses: tuple[float, float] = (1.0, 30.0),
     ) -> None:
-        self._run_dir, self._node, self._agent = run_dir, node, agent
+        self._node, self._agent = node, agent
         self._first_pause, self._longest_pause = pauses
-        self._job = job_of(agent).rpartition(".")[0]
-        self._lines: queue.SimpleQueue[str | Event | None] = queue.SimpleQueue()
+        job = job_of(agent).rpartition(".")[0]
+        self._writer = LineWriter("progress is")
         self._running: RunningRound | None = None
         self._pause, self._due = self._first_pause, 0.0
         self._sampled: tuple[int, int | None] = (0, None)
@@ -62,8 +61,7 @@ class ProgressLog(Feature):
         self._exit_code: ExitCode | None = None
         self._reached: tuple[int, int] | None = None
         self._warned_of_start = self._warned_of_silence = False
-        self._thread = Thread(target=self._write, name="slurm-elastic-progress", daemon=True)
-        self._thread.start()
+        self._writer.start(partial(run_dir.append_progress, node, job), self._until_due, self._sample)
         sizes = {"local_world_size": workers, "max_restarts": max_restarts}
         self._add("agent_started", **sizes, domain=domain, seconds=_seconds_since_start())
 
@@ -89,7 +87,7 @@ class ProgressLog(Feature):
         self._stopping = True
         record = self._steps(running)
         if record is not None:
-            self._lines.put(record)
+            self._writer.put(record)
 
     def round_ended(self, progress: Sequence[WorkerProgress]) -> None:
         running, self._running = self._running, None
@@ -120,23 +118,16 @@ class ProgressLog(Feature):
         """Record that the agent has left the run, and write out all records, for at most `timeout` seconds."""
         self._running, self._exit_code = None, exit_code
         self._add("agent_ended", exit_code=int(exit_code))
-        written = Event()
-        self._lines.put(written)
-        written.wait(timeout)
+        self._writer.flush(timeout)
 
     def close(self, timeout: float = 1.0) -> None:
         """Record the same again when the process ends, for at most `timeout` seconds: that is the time that counts."""
         if self._exit_code is not None:
             self._add("agent_ended", exit_code=int(self._exit_code))
-        self._lines.put(None)
-        self._thread.join(timeout)
+        self._writer.close(timeout)
 
     def _add(self, event: str, **fields: object) -> None:
-        self._lines.put(json.dumps({**stamp(event, self._node), "agent": self._agent, **fields}))
-
-    def _write(self) -> None:
-        append = partial(self._run_dir.append_progress, self._node, self._job)
-        write_lines(self._lines, append, "progress is", self._until_due, self._sample)
+        self._writer.put(json.dumps({**stamp(event, self._node), "agent": self._agent, **fields}))
 
     def _until_due(self) -> float:
         return self._longest_pause if self._idle() else max(0.0, self._due - time.monotonic())

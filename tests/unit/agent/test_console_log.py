@@ -49,7 +49,9 @@ def test_a_line_for_each_event() -> None:
 
 
 def test_a_brief_console_has_no_details_and_the_file_has_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("slurm_elastic.agent.console_log.at_process_end", ends.append)
+    ends: list[Callable[[], object]] = []
+    at_end = "slurm_elastic.agent.console_log.at_process_end"
+    monkeypatch.setattr(at_end, lambda close, timeout: ends.append(lambda: close(timeout)))
     stream, file, log = io.StringIO(), LogFile(), logging.getLogger("slurm_elastic")
     configure_logging("n2", stream, brief=True)
     log.addHandler(file)
@@ -61,9 +63,6 @@ def test_a_brief_console_has_no_details_and_the_file_has_all(monkeypatch: pytest
     ends.pop()()
     assert lines(stream.getvalue()) == ["<time> [slurm-elastic n2] a fact", "<time> [slurm-elastic n2] warning: slow"]
     assert [line.split(" ", 2)[2] for line in written] == ["a detail\n", "a fact\n", "warning: slow\n"]
-
-
-ends: list[Callable[[], object]] = []
 
 
 def test_told_twice_it_is_told_once() -> None:

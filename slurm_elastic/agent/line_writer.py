@@ -1,0 +1,70 @@
+"""Writes lines to a file of the run in a thread: a shared file system may be slow, and the agent must not wait."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Callable
+
+from slurm_elastic.rundir import RunDirError
+
+logger = logging.getLogger("slurm_elastic")
+
+Due = Callable[[], "float | None"]
+Idle = Callable[[], "str | None"]
+
+
+class LineWriter:
+    """The lines of one file; keeps them until `start`.
+
+    Args:
+        what: Names the lines in the warning that they cannot be written, such as "events are".
+    """
+
+    def __init__(self, what: str) -> None:
+        self._what, self._thread = what, threading.Thread()
+        self._lines: queue.SimpleQueue[str | threading.Event | None] = queue.SimpleQueue()
+        self.put: Callable[[str], None] = self._lines.put
+
+    def start(self, append: Callable[[str], None], due: Due = lambda: None, idle: Idle = lambda: None) -> None:
+        """Start to write.
+
+        Args:
+            append: Appends a line to the file.
+            due: Returns the seconds without a line after which `idle` is called, which may return one.
+        """
+        name = f"slurm-elastic-{self._what.split()[0]}"
+        self._thread = threading.Thread(target=self._write, args=(append, due, idle), name=name, daemon=True)
+        self._thread.start()
+
+    def flush(self, timeout: float) -> None:
+        """Wait until all lines are written, for at most `timeout` seconds."""
+        written = threading.Event()
+        self._lines.put(written)
+        written.wait(timeout)
+
+    def close(self, timeout: float) -> None:
+        """Write out the remaining lines, for at most `timeout` seconds, and end the thread."""
+        self._lines.put(None)
+        self._thread.join(timeout)
+
+    def _write(self, append: Callable[[str], None], due: Due, idle: Idle) -> None:
+        has_warned = False
+        while True:
+            try:
+                line = self._lines.get(timeout=due())
+            except queue.Empty:
+                if (line := idle()) is None:
+                    continue
+            if line is None:
+                return
+            if isinstance(line, threading.Event):
+                line.set()
+                continue
+            try:
+                append(line)
+            except RunDirError as error:
+                if not has_warned:
+                    logger.warning("%s not written: %s", self._what, error)
+                has_warned = True
