@@ -9,7 +9,6 @@ import selectors
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
 import msgspec
 
@@ -21,14 +20,10 @@ from slurm_elastic.rendezvous.connect import RendezvousConfig, connect
 from slurm_elastic.rendezvous.election.events import LeaderEvent, LeaderLost, RecordsLost, Unreachable
 from slurm_elastic.rendezvous.membership.agents import LeaveReason
 from slurm_elastic.rendezvous.membership.events import Claim, Decision, Ended, Finish, Outcome
-from slurm_elastic.rendezvous.options import RendezvousOptions
-from slurm_elastic.rendezvous.records.api import Records, open_records
-from slurm_elastic.rendezvous.records.etcd.config import EtcdConfig
+from slurm_elastic.rendezvous.records.api import Records
 from slurm_elastic.rendezvous.run_events import Entry, describe
 from slurm_elastic.rendezvous.thread import Coordination
-from slurm_elastic.rundir import RunDir, incarnation
-from slurm_elastic.slurm import Controller, ephemeral_low, port_sequence
-from slurm_elastic.snapshot.lineage import choose
+from slurm_elastic.slurm import Controller
 
 logger = logging.getLogger("slurm_elastic")
 
@@ -38,33 +33,18 @@ _LEAVE_INTERVAL = 0.05
 """Seconds between two checks, after a signal, whether another agent leads."""
 
 
-@dataclass(frozen=True, slots=True)
-class CoordinatorSettings:
-    """The settings of a coordinator.
-
-    Attributes:
-        etcd: The etcd that keeps the records of the run; None for the run directory.
-        job: The id, as squeue takes it, of the job whose agents belong to the run; None if there is no single job.
-        grace: Seconds from SIGTERM to the coordinator's end.
-    """
-
-    run_dir: RunDir
-    agent: str
-    node: str
-    address: str
-    min_nodes: int
-    max_nodes: int
-    max_restarts: int
-    options: RendezvousOptions
-    etcd: EtcdConfig | None = None
-    job: str | None = None
-    grace: float = 30.0
-
-
-def coordinate(settings: CoordinatorSettings, notices: Notices, submit: Callable[[], str] | None = None) -> ExitCode:
+def coordinate(
+    rendezvous: RendezvousConfig,
+    notices: Notices,
+    grace: float,
+    job: str | None,
+    submit: Callable[[], str] | None = None,
+) -> ExitCode:
     """Lead the run, or stand by to lead it, until the run ends or a signal comes.
 
     Args:
+        grace: Seconds from SIGTERM to the coordinator's end.
+        job: The id, as squeue takes it, of the job whose agents belong to the run; None if there is no single job.
         submit: Submits the job of the run, after the coordinator has connected, and returns the job's id; None to
             submit none.
 
@@ -72,78 +52,42 @@ def coordinate(settings: CoordinatorSettings, notices: Notices, submit: Callable
         UsageError: The user has to change something.
         RecordsError: The records of the run cannot be read.
     """
-    run_id = settings.run_dir.run_id
-    records = open_records(
-        settings.run_dir,
-        # Jobs that start at different times join the run, and so does one that was started again.
-        incarnation(run_id, 0),
-        settings.etcd,
-        limit=settings.options.etcd_limit,
-        interrupted=lambda: notices.first() is not None,
-    )
-    with contextlib.closing(records):
-        if records.is_done():
-            logger.info("run %s is finished already: nothing to do", run_id)
-            return ExitCode.FINISHED
-        events = EventLog(settings.run_dir, settings.node)
-        takes_over = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+    run_id, records = rendezvous.run_id, rendezvous.records
+    if records.is_done():
+        logger.info("run %s is finished already: nothing to do", run_id)
+        return ExitCode.FINISHED
+    events = EventLog(rendezvous.run_dir, rendezvous.node)
+    takes_over = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
 
-        def record(decision: Decision) -> None:
-            entry: Entry | None = describe(decision)
-            if entry is not None:
-                events.add(entry)
-            if isinstance(decision, Claim):
-                os.eventfd_write(takes_over, 1)
-            if isinstance(decision, Finish) and decision.message.failure is not None:
-                # The batch scripts of the agents print the root cause from the records.
-                try:
-                    records.publish_failure(msgspec.to_builtins(decision.message.failure))
-                except RecordsError as error:
-                    logger.warning("why the run failed is not written down: %s", error)
+    def record(decision: Decision) -> None:
+        entry: Entry | None = describe(decision)
+        if entry is not None:
+            events.add(entry)
+        if isinstance(decision, Claim):
+            os.eventfd_write(takes_over, 1)
+        if isinstance(decision, Finish) and decision.message.failure is not None:
+            # The batch scripts of the agents print the root cause from the records.
+            try:
+                records.publish_failure(msgspec.to_builtins(decision.message.failure))
+            except RecordsError as error:
+                logger.warning("why the run failed is not written down: %s", error)
 
-        coordination = connect(_rendezvous(settings, records), record)
-        try:
-            if coordination.leads:
-                logger.info("leads run %s without workers, and waits for its agents", run_id)
-            else:
-                logger.info(
-                    "run %s has a leader already: this coordinator leads when that leader is lost or leaves", run_id
-                )
-            job = submit() if submit is not None else settings.job
-            with queue_watch(job, Controller(), _QUEUE_INTERVAL) as job_over:
-                fds = (coordination.fd, notices.fd, job_over, takes_over)
-                return _wait_for_end(coordination, records, notices, fds, job, settings.grace)
-        finally:
-            coordination.stop()
-            events.close()
-            os.close(takes_over)
-
-
-def _rendezvous(settings: CoordinatorSettings, records: Records) -> RendezvousConfig:
-    run_id = settings.run_dir.run_id
-    return RendezvousConfig(
-        run_id=run_id,
-        run_dir=settings.run_dir,
-        records=records,
-        restart_count=0,
-        incarnation=incarnation(run_id, 0),
-        agent=settings.agent,
-        node=settings.node,
-        position=0,
-        address=settings.address,
-        local_world_size=0,
-        role="",
-        expected_nodes=(),
-        min_nodes=settings.min_nodes,
-        max_nodes=settings.max_nodes,
-        max_restarts=settings.max_restarts,
-        may_lead=True,
-        leader_host=settings.address,
-        ports=port_sequence(run_id, 0, ephemeral_low()),
-        options=settings.options,
-        has_workers=False,
-        choose_origin=choose,
-    )
+    coordination = connect(rendezvous, record)
+    try:
+        if coordination.leads:
+            logger.info("leads run %s without workers, and waits for its agents", run_id)
+        else:
+            logger.info(
+                "run %s has a leader already: this coordinator leads when that leader is lost or leaves", run_id
+            )
+        job = submit() if submit is not None else job
+        with queue_watch(job, Controller(), _QUEUE_INTERVAL) as job_over:
+            fds = (coordination.fd, notices.fd, job_over, takes_over)
+            return _wait_for_end(coordination, records, notices, fds, job, grace)
+    finally:
+        coordination.stop()
+        events.close()
+        os.close(takes_over)
 
 
 def _wait_for_end(

@@ -18,7 +18,7 @@ from slurm_elastic.agent.event_log import stamp
 from slurm_elastic.agent.features import Feature, RunningRound
 from slurm_elastic.agent.job.requeue import read_history
 from slurm_elastic.agent.node.site_command import run_site_command
-from slurm_elastic.agent.option_values import NotifySettings
+from slurm_elastic.agent.option_values import OptionValues
 from slurm_elastic.control import WorkerProgress
 from slurm_elastic.failures.history import Loop, find_loops
 from slurm_elastic.rendezvous.run_events import Entry
@@ -132,7 +132,7 @@ class NotifyFeature(Feature):
 
     def __init__(
         self,
-        settings: NotifySettings,
+        values: OptionValues,
         run_dir: RunDir,
         node: str,
         incarnation: str,
@@ -140,7 +140,7 @@ class NotifyFeature(Feature):
         loops: Callable[[], Sequence[Loop]] | None = None,
         loop_interval: float = _LOOP_INTERVAL,
     ) -> None:
-        self._settings, self._run_dir, self._node = settings, run_dir, node
+        self._values, self._run_dir, self._node = values, run_dir, node
         self._incarnation, self._leads, self._loop_interval = incarnation, leads, loop_interval
         self._loops = loops or (lambda: find_loops(read_history(run_dir), time.time()))
         self._told: set[str] = set()
@@ -169,11 +169,11 @@ class NotifyFeature(Feature):
         self._thread.join(_LAST_LIMIT + 1)
 
     def _live(self) -> None:
-        watch = Watch(self._incarnation, self._settings.after, time.monotonic())
+        watch = Watch(self._incarnation, self._values.notify_after, time.monotonic())
         loops_at = time.monotonic() + self._loop_interval
         while True:
             try:
-                event = self._events.get(timeout=min(_LOOK, self._settings.after / 4))
+                event = self._events.get(timeout=min(_LOOK, self._values.notify_after / 4))
             except queue.Empty:
                 leads = self._leads()
                 self._deliver(watch.look(leads, self._steps(), time.monotonic()))
@@ -201,7 +201,7 @@ class NotifyFeature(Feature):
         # The run directory knows as well what was told, and each look would ask it.
         self._told.add(notification.key)
         limit = _DELIVERY_LIMIT if self._last_by is None else max(0.1, self._last_by - time.monotonic())
-        deliver(self._settings.target, self._run_dir, self._node, notification, limit)
+        deliver(self._values.notify, self._run_dir, self._node, notification, limit)
 
     def _steps(self) -> int | None:
         running = self._running

@@ -6,11 +6,12 @@ import argparse
 import logging
 import os
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
 
-from slurm_elastic.agent.option_table import Scan
+from slurm_elastic.agent.option_table import OPTIONS, Scan
 from slurm_elastic.errors import UsageError
 from slurm_elastic.slurm import Controller, SignalDefaults, SlurmJob
 
@@ -27,58 +28,55 @@ LOCAL_RESTARTS = "SLURM_ELASTIC_LOCAL_RESTARTS"
 _log = logging.getLogger(__name__)
 
 _NODES = re.compile(r"([0-9]{1,6})(?::([0-9]{1,6}))?")
-_MAX_REQUEUES = 10
-_MAX_EXCLUDED = 2
 
 
 @dataclass(frozen=True, slots=True)
-class NotifySettings:
-    """The user's options for notifications.
+class OptionValues:
+    """The values of those of the agent's own options that need neither torch nor a job to be understood."""
 
-    Attributes:
-        after: Seconds of waiting after which a notification is sent.
-    """
+    start: str = "warm"
+    learn_imports: str = "on"
+    max_requeues: int = 10
+    max_excluded: int = 2
+    grace: float = 30.0
+    warning: float | None = None
+    notify: str = ""
+    notify_after: float = 600.0
+    replace_lost: float | None = None
+    replace_limit: int = 10
+    failure_domain: str = "auto"
+    console: str = "brief"
+    stop_on_same_failure: str = "on"
+    stacks_after: float = 60.0
+    shutdown_timeout: int = 30
+    snapshot_replicas: int = 0
+    snapshot_slots: int = 3
+    node_check: str = ""
+    node_check_timeout: float = 60.0
+    on_bad_node: str = ""
 
-    target: str
-    after: float = 600.0
-
-
-def notify_settings(target: str | None, after: str | None) -> NotifySettings | None:
-    """Return the meaning of ``--notify`` and ``--notify-after``; None for no notifications.
-
-    Raises:
-        UsageError: One of them is missing or wrong.
-    """
-    if not target:
-        if after:
-            raise UsageError("--notify-after needs --notify")
-        return None
-    return NotifySettings(target, positive_seconds("--notify-after", after or "600"))
-
-
-@dataclass(frozen=True, slots=True)
-class ReplaceSettings:
-    """The user's options for lost nodes.
-
-    Attributes:
-        after: Seconds without a node after which a job is submitted for it.
-    """
-
-    after: float
-    limit: int = 10
+    @property
+    def meaning(self) -> SignalDefaults:
+        """The meaning of signals where Slurm does not answer."""
+        warning = SignalDefaults().warning if self.warning is None else self.warning
+        return SignalDefaults(self.grace, warning, self.warning)
 
 
-def replace_settings(after: str | None, limit: str | None) -> ReplaceSettings | None:
-    """Return the meaning of ``--replace-lost`` and ``--replace-limit``; None if lost nodes are not replaced.
+def option_values(text_of: Callable[[str], str | None]) -> OptionValues:
+    """Return the values of the options; argparse does not check those that come from PET_* variables.
+
+    Args:
+        text_of: Returns the text of an option by its destination; None or empty if it is not given.
 
     Raises:
-        UsageError: One of them is missing or wrong.
+        UsageError: A text is wrong, or an option is given without that which it belongs to.
     """
-    if not after:
-        if limit:
-            raise UsageError("--replace-limit needs --replace-lost")
-        return None
-    return ReplaceSettings(positive_seconds("--replace-lost", after), _count("--replace-limit", limit or None, 10))
+    texts = {field.name: text for field in fields(OptionValues) if (text := text_of(field.name))}
+    for name, other in (("notify_after", "notify"), ("replace_limit", "replace_lost")):
+        if name in texts and other not in texts:
+            raise UsageError(f"{_spelled(name)} needs {_spelled(other)}")
+    values: dict[str, Any] = {name: _PARSERS[name](_spelled(name), text) for name, text in texts.items()}
+    return OptionValues(**values)
 
 
 def base_directory(run_dir: str | None, job: SlurmJob | None) -> Path:
@@ -163,41 +161,17 @@ def require_known(name: str, controller: Controller) -> None:
         raise UsageError(f"--leader-node {name}: Slurm knows no such node; see sinfo --Node")
 
 
-@dataclass(frozen=True, slots=True)
-class RequeuePolicy:
-    """The user's options for the requeue of a job."""
-
-    max_requeues: int = _MAX_REQUEUES
-    meaning: SignalDefaults = field(default_factory=SignalDefaults)
-    max_excluded: int = _MAX_EXCLUDED
-
-
-def requeue_policy(
-    max_requeues: str | None, grace: str | None, warning: str | None, max_excluded: str | None = None
-) -> RequeuePolicy:
-    """Parse ``--max-requeues``, ``--grace``, ``--warning`` and ``--max-excluded``, each None if not given.
-
-    Raises:
-        UsageError: A value is not a number, or negative.
-    """
-    default = SignalDefaults()
-    return RequeuePolicy(
-        max_requeues=_count("--max-requeues", max_requeues, _MAX_REQUEUES),
-        meaning=SignalDefaults(
-            default.grace if grace is None else seconds_or_zero("--grace", grace),
-            default.warning if warning is None else seconds_or_zero("--warning", warning),
-            None if warning is None else seconds_or_zero("--warning", warning),
-        ),
-        max_excluded=_count("--max-excluded", max_excluded, _MAX_EXCLUDED),
-    )
-
-
-def _count(option: str, text: str | None, default: int) -> int:
-    if text is None:
-        return default
+def _count(option: str, text: str) -> int:
     if not (text.isascii() and text.isdigit()):
         raise UsageError(f"{option} {text!r} is no number; give 0 or more")
     return int(text)
+
+
+def _choice(option: str, text: str) -> str | int:
+    (choices,) = (row.choices for row in OPTIONS if row.name == option and row.choices is not None)
+    if text not in choices:
+        raise UsageError(f"{option} {text!r} is neither {' nor '.join(choices)}")
+    return int(text) if text.isdecimal() else text
 
 
 def positive_seconds(option: str, text: str, others: str = "") -> float:
@@ -228,6 +202,21 @@ def seconds_or_zero(option: str, text: str) -> float:
 
 def _number(text: str) -> float:
     return float(text) if re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,6})?", text) else -1.0
+
+
+_PARSERS: dict[str, Callable[[str, str], Any]] = {
+    **dict.fromkeys(("max_requeues", "max_excluded", "replace_limit", "shutdown_timeout"), _count),
+    **dict.fromkeys(("grace", "warning"), seconds_or_zero),
+    **dict.fromkeys(("notify_after", "replace_lost", "stacks_after", "node_check_timeout"), positive_seconds),
+    **dict.fromkeys(
+        ("start", "learn_imports", "console", "stop_on_same_failure", "snapshot_replicas", "snapshot_slots"), _choice
+    ),
+    **dict.fromkeys(("notify", "failure_domain", "node_check", "on_bad_node"), lambda _, text: text),
+}
+
+
+def _spelled(name: str) -> str:
+    return "--" + name.replace("_", "-")
 
 
 def require_entry_point(options: argparse.Namespace, node: str) -> None:

@@ -157,13 +157,13 @@ class _Run:
     ) -> None:
         config = settings.launch_config
         self._settings, self._rendezvous, self._fork_server, self._health = settings, rendezvous, fork_server, health
-        self._facts = FactLines(settings.run_id, config.max_restarts) if settings.brief else None
+        self._facts = FactLines(settings.run_id, config.max_restarts) if settings.values.console == "brief" else None
         self._events = EventLog(settings.run_dir, settings.node, config.event_log_handler, self._facts)
         self._notify: NotifyFeature | None = None
         self._coordination = connect(rendezvous, self._record, can_hold=True)
         health.sources = (self._status,)
-        if settings.notify is not None:
-            whose = (settings.notify, settings.run_dir, settings.node, rendezvous.incarnation)
+        if settings.values.notify:
+            whose = (settings.values, settings.run_dir, settings.node, rendezvous.incarnation)
             self._notify = NotifyFeature(*whose, lambda: self._coordination.leads)
         self._progress = _progress_log(settings, rendezvous.domain)
 
@@ -179,7 +179,7 @@ class _Run:
             WatchdogFeature(watchdog) if watchdog is not None else None,
             HealthFeature(self._health.reporter),
             self._progress,
-            AttributionFeature(compare=settings.stop_on_same_failure),
+            AttributionFeature(compare=settings.values.stop_on_same_failure == "on"),
             self._notify,
             LearnedImportsFeature(self._fork_server),
             snapshots,
@@ -188,7 +188,7 @@ class _Run:
         ]
         there = [feature for feature in features if feature is not None]
         diagnosis = SignalDiagnosis(
-            *(record_signals(), settings.run_dir, settings.job, settings.agent, settings.requeue_policy.meaning),
+            *(record_signals(), settings.run_dir, settings.job, settings.agent, settings.values.meaning),
             lambda: agent.last_checkpoint(),
             lambda: agent.newest_save(),
         )
@@ -225,8 +225,8 @@ class _Run:
             with contextlib.suppress(SlurmElasticError):
                 notice(f"finished: {summarize(settings.run_dir)}")
         if settings.job is not None:
-            policy, told = settings.requeue_policy, coordination.known_members()
-            JobAtEnd(settings.job, self._rendezvous, policy, told, record_signals().fd).carry_out(
+            told = coordination.known_members()
+            JobAtEnd(settings.job, self._rendezvous, settings.values, told, record_signals().fd).carry_out(
                 outcome,
                 diagnoses=diagnosis.asks,
                 leads=coordination.leads,
@@ -257,7 +257,7 @@ class _Run:
             diagnosis,
             starter,
             features,
-            shutdown_timeout=settings.shutdown_timeout,
+            shutdown_timeout=settings.values.shutdown_timeout,
             worker_signal=settings.worker_signal,
         )
 
@@ -279,16 +279,14 @@ class _Run:
         pipe = make_pipe(os.environ) if settings.watchdog else None
         if pipe is None:
             return None
-        return Watchdog(pipe, report, settings.hang_timeout, stacks_after=settings.stacks_after)
+        return Watchdog(pipe, report, settings.hang_timeout, stacks_after=settings.values.stacks_after)
 
     def _snapshots(self) -> SnapshotFeature | None:
-        settings = self._settings
+        replicas, slots = self._settings.values.snapshot_replicas, self._settings.values.snapshot_slots
         try:
-            return SnapshotFeature(
-                self._rendezvous, _is_leaving, settings.snapshot_replicas, self._fork_server, settings.snapshot_slots
-            )
+            return SnapshotFeature(self._rendezvous, _is_leaving, replicas, self._fork_server, slots)
         except OSError as error:
-            logger.warning("%s holds no snapshots: %s", settings.node, error)
+            logger.warning("%s holds no snapshots: %s", self._settings.node, error)
             return None
 
     def _record(self, decision: Decision) -> None:
@@ -375,7 +373,7 @@ def _rendezvous_config(settings: AgentSettings, records: Records, own: str) -> R
         gloo_interface=for_gloo,
         cohort=settings.job.cohort if settings.job is not None else ("", 1),
         choose_origin=choose,
-        domain=failure_domain(settings.failure_domain, settings.job, record_signals().fd),
+        domain=failure_domain(settings.values.failure_domain, settings.job, record_signals().fd),
     )
 
 
@@ -423,18 +421,10 @@ def _replacer(
     coordination: Coordination,
     submission: Callable[[], Submission],
 ) -> Replacer | None:
-    if settings.replace is None or settings.job is None:
+    if settings.values.replace_lost is None or settings.job is None:
         return None
-    from slurm_elastic.agent.job.replacement import Replacer, Run
+    from slurm_elastic.agent.job.replacement import Replacer
 
-    run = Run(
-        settings.run_dir,
-        len(settings.expected_nodes),
-        rendezvous.min_nodes,
-        rendezvous.max_nodes,
-        settings.requeue_policy.max_excluded,
-    )
-    records = rendezvous.records
-    replacer_ = Replacer(settings.replace, run, coordination.led, records.newest_epoch, submission())
+    replacer_ = Replacer(settings.values, rendezvous, coordination.led, submission())
     replacer_.start()
     return replacer_

@@ -15,24 +15,18 @@ from typing import Any
 from torch.distributed.launcher.api import LaunchConfig
 
 from slurm_elastic.agent.health.server import HealthSettings, health_settings
-from slurm_elastic.agent.option_table import OPTIONS
 from slurm_elastic.agent.option_values import (
     LOCAL_RESTARTS,
     NO_MAXIMUM,
-    NotifySettings,
-    ReplaceSettings,
-    RequeuePolicy,
+    OptionValues,
     base_directory,
     leader_node,
     named_run,
     node_range,
-    notify_settings,
-    positive_seconds,
-    replace_settings,
-    requeue_policy,
+    option_values,
     require_entry_point,
 )
-from slurm_elastic.agent.watchdog.stalls import STACKS_AFTER, HangTimeout, hang_timeout
+from slurm_elastic.agent.watchdog.stalls import HangTimeout, hang_timeout
 from slurm_elastic.agent.watchdog.timers import is_enabled
 from slurm_elastic.agent.workers.logs import RoundLogsSpecs, local_ranks, streams
 from slurm_elastic.agent.workers.torchrun_options import (
@@ -94,8 +88,8 @@ class AgentSettings:
     """The program or function that torchrun would start in each worker."""
     args: tuple[str, ...]
     """The arguments of `entrypoint`."""
-    requeue_policy: RequeuePolicy
-    """The user's options for the requeue of the job."""
+    values: OptionValues
+    """The values of the other options of the agent."""
     watchdog: bool
     """True if the agent looks for workers that hang."""
     hang_timeout: HangTimeout | None
@@ -104,26 +98,8 @@ class AgentSettings:
     """The signal to workers when a planned end of their round is announced; None for none."""
     health: HealthSettings | None
     """The health port; None for none."""
-    stacks_after: float = STACKS_AFTER
-    """Seconds until the stacks of workers are written that live while others of their node have ended."""
-    notify: NotifySettings | None = None
-    """The user's options for notifications; None for no notifications."""
-    replace: ReplaceSettings | None = None
-    """The user's options for lost nodes; None if they are not replaced."""
     shared: bool = False
     """True if agents of other jobs, also of later ones, may belong to the run."""
-    stop_on_same_failure: bool = True
-    """True if the run ends when a worker fails in the same way at the same step twice in a row."""
-    brief: bool = True
-    """True if people get one line per fact on the console, and not every line of the agents."""
-    failure_domain: str = "auto"
-    """Who knows what fails together with this node; see :func:`.failure_domain.failure_domain`."""
-    snapshot_replicas: int = 0
-    """Copies on another node of what one rank alone has in snapshots."""
-    shutdown_timeout: int = 30
-    """Seconds between SIGTERM and SIGKILL for workers whose round ends as planned."""
-    snapshot_slots: int = 3
-    """Snapshots that the agent holds of the state of all ranks, and of each rank's parts."""
 
 
 def resolve(options: argparse.Namespace, environ: Mapping[str, str], own_run: str | None = None) -> AgentSettings:
@@ -168,7 +144,6 @@ def resolve(options: argparse.Namespace, environ: Mapping[str, str], own_run: st
     if options.logs_specs is None:
         config.logs_specs = _logs_specs(options, run_dir)
     require_entry_point(options, node)
-    chosen = _choices(options)
     return AgentSettings(
         job=job,
         run_id=run_id,
@@ -187,18 +162,9 @@ def resolve(options: argparse.Namespace, environ: Mapping[str, str], own_run: st
         launch_config=config,
         entrypoint=entrypoint,
         args=args,
-        requeue_policy=requeue_policy(options.max_requeues, options.grace, options.warning, options.max_excluded),
+        values=option_values(lambda name: _text(options, name)),
         watchdog=not options.no_watchdog and is_enabled(environ),
         hang_timeout=_hang_timeout(options),
-        stacks_after=positive_seconds("--stacks-after", options.stacks_after or f"{STACKS_AFTER:g}"),
-        brief=chosen["console"] == "brief",
-        stop_on_same_failure=chosen["stop_on_same_failure"] == "on",
-        shutdown_timeout=_shutdown_timeout(options),
-        failure_domain=options.failure_domain or "auto",
-        snapshot_replicas=int(chosen["snapshot_replicas"]),
-        snapshot_slots=int(chosen["snapshot_slots"]),
-        notify=notify_settings(options.notify, options.notify_after),
-        replace=replace_settings(options.replace_lost, options.replace_limit),
         worker_signal=_worker_signal(options.worker_signal),
         health=None
         if options.no_health
@@ -306,12 +272,12 @@ def _logs_specs(options: argparse.Namespace, run_dir: RunDir) -> RoundLogsSpecs:
     )
 
 
-def _shutdown_timeout(options: argparse.Namespace) -> int:
-    """Return the seconds that torch would take, from 2.12 on (torch/distributed/launcher/api.py)."""
-    text = options.shutdown_timeout or os.environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT") or "30"
-    if not (text.isascii() and text.isdecimal()):
-        raise UsageError(f"--shutdown-timeout {text!r} is not a number of seconds; give 0 or more")
-    return int(text)
+def _text(options: argparse.Namespace, name: str) -> str | None:
+    if name == "shutdown_timeout":
+        # As torch does, from 2.12 on (torch/distributed/launcher/api.py).
+        return options.shutdown_timeout or os.environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT")
+    text: str | None = getattr(options, name)
+    return text
 
 
 def _hang_timeout(options: argparse.Namespace) -> HangTimeout | None:
@@ -319,18 +285,6 @@ def _hang_timeout(options: argparse.Namespace) -> HangTimeout | None:
     if timeout is not None and options.no_watchdog:
         raise UsageError("--hang-timeout needs the watchdog: leave out --no-watchdog")
     return timeout
-
-
-def _choices(options: argparse.Namespace) -> dict[str, str]:
-    """Return the values of the options with choices, by destination; argparse does not check those of PET_*."""
-    chosen = {}
-    for option in OPTIONS:
-        if option.choices is not None and option.default is not None:
-            destination = option.name[2:].replace("-", "_")
-            chosen[destination] = value = getattr(options, destination) or option.default
-            if value not in option.choices:
-                raise UsageError(f"{option.name} {value!r} is neither {' nor '.join(option.choices)}")
-    return chosen
 
 
 def _worker_signal(name: str | None) -> signal.Signals | None:

@@ -29,7 +29,7 @@ from slurm_elastic.slurm import Controller, ports_exhausted
 _LOOPBACK = "127.0.0.1"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RendezvousConfig:
     """One agent of one run, before it has connected to a leader.
 
@@ -50,15 +50,15 @@ class RendezvousConfig:
     run_id: str
     run_dir: RunDir
     records: Records
-    restart_count: int
+    restart_count: int = 0
     incarnation: str
     agent: str
     node: str
-    position: int
+    position: int = 0
     address: str
-    local_world_size: int
-    role: str
-    expected_nodes: tuple[str, ...]
+    local_world_size: int = 0
+    role: str = ""
+    expected_nodes: tuple[str, ...] = ()
     min_nodes: int
     max_nodes: int
     max_restarts: int

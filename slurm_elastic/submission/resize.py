@@ -12,10 +12,11 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from slurm_elastic.agent.job.replacement import Result, Run, comment, grows
+from slurm_elastic.agent.job.replacement import Result, comment, grows
 from slurm_elastic.agent.option_values import GROWS_VARIABLE
 from slurm_elastic.errors import UsageError
 from slurm_elastic.observe.views import LiveRun, live_run
+from slurm_elastic.rendezvous.connect import RendezvousConfig
 from slurm_elastic.rendezvous.leader_client import (
     LeaderEndpoint,
     NoAnswerError,
@@ -181,14 +182,14 @@ class ReplacementJobs:
         started = read_start(run_dir)
         return None if started is None else started.options.get("time", "")
 
-    def submit(self, run: Run, number: int, nodes: int, exclude: Sequence[str]) -> Result | None:
+    def submit(self, run: RendezvousConfig, number: int, nodes: int, exclude: Sequence[str]) -> Result | None:
         """Submit a job for a claim; None if it is not known whether there is a job now."""
         started = read_start(run.run_dir)
         if started is None:
             return Result(refused="how the run was started is not on record any more")
         users = [started.options["exclude"]] if "exclude" in started.options else []
         options = {"exclude": ",".join([*users, *exclude])} if exclude else {}
-        script = further_job(run.run_dir, started, nodes, f"{run.least}:{run.most}", options, number)
+        script = further_job(run.run_dir, started, nodes, f"{run.min_nodes}:{run.max_nodes}", options, number)
         try:
             return Result(submit([f"--chdir={started.directory}"], script=script.text(), timeout=_SBATCH_LIMIT))
         except UnansweredError:

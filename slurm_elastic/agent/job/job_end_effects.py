@@ -20,7 +20,7 @@ from slurm_elastic.agent.console_log import notice
 from slurm_elastic.agent.job.job_end import is_without_script, other_agents
 from slurm_elastic.agent.job.requeue import requeue_job
 from slurm_elastic.agent.lifecycle.states import AgentOutcome
-from slurm_elastic.agent.option_values import JOB_END_VARIABLE, RequeuePolicy
+from slurm_elastic.agent.option_values import JOB_END_VARIABLE, OptionValues
 from slurm_elastic.errors import ExitCode, RecordsError
 from slurm_elastic.rendezvous.connect import RendezvousConfig
 from slurm_elastic.rendezvous.leader.fenced_records import last_round
@@ -59,7 +59,7 @@ class JobAtEnd:
 
     job: SlurmJob
     rendezvous: RendezvousConfig
-    policy: RequeuePolicy
+    values: OptionValues
     told: Sequence[Successor]
     signal_fd: int
     environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
@@ -142,7 +142,7 @@ class JobAtEnd:
                 self.job,
                 ExitCode.LEFT,
                 controller=self.controller,
-                policy=self.policy,
+                values=self.values,
                 failed=False,
                 say=self.say,
                 others_go_on=True,

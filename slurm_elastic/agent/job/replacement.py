@@ -23,8 +23,9 @@ from slurm_elastic.agent.event_log import utc_now
 from slurm_elastic.agent.features import Feature
 from slurm_elastic.agent.job.requeue import read_events, struck_nodes
 from slurm_elastic.agent.lifecycle.actions import AnnounceLeave
-from slurm_elastic.agent.option_values import ReplaceSettings
+from slurm_elastic.agent.option_values import OptionValues
 from slurm_elastic.errors import ExitCode, SlurmElasticError
+from slurm_elastic.rendezvous.connect import RendezvousConfig
 from slurm_elastic.rendezvous.membership.agents import LeaveReason
 from slurm_elastic.rendezvous.thread import Led
 from slurm_elastic.rundir import RunContents, RunDir
@@ -167,44 +168,17 @@ class Shortage:
         return max(0, min(self.most, self.nodes) - self.present - self.coming)
 
 
-@dataclass(frozen=True, slots=True)
-class Submit:
-    """Submit a job for so many nodes."""
+def decide(shortage: Shortage, after: float, limit: int) -> int | str | None:
+    """Decide what is done about missing nodes; replacements for more than these are cancelled, the newest first.
 
-    nodes: int
-
-
-@dataclass(frozen=True, slots=True)
-class Cancel:
-    """Cancel a replacement that waits."""
-
-    job: str
-
-
-def decide(shortage: Shortage, settings: ReplaceSettings) -> Submit | Cancel | None:
-    """Decide what is done about missing nodes. Replacements for more than these are cancelled, the newest first."""
-    if sum(nodes for _, nodes in shortage.pending) > shortage.missing:
-        return Cancel(shortage.pending[-1][0])
-    if shortage.pending or shortage.unresolved or not shortage.missing:
-        return None
-    if shortage.short_for < settings.after or shortage.submitted >= settings.limit:
-        return None
-    return Submit(shortage.missing)
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """A run, for `Replacer`.
-
-    Attributes:
-        first: The nodes for which it waits at its start.
+    Returns:
+        The number of nodes for which a job is submitted; or the id of a replacement that is cancelled.
     """
-
-    run_dir: RunDir
-    first: int
-    least: int
-    most: int
-    max_excluded: int = 2
+    if sum(nodes for _, nodes in shortage.pending) > shortage.missing:
+        return shortage.pending[-1][0]
+    if shortage.pending or shortage.unresolved or shortage.short_for < after or shortage.submitted >= limit:
+        return None
+    return shortage.missing or None
 
 
 class Submission(Protocol):
@@ -213,7 +187,7 @@ class Submission(Protocol):
     def time_limit(self, run_dir: RunDir) -> str | None:
         """Return the time limit of the first job, empty for none; None if it is not on record how it was submitted."""
 
-    def submit(self, run: Run, number: int, nodes: int, exclude: Sequence[str]) -> Result | None:
+    def submit(self, run: RendezvousConfig, number: int, nodes: int, exclude: Sequence[str]) -> Result | None:
         """Submit a job for a claim; None if it is not known whether there is a job now."""
 
 
@@ -237,15 +211,15 @@ class Replacer(Feature):
 
     def __init__(
         self,
-        settings: ReplaceSettings,
-        run: Run,
+        values: OptionValues,
+        run: RendezvousConfig,
         led: Callable[[bool], Led | None],
-        newest_epoch: Callable[[], int | None],
         submission: Submission,
         controller: Controller | None = None,
     ) -> None:
-        self._settings, self._run, self._run_dir = settings, run, run.run_dir
-        self._led, self._newest_epoch, self._submission = led, newest_epoch, submission
+        self._after, self._limit = values.replace_lost or 0.0, values.replace_limit
+        self._most_excluded, self._run, self._run_dir = values.max_excluded, run, run.run_dir
+        self._led, self._submission = led, submission
         self._controller = controller or Controller()
         self._memory, self._lines = _Memory(), set[str]()
         self._first_look: float | None = None
@@ -286,7 +260,7 @@ class Replacer(Feature):
             return True
 
     def _live(self) -> None:
-        while not self._over.wait(min(_LOOK, self._settings.after / 2)):
+        while not self._over.wait(min(_LOOK, self._after / 2)):
             try:
                 self.look(time.monotonic())
             except (SlurmElasticError, OSError, typed_json.JSONError) as error:
@@ -336,13 +310,13 @@ class Replacer(Feature):
                     "have the lines of slurm-elastic template, with job-end wait beside srun, and one run"
                 )
             return False
-        self._begun, settings = True, self._settings
-        claim = Claim(self._run.first, utc_now(), settings.after, settings.limit)
+        self._begun = True
+        claim = Claim(len(self._run.expected_nodes), utc_now(), self._after, self._limit)
         if self._run_dir.claim_replacement(0, _encode(claim)):
             up_to = f" of up to {limit} each" if limit else ""
             notice(
-                f"lost nodes are replaced: after {settings.after:g} s a job like the first one is submitted for them, "
-                f"one at a time, at most {settings.limit} in all{up_to} (--replace-lost, --replace-limit)"
+                f"lost nodes are replaced: after {self._after:g} s a job like the first one is submitted for them, "
+                f"one at a time, at most {self._limit} in all{up_to} (--replace-lost, --replace-limit)"
             )
         return True
 
@@ -385,35 +359,36 @@ class Replacer(Feature):
             tuple((job.name, job.nodes) for job in sorted(pending, key=lambda job: natural_key(job.name))),
             submitted=sum(result is None or not result.refused for result in results),
             unresolved=None in results,
-            most=self._run.most,
+            most=self._run.max_nodes,
         )
         memory = self._memory
         memory.short_since = (memory.short_since or now) if shortage.missing else None
         short_for = 0.0 if memory.short_since is None else now - memory.short_since
-        if memory.short_since is not None and short_for < self._settings.after:
-            memory.next_at = min(memory.next_at, memory.short_since + self._settings.after)
+        if memory.short_since is not None and short_for < self._after:
+            memory.next_at = min(memory.next_at, memory.short_since + self._after)
         return replace(shortage, short_for=short_for)
 
     def _act(self, led: Led, shortage: Shortage, claims: Claims, now: float) -> None:
-        decision = decide(shortage, self._settings)
-        if self._newest_epoch() != led.epoch or self._over.is_set():
+        decision = decide(shortage, self._after, self._limit)
+        if self._run.records.newest_epoch() != led.epoch or self._over.is_set():
             return
-        match decision:
-            case Cancel(job):
-                for number, (_, result) in claims.items():
-                    if result is not None and result.is_open and job.partition("_")[0] == result.job:
-                        self._run_dir.publish_replaced(number, _encode(replace(result, end="cancelling")))
-                notice(f"job {job}, which waits to replace lost nodes, is cancelled: the run does not need it any more")
-                self._controller.cancel(job, if_pending=True)
-            case Submit(nodes):
-                refused_at = self._memory.refused_at
-                if refused_at is None or now - refused_at >= _REFUSED:
-                    self._submit(max(claims, default=0) + 1, nodes, shortage.submitted + 1, now)
-            case None if shortage.missing and not shortage.pending and shortage.submitted >= self._settings.limit:
-                self._say(f"lost nodes are not replaced any more: {shortage.submitted} jobs were submitted for them")
+        if isinstance(decision, str):
+            for number, (_, result) in claims.items():
+                if result is not None and result.is_open and decision.partition("_")[0] == result.job:
+                    self._run_dir.publish_replaced(number, _encode(replace(result, end="cancelling")))
+            notice(
+                f"job {decision}, which waits to replace lost nodes, is cancelled: the run does not need it any more"
+            )
+            self._controller.cancel(decision, if_pending=True)
+        elif decision is not None:
+            refused_at = self._memory.refused_at
+            if refused_at is None or now - refused_at >= _REFUSED:
+                self._submit(max(claims, default=0) + 1, decision, shortage.submitted + 1, now)
+        elif shortage.missing and not shortage.pending and shortage.submitted >= self._limit:
+            self._say(f"lost nodes are not replaced any more: {shortage.submitted} jobs were submitted for them")
 
     def _submit(self, number: int, nodes: int, count: int, now: float) -> None:
-        exclude = struck_nodes(self._run_dir, self._run.max_excluded)
+        exclude = struck_nodes(self._run_dir, self._most_excluded)
         if not self._run_dir.claim_replacement(number, _encode(Claim(nodes, utc_now()))):
             return
         result = self._submission.submit(self._run, number, nodes, exclude)
@@ -430,7 +405,7 @@ class Replacer(Feature):
                 self._controller.cancel(result.job)
         elif result.job:
             what = f"{nodes} node{'s' if nodes > 1 else ''}"
-            notice(f"job {result.job} is submitted for {what} that the run has lost, {count} of {self._settings.limit}")
+            notice(f"job {result.job} is submitted for {what} that the run has lost, {count} of {self._limit}")
 
     def _say(self, line: str) -> None:
         if line not in self._lines:

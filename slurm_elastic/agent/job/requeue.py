@@ -13,7 +13,7 @@ from typing import Any
 
 from slurm_elastic import typed_json
 from slurm_elastic.agent.job.job_end import Requeue, requeue_decision
-from slurm_elastic.agent.option_values import RequeuePolicy
+from slurm_elastic.agent.option_values import OptionValues
 from slurm_elastic.errors import ExitCode
 from slurm_elastic.failures.history import bad_domains, bad_nodes, exclusion, node_domains, nodes_to_exclude, strikes
 from slurm_elastic.rundir import JobRecords, RunContents, RunDir, RunFile
@@ -34,7 +34,7 @@ def requeue_job(
     status: int,
     *,
     controller: Controller,
-    policy: RequeuePolicy,
+    values: OptionValues,
     failed: bool,
     say: Callable[[str], None],
     others_go_on: bool = False,
@@ -62,7 +62,7 @@ def requeue_job(
     # Flags such as SIGNALING hide RUNNING (job_state_string of Slurm).
     runs = view is not None and view.state != "PENDING" and not view.has_ended
     clock, signals = controller.clock() if runs else None, _signals(notice)
-    finding = classify(signals, 0.0, view, restart_count, clock=clock, meaning=policy.meaning)
+    finding = classify(signals, 0.0, view, restart_count, clock=clock, meaning=values.meaning)
     earlier, progress = records.requeues(), notice.get("progress")
     # The progress of the run: the last checkpoint if the trainer reports it, else the newest round.
     mark = f"round {run_dir.last_round()}" if progress is None else f"checkpoint {progress}"
@@ -74,7 +74,7 @@ def requeue_job(
         warned=bool({signal.SIGUSR1, signal.SIGUSR2} & set(signals)),
         counted=sum(record.get("counted") is True for record in earlier),
         idle=sum(1 for _ in itertools.takewhile(lambda earlier_mark: earlier_mark == mark, reversed(marks))),
-        most=policy.max_requeues,
+        most=values.max_requeues,
     )
     if others_go_on and finding.cause is Cause.SIGNALLED and decision.counted:
         return False
@@ -83,7 +83,7 @@ def requeue_job(
             say(f"job {job.name}: {decision.why}")
         return decision.requeue is Requeue.SLURM
     ours = _excluded_before(earlier)
-    struck = struck_nodes(run_dir, policy.max_excluded, lambda line: say(f"job {job.name}: {line}"))
+    struck = struck_nodes(run_dir, values.max_excluded, lambda line: say(f"job {job.name}: {line}"))
     bad = _room(struck, controller, job, view, ours)
     record = {"why": decision.why, "counted": decision.counted, "mark": mark, "excluded": list(bad)}
     if not records.claim_requeue(restart_count, record):

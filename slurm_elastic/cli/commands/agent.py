@@ -161,8 +161,8 @@ def _run(arguments: Sequence[str], fork_server: ForkServer | None, obstacle: str
     from slurm_elastic.agent.workers.output import make_output_nonblocking
 
     make_output_nonblocking()
-    brief = scan(arguments, os.environ).value("console") != "full"
-    configure_logging(os.environ.get("SLURMD_NODENAME", "localhost"), brief=brief)
+    scanned = scan(arguments, os.environ)
+    configure_logging(os.environ.get("SLURMD_NODENAME", "localhost"), brief=scanned.value("console") != "full")
     log_file = LogFile()
     logging.getLogger("slurm_elastic").addHandler(log_file)
     if obstacle and os.environ.get("SLURM_NODEID", "0") == "0":
@@ -174,8 +174,13 @@ def _run(arguments: Sequence[str], fork_server: ForkServer | None, obstacle: str
     private = take_private(os.environ)
     # The fork server imports torch while the agent does its own imports.
     fork_server = fork_server or _ForkServerStart(arguments, os.environ).start()
+    from slurm_elastic.agent.node.node_check import NodeCheck
+    from slurm_elastic.agent.option_values import option_values, require_running_job
+
     try:
-        check, on_bad_node = _node_check(arguments)
+        # It begins before torch's parser says what the command line means.
+        values = option_values(lambda name: scanned.value(name) if name.startswith("node_check") else None)
+        check = NodeCheck(values.node_check, values.node_check_timeout)
     except UsageError:
         fork_server.close()
         raise
@@ -188,7 +193,6 @@ def _run(arguments: Sequence[str], fork_server: ForkServer | None, obstacle: str
 
             require_torch()
             from slurm_elastic.agent.node.claims import claim
-            from slurm_elastic.agent.option_values import require_running_job
             from slurm_elastic.agent.run import join, launch
             from slurm_elastic.agent.settings import resolve
 
@@ -204,7 +208,7 @@ def _run(arguments: Sequence[str], fork_server: ForkServer | None, obstacle: str
         job = settings.job.job_id if settings.job is not None else "0"
         log_file.open(partial(settings.run_dir.append_agent_log, settings.node, job))
         with claim(settings.run_dir.secret(), settings.node, settings.job):
-            _require_checked_node(check, settings, on_bad_node)
+            _require_checked_node(check, settings)
             return int(launch(settings, fork_server, _summary, _submission))
     finally:
         fork_server.close()
@@ -224,19 +228,7 @@ def _submission() -> Submission:
     return ReplacementJobs()
 
 
-def _node_check(arguments: Sequence[str]) -> tuple[NodeCheck, str]:
-    """Start the check of this node; the second value is the command for a bad one."""
-    from slurm_elastic.agent.node.node_check import NodeCheck
-    from slurm_elastic.agent.option_table import scan
-    from slurm_elastic.agent.option_values import positive_seconds
-
-    options = scan(arguments, os.environ)
-    seconds = positive_seconds("--node-check-timeout", options.value("node_check_timeout") or "60")
-    check = NodeCheck(options.value("node_check") or "", seconds)
-    return check, options.value("on_bad_node") or ""
-
-
-def _require_checked_node(check: NodeCheck, settings: AgentSettings, on_bad_node: str) -> None:
+def _require_checked_node(check: NodeCheck, settings: AgentSettings) -> None:
     from slurm_elastic.agent.event_log import EventLog
     from slurm_elastic.agent.node.node_check import NodeCheckError, tell_site
     from slurm_elastic.agent.signals import record_signals
@@ -249,7 +241,7 @@ def _require_checked_node(check: NodeCheck, settings: AgentSettings, on_bad_node
     events = EventLog(settings.run_dir, settings.node, settings.launch_config.event_log_handler)
     events.add(Entry("node_check_failed", text, {"nodes": [settings.node], "why": problem}), logging.DEBUG)
     events.close()
-    tell_site(on_bad_node, settings.node, settings.run_id, problem)
+    tell_site(settings.values.on_bad_node, settings.node, settings.run_id, problem)
     raise NodeCheckError(text)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import secrets
 from collections.abc import Mapping, Sequence
@@ -12,7 +13,8 @@ from slurm_elastic.cli._command import Command, Parser
 from slurm_elastic.errors import UsageError
 
 if TYPE_CHECKING:
-    from slurm_elastic.agent.coordinator import CoordinatorSettings
+    from slurm_elastic.agent.signals import Notices
+    from slurm_elastic.rendezvous.connect import RendezvousConfig
     from slurm_elastic.rundir import RunDir
     from slurm_elastic.slurm import Controller, SlurmJob
 
@@ -71,17 +73,18 @@ The bounds of the leader count: give the agents the same --nnodes. With --submit
         drop_foreign(os.environ, Reader.TASK)
         make_output_nonblocking()
         configure_logging(os.environ.get("SLURMD_NODENAME", "localhost"))
-        settings = _settings(options, os.environ)
+        rendezvous, grace, job = _rendezvous(options, os.environ, notices)
 
         def submit_run() -> str:
             from slurm_elastic.submission.sbatch import submit
 
-            os.environ.update(_agent_variables(options, settings))
-            job = submit(options.submit)
-            print(f"submitted job {job}; its run is {settings.run_dir.run_id}", flush=True)
-            return job
+            os.environ.update(_agent_variables(options, rendezvous.run_dir))
+            submitted = submit(options.submit)
+            print(f"submitted job {submitted}; its run is {rendezvous.run_id}", flush=True)
+            return submitted
 
-        return int(coordinate(settings, notices, submit_run if options.submit else None))
+        with contextlib.closing(rendezvous.records):
+            return int(coordinate(rendezvous, notices, grace, job, submit_run if options.submit else None))
 
     def _options(self, arguments: Sequence[str]) -> argparse.Namespace:
         # argparse would take options of sbatch for options of this command.
@@ -97,44 +100,55 @@ The bounds of the leader count: give the agents the same --nnodes. With --submit
         return options
 
 
-def _settings(options: argparse.Namespace, environ: Mapping[str, str]) -> CoordinatorSettings:
-    from slurm_elastic.agent.coordinator import CoordinatorSettings
-    from slurm_elastic.agent.option_values import base_directory, node_range, requeue_policy
+def _rendezvous(
+    options: argparse.Namespace, environ: Mapping[str, str], notices: Notices
+) -> tuple[RendezvousConfig, float, str | None]:
+    """Return what the coordinator takes part with, the seconds from SIGTERM to its end, and the job to watch."""
+    from slurm_elastic.agent.option_values import base_directory, node_range, option_values
     from slurm_elastic.observe.find import base_and_id
+    from slurm_elastic.rendezvous.connect import RendezvousConfig
     from slurm_elastic.rendezvous.membership.agents import AgentIdentity
     from slurm_elastic.rendezvous.options import RendezvousOptions
-    from slurm_elastic.rendezvous.records.api import etcd_wanted
-    from slurm_elastic.rundir import RunDir
-    from slurm_elastic.slurm import Controller, SlurmJob
+    from slurm_elastic.rendezvous.records.api import etcd_wanted, open_records
+    from slurm_elastic.rundir import RunDir, incarnation
+    from slurm_elastic.slurm import Controller, SlurmJob, ephemeral_low, port_sequence
+    from slurm_elastic.snapshot.lineage import choose
 
     job = SlurmJob.from_environment(environ)
     if not options.max_restarts.isdecimal():
         raise UsageError(f"--max-restarts {options.max_restarts!r} is no number; give 0 or more")
     config = _config(options.rdzv_conf) | {name: value for name, value in _sizes(options).items() if value}
-    rendezvous = RendezvousOptions.from_config(config)
-    least, most = rendezvous.node_range(*node_range(options.nnodes, 1))
-    grace = requeue_policy(None, options.grace, None).meaning.grace
+    bounds = RendezvousOptions.from_config(config)
+    least, most = bounds.node_range(*node_range(options.nnodes, 1))
+    grace = option_values({"grace": options.grace}.get).grace
     own = f"store-{job.job_id if job else secrets.token_hex(4)}"
     run_dir = RunDir.for_run(*base_and_id(base_directory(options.run_dir, job), options.run_id or own))
     controller = Controller()
     watched = None if options.submit else _job_of_run(run_dir, controller)
     address = _address(options, job, controller)
-    node = job.node if job else "localhost"
-    restarts = job.restart_count if job else 0
-    etcd = etcd_wanted(None, config, environ)
-    return CoordinatorSettings(
+    node, job_id, restarts = (job.node, job.job_id, job.restart_count) if job else ("localhost", "0", 0)
+    # Jobs that start at different times join the run, and so does one that was started again.
+    own_incarnation, etcd = incarnation(run_dir.run_id, 0), etcd_wanted(None, config, environ)
+    signalled = lambda: notices.first() is not None  # noqa: E731
+    rendezvous = RendezvousConfig(
+        run_id=run_dir.run_id,
         run_dir=run_dir.open(),
-        agent=str(AgentIdentity(node, job.job_id if job else "0", restarts, os.getpid())),
+        records=open_records(run_dir, own_incarnation, etcd, limit=bounds.etcd_limit, interrupted=signalled),
+        incarnation=own_incarnation,
+        agent=str(AgentIdentity(node, job_id, restarts, os.getpid())),
         node=node,
         address=address,
         min_nodes=least,
         max_nodes=most,
         max_restarts=int(options.max_restarts),
-        options=rendezvous,
-        etcd=etcd,
-        job=watched,
-        grace=grace,
+        may_lead=True,
+        leader_host=address,
+        ports=port_sequence(run_dir.run_id, 0, ephemeral_low()),
+        options=bounds,
+        has_workers=False,
+        choose_origin=choose,
     )
+    return rendezvous, grace, watched
 
 
 def _sizes(options: argparse.Namespace) -> dict[str, str | None]:
@@ -178,10 +192,10 @@ def _address(options: argparse.Namespace, job: SlurmJob | None, controller: Cont
     return choose_address(preference, gather_facts(preference, job.node if job else "localhost", controller=controller))
 
 
-def _agent_variables(options: argparse.Namespace, settings: CoordinatorSettings) -> dict[str, str]:
+def _agent_variables(options: argparse.Namespace, run_dir: RunDir) -> dict[str, str]:
     variables = {
-        "PET_RDZV_ID": settings.run_dir.run_id,
-        "PET_RUN_DIR": str(settings.run_dir.path.parent.parent),
+        "PET_RDZV_ID": run_dir.run_id,
+        "PET_RUN_DIR": str(run_dir.path.parent.parent),
         "PET_NNODES": options.nnodes,
         "PET_MAX_RESTARTS": options.max_restarts,
     }

@@ -15,7 +15,7 @@ from typing import Any
 from slurm_elastic._version import __version__
 from slurm_elastic.agent.job.requeue import read_history, requeue_job
 from slurm_elastic.agent.option_table import Scan, scan
-from slurm_elastic.agent.option_values import RequeuePolicy, base_directory, named_run, requeue_policy
+from slurm_elastic.agent.option_values import OptionValues, base_directory, named_run, option_values
 from slurm_elastic.cli._command import Command, Parser
 from slurm_elastic.errors import ExitCode, SlurmElasticError, UsageError
 from slurm_elastic.failures.history import find_loops
@@ -164,11 +164,11 @@ def _job_end(status: int, arguments: Sequence[str]) -> int:
             "agents"
         )
         return status
-    policy = requeue_policy(*(options.value(name) for name in ("max_requeues", "grace", "warning", "max_excluded")))
+    values = option_values(options.value)
     for run_dir in going_on:
         failure = run_dir.failure(incarnation_of(run_dir, restarts))
         own = status if len(runs) == 1 or job is None else _status_of(run_dir, job, status, failed=failure is not None)
-        if _end_run(run_dir, job, own, failure, policy):
+        if _end_run(run_dir, job, own, failure, values):
             return own
         status = max(status, own)
     return status
@@ -181,7 +181,7 @@ def _status_of(run_dir: RunDir, job: SlurmJob, status: int, *, failed: bool) -> 
     return ExitCode.LEFT if JobRecords(run_dir, job.job_id).notice(job.restart_count) else status or ExitCode.FAILED
 
 
-def _end_run(run_dir: RunDir, job: SlurmJob | None, status: int, failure: bytes | None, policy: RequeuePolicy) -> bool:
+def _end_run(run_dir: RunDir, job: SlurmJob | None, status: int, failure: bytes | None, values: OptionValues) -> bool:
     """Explain the end of a run that is not finished. Returns True if its job starts again."""
     history: list[tuple[float, dict[str, Any]]] = []
     with contextlib.suppress(SlurmElasticError):
@@ -204,7 +204,7 @@ def _end_run(run_dir: RunDir, job: SlurmJob | None, status: int, failure: bytes 
     before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
     try:
         return requeue_job(
-            run_dir, job, status, controller=Controller(), policy=policy, failed=failure is not None, say=_print
+            run_dir, job, status, controller=Controller(), values=values, failed=failure is not None, say=_print
         )
     finally:
         signal.signal(signal.SIGTERM, before)

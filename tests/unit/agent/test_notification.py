@@ -9,7 +9,7 @@ import pytest
 
 from slurm_elastic.agent.features import RunningRound
 from slurm_elastic.agent.notification import Notification, NotifyFeature, Watch, deliver
-from slurm_elastic.agent.option_values import NotifySettings
+from slurm_elastic.agent.option_values import OptionValues
 from slurm_elastic.failures.history import Loop
 from slurm_elastic.rendezvous.run_events import Entry
 from slurm_elastic.rundir import RunDir, RunDirError
@@ -144,7 +144,7 @@ def test_the_leader_tells_of_loops_once(tmp_path: Path, run_dir: RunDir, caplog:
             raise RunDirError("events: Input/output error")
         return [loop]
 
-    settings = NotifySettings(f"cat >> {tmp_path}/told", after=0.04)
+    settings = OptionValues(notify=f"cat >> {tmp_path}/told", notify_after=0.04)
     leads: list[bool] = []
     feature = NotifyFeature(settings, run_dir, "n1", "7.0", lambda: bool(leads), loops, loop_interval=0.0)
     feature.workers_started(RunningRound(PLACED, {}, {}, tuple))

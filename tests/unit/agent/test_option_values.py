@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 
 from slurm_elastic.agent.option_values import (
-    NotifySettings,
-    ReplaceSettings,
-    RequeuePolicy,
-    notify_settings,
+    OptionValues,
+    option_values,
     positive_seconds,
-    replace_settings,
-    requeue_policy,
     seconds_or_zero,
 )
 from slurm_elastic.errors import UsageError
@@ -36,38 +30,38 @@ def test_zero_is_for_those_that_may_be_zero() -> None:
 
 
 @pytest.mark.parametrize(
-    ("parse", "texts", "meaning"),
+    ("texts", "values"),
     [
-        (notify_settings, (None, None), None),
-        (notify_settings, ("true", None), NotifySettings("true", 600.0)),
-        (notify_settings, ("true", "90"), NotifySettings("true", 90.0)),
-        (replace_settings, (None, None), None),
-        (replace_settings, ("60", None), ReplaceSettings(60.0, 10)),
-        (replace_settings, ("1.5", "0"), ReplaceSettings(1.5, 0)),
-        (requeue_policy, (None, None, None), RequeuePolicy(10, SignalDefaults(30.0, 120.0))),
-        (requeue_policy, ("0", "5", "7.5"), RequeuePolicy(0, SignalDefaults(5.0, 7.5, save=7.5))),
+        ({}, OptionValues()),
+        ({"notify": "true", "snapshot_slots": "2"}, OptionValues(notify="true", snapshot_slots=2)),
+        ({"notify": "true", "notify_after": "90"}, OptionValues(notify="true", notify_after=90.0)),
+        ({"replace_lost": "1.5", "replace_limit": "0"}, OptionValues(replace_lost=1.5, replace_limit=0)),
+        ({"max_requeues": "0", "grace": "5"}, OptionValues(max_requeues=0, grace=5.0)),
+        ({"grace": "", "console": "full"}, OptionValues(console="full")),
     ],
 )
-def test_what_options_mean(parse: Callable[..., object], texts: tuple[str | None, ...], meaning: object) -> None:
-    assert parse(*texts) == meaning
+def test_what_options_mean(texts: dict[str, str], values: OptionValues) -> None:
+    assert option_values(texts.get) == values
+
+
+def test_what_signals_mean() -> None:
+    assert OptionValues().meaning == SignalDefaults(30.0, 120.0)
+    assert OptionValues(grace=5.0, warning=7.5).meaning == SignalDefaults(5.0, 7.5, save=7.5)
 
 
 @pytest.mark.parametrize(
-    ("parse", "texts", "complaint"),
+    ("texts", "complaint"),
     [
-        (notify_settings, (None, "90"), "--notify-after needs --notify"),
-        (notify_settings, ("true", "0"), "--notify-after '0' is no number of seconds above 0"),
-        (replace_settings, (None, "3"), "--replace-limit needs --replace-lost"),
-        (replace_settings, ("0", None), "--replace-lost '0' is no number of seconds above 0"),
-        (replace_settings, ("60", "-1"), "--replace-limit '-1' is no number"),
-        (requeue_policy, ("x", None, None), "--max-requeues 'x' is no number"),
-        (requeue_policy, (None, "-1", None), "--grace '-1' is no number of seconds"),
-        (requeue_policy, (None, "", None), "--grace '' is no number of seconds"),
-        (requeue_policy, (None, None, "nan"), "--warning 'nan' is no number of seconds"),
+        ({"notify_after": "90"}, "--notify-after needs --notify"),
+        ({"notify": "true", "notify_after": "0"}, "--notify-after '0' is no number of seconds above 0"),
+        ({"replace_limit": "3"}, "--replace-limit needs --replace-lost"),
+        ({"replace_lost": "0"}, "--replace-lost '0' is no number of seconds above 0"),
+        ({"replace_lost": "60", "replace_limit": "-1"}, "--replace-limit '-1' is no number"),
+        ({"max_requeues": "x"}, "--max-requeues 'x' is no number"),
+        ({"grace": "-1"}, "--grace '-1' is no number of seconds"),
+        ({"warning": "nan"}, "--warning 'nan' is no number of seconds"),
     ],
 )
-def test_options_that_mean_nothing_are_named(
-    parse: Callable[..., object], texts: tuple[str | None, ...], complaint: str
-) -> None:
+def test_options_that_mean_nothing_are_named(texts: dict[str, str], complaint: str) -> None:
     with pytest.raises(UsageError, match=complaint):
-        parse(*texts)
+        option_values(texts.get)

@@ -14,32 +14,29 @@ import pytest
 
 from slurm_elastic.agent.job import replacement
 from slurm_elastic.agent.job.replacement import (
-    Cancel,
     Claim,
     Claims,
     Replacer,
     Result,
-    Run,
     Shortage,
-    Submit,
     comment,
     decide,
     intended_size,
     read_claims,
 )
 from slurm_elastic.agent.lifecycle.actions import AnnounceLeave
-from slurm_elastic.agent.option_values import ReplaceSettings
+from slurm_elastic.agent.option_values import OptionValues
 from slurm_elastic.cli.commands.status import _facts
 from slurm_elastic.errors import ExitCode
 from slurm_elastic.observe.records import read_records
 from slurm_elastic.observe.status import _replacing
 from slurm_elastic.observe.views import RunState, RunStatus
+from slurm_elastic.rendezvous.connect import RendezvousConfig
 from slurm_elastic.rendezvous.membership.agents import LeaveReason
 from slurm_elastic.rendezvous.thread import Led
 from slurm_elastic.rundir import RunContents, RunDir
 from slurm_elastic.slurm import Controller, JobView, QueuedJob
 
-SETTINGS = ReplaceSettings(after=20.0, limit=3)
 SHORT = Shortage(4, present=3, short_for=20.0)
 WAITS = (("31", 1),)
 
@@ -47,34 +44,34 @@ WAITS = (("31", 1),)
 @pytest.mark.parametrize(
     ("shortage", "decision"),
     [
-        (SHORT, Submit(1)),
-        (replace(SHORT, present=1), Submit(3)),
-        (replace(SHORT, present=0, most=2), Submit(2)),
+        (SHORT, 1),
+        (replace(SHORT, present=1), 3),
+        (replace(SHORT, present=0, most=2), 2),
         (replace(SHORT, present=4), None),
         (replace(SHORT, present=5), None),
         (replace(SHORT, short_for=19.9), None),
         # Given back, and on their way.
         (replace(SHORT, nodes=3), None),
-        (replace(SHORT, nodes=3, present=1), Submit(2)),
+        (replace(SHORT, nodes=3, present=1), 2),
         (replace(SHORT, coming=1), None),
-        (replace(SHORT, present=1, coming=1), Submit(2)),
+        (replace(SHORT, present=1, coming=1), 2),
         # One at a time, and never while it is not known whether there is one.
         (replace(SHORT, pending=WAITS), None),
         (replace(SHORT, present=1, pending=WAITS), None),
         (replace(SHORT, unresolved=True), None),
-        (replace(SHORT, submitted=2), Submit(1)),
+        (replace(SHORT, submitted=2), 1),
         (replace(SHORT, submitted=3), None),
         # What is not needed any more goes, whatever else holds.
-        (replace(SHORT, present=4, pending=WAITS, short_for=0.0, submitted=3, unresolved=True), Cancel("31")),
-        (replace(SHORT, nodes=3, pending=WAITS), Cancel("31")),
-        (replace(SHORT, coming=1, pending=WAITS), Cancel("31")),
-        (replace(SHORT, pending=(("31", 2),)), Cancel("31")),
-        (replace(SHORT, pending=(*WAITS, ("32", 1))), Cancel("32")),
+        (replace(SHORT, present=4, pending=WAITS, short_for=0.0, submitted=3, unresolved=True), "31"),
+        (replace(SHORT, nodes=3, pending=WAITS), "31"),
+        (replace(SHORT, coming=1, pending=WAITS), "31"),
+        (replace(SHORT, pending=(("31", 2),)), "31"),
+        (replace(SHORT, pending=(*WAITS, ("32", 1))), "32"),
         (replace(SHORT, present=2, pending=(*WAITS, ("32", 1))), None),
     ],
 )
-def test_what_is_done_about_missing_nodes(shortage: Shortage, decision: Submit | Cancel | None) -> None:
-    assert decide(shortage, SETTINGS) == decision
+def test_what_is_done_about_missing_nodes(shortage: Shortage, decision: int | str | None) -> None:
+    assert decide(shortage, 20.0, 3) == decision
 
 
 FIRST: Claims = {0: (Claim(4), None)}
@@ -142,12 +139,14 @@ class World:
 
     def lead(self) -> Replacer:
         epoch = self.epoch
-        run = Run(self.run_dir, 2, 1, 8)
+        records = SimpleNamespace(newest_epoch=self.newest_epoch)
+        run = SimpleNamespace(
+            run_dir=self.run_dir, expected_nodes=("n1", "n2"), min_nodes=1, max_nodes=8, records=records
+        )
         return Replacer(
-            ReplaceSettings(20.0, self.limit),
-            run,
+            OptionValues(replace_lost=20.0, replace_limit=self.limit),
+            cast(RendezvousConfig, run),
             lambda ended: Led(epoch, self.staying),
-            self.newest_epoch,
             self,
             cast(Controller, self),
         )
@@ -179,7 +178,7 @@ class World:
     def time_limit(self, _: RunDir) -> str:
         return "1:00:00"
 
-    def submit(self, run: Run, number: int, nodes: int, exclude: Sequence[str]) -> Result | None:
+    def submit(self, run: RendezvousConfig, number: int, nodes: int, exclude: Sequence[str]) -> Result | None:
         self.step()
         if self.refusal:
             return Result(refused=self.refusal)

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from slurm_elastic.agent.job.requeue import requeue_job
-from slurm_elastic.agent.option_values import RequeuePolicy
+from slurm_elastic.agent.option_values import OptionValues
 from slurm_elastic.rundir import JobRecords, RunDir
-from slurm_elastic.slurm import Controller, SignalDefaults, SlurmJob, expand
+from slurm_elastic.slurm import Controller, SlurmJob, expand
 from tests.unit.agent.helpers.jobs import slurm_job
 
 OUTPUTS = Path(__file__).parents[1] / "slurm" / "outputs"
@@ -115,7 +115,7 @@ class Script:
             of or job(),
             status,
             controller=Controller(),
-            policy=RequeuePolicy(max_requeues, SignalDefaults()),
+            values=OptionValues(max_requeues=max_requeues),
             failed=failed,
             say=self.said.append,
             wait=wait,

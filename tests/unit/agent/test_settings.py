@@ -13,7 +13,7 @@ from torch.distributed.elastic.multiprocessing import Std
 from torch.distributed.launcher.api import LaunchConfig
 
 from slurm_elastic.agent.health.server import HealthSettings
-from slurm_elastic.agent.option_values import NO_MAXIMUM, RequeuePolicy
+from slurm_elastic.agent.option_values import NO_MAXIMUM, OptionValues
 from slurm_elastic.agent.settings import AgentSettings
 from slurm_elastic.agent.workers.logs import RoundLogsSpecs
 from slurm_elastic.errors import UsageError
@@ -51,7 +51,7 @@ def settings_of_n2(**changes: Any) -> AgentSettings:
         launch_config=launch_config(),
         entrypoint=sys.executable,
         args=("-u", "train.py"),
-        requeue_policy=RequeuePolicy(),
+        values=OptionValues(),
         watchdog=True,
         hang_timeout=None,
         health=HealthSettings(),
@@ -128,19 +128,19 @@ def test_environment_variables_of_torchrun_count_as_given(monkeypatch: pytest.Mo
 
 
 def test_workers_have_thirty_seconds_or_those_that_are_given(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert settle("train.py", STEP).shutdown_timeout == 30
-    assert settle("--shutdown-timeout 4 train.py", STEP).shutdown_timeout == 4
+    assert settle("train.py", STEP).values.shutdown_timeout == 30
+    assert settle("--shutdown-timeout 4 train.py", STEP).values.shutdown_timeout == 4
     monkeypatch.setenv("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "7")
-    assert settle("train.py", STEP).shutdown_timeout == 7
-    assert settle("--shutdown_timeout=0 train.py", STEP).shutdown_timeout == 0
+    assert settle("train.py", STEP).values.shutdown_timeout == 7
+    assert settle("--shutdown_timeout=0 train.py", STEP).values.shutdown_timeout == 0
 
 
 def test_the_snapshots_of_a_node_are_two_if_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert settle("--snapshot-slots 2 train.py", STEP) == settings_of_n2(snapshot_slots=2)
+    assert settle("--snapshot-slots 2 train.py", STEP) == settings_of_n2(values=OptionValues(snapshot_slots=2))
     monkeypatch.setenv("PET_SNAPSHOT_SLOTS", "2")
-    assert settle("train.py", STEP) == settings_of_n2(snapshot_slots=2)
+    assert settle("train.py", STEP) == settings_of_n2(values=OptionValues(snapshot_slots=2))
     monkeypatch.setenv("PET_SNAPSHOT_SLOTS", "")
-    assert settle("--snapshot_replicas 1 train.py", STEP) == settings_of_n2(snapshot_slots=3, snapshot_replicas=1)
+    assert settle("--snapshot_replicas 1 train.py", STEP) == settings_of_n2(values=OptionValues(snapshot_replicas=1))
 
 
 def test_the_prefix_of_lines_can_be_given(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from slurm_elastic.agent.job.job_end_effects import JobAtEnd
-from slurm_elastic.agent.option_values import RequeuePolicy
+from slurm_elastic.agent.option_values import OptionValues
 from slurm_elastic.rendezvous.connect import RendezvousConfig
 from slurm_elastic.rundir import RunDir
 from slurm_elastic.slurm import Controller, SlurmJob
@@ -27,5 +27,5 @@ def at_end(job: SlurmJob, controller: Controller, *, signal_fd: int = -1, **more
     """Return what it does for its job; the run has no records."""
     agent = f"{job.node}/{job.job_id}.0/2"
     rendezvous = SimpleNamespace(run_dir=RunDir(Path("runs"), job.job_id), agent=agent, incarnation="7.0")
-    facts = (job, cast(RendezvousConfig, rendezvous), RequeuePolicy(), (), signal_fd)
+    facts = (job, cast(RendezvousConfig, rendezvous), OptionValues(), (), signal_fd)
     return JobAtEnd(*facts, controller=controller, **more)
