@@ -20,16 +20,7 @@ from slurm_elastic.agent.watchdog.stacks import Watched, resident
 from slurm_elastic.agent.watchdog.timers import FILE_VARIABLE
 from slurm_elastic.agent.watchdog.watchdog import Watchdog
 from slurm_elastic.control import Agreement, StopReason, WorkerProgress
-from slurm_elastic.failures.causes import (
-    BY_KERNEL,
-    BY_WATCHDOG,
-    Attribution,
-    Domain,
-    Outlook,
-    attribute,
-    fingerprint,
-    position,
-)
+from slurm_elastic.failures import causes
 from slurm_elastic.rendezvous.connect import RendezvousConfig
 from slurm_elastic.rendezvous.membership.agents import WorkerFailure
 from slurm_elastic.rendezvous.run_events import Entry
@@ -201,7 +192,7 @@ class WatchdogFeature(Feature):
 
     def attribute(self, running: RunningRound, failure: WorkerFailure, pid: int) -> WorkerFailure:
         hang = self._watchdog.hang_of(pid)
-        return failure if hang is None else replace(failure, message=f"{BY_WATCHDOG}{hang}", hung=True)
+        return failure if hang is None else replace(failure, message=f"{causes.BY_WATCHDOG}{hang}", hung=True)
 
     def explanation(self, pid: int) -> str:
         return "it hung: stacks.txt has its stacks" if self._watchdog.hang_of(pid) is not None else ""
@@ -357,7 +348,7 @@ class AttributionFeature(Feature):
 
     def attribute(self, running: RunningRound, failure: WorkerFailure, pid: int) -> WorkerFailure:
         if failure.exit_code == -signal.SIGKILL and not failure.hung and self._killed_by_kernel():
-            cause_text = f"{BY_KERNEL}out of memory on {failure.node}{_who_has_memory(running)}"
+            cause_text = f"{causes.BY_KERNEL}out of memory on {failure.node}{_who_has_memory(running)}"
             failure = replace(failure, message="\n".join(filter(None, (cause_text, failure.message))))
             text = failure.message
         else:
@@ -365,27 +356,28 @@ class AttributionFeature(Feature):
             text = failure.message if failure.hung else words(failure.error_file, failure.log) or failure.message
         # Whether it is aborted is chance: the exception is the cause.
         code = 1 if aborted_at_exit(text, failure.exit_code, failure.error_file) else failure.exit_code
-        attribution, where = attribute(text, code), _position(running, pid)
-        same = fingerprint(attribution, text, code, where) if self._compare else ""
-        excused = self._is_excused(attribution, running.assignment.round)
+        attribution, where = causes.attribute(text, code), _position(running, pid)
+        cause = attribution.cause
+        same = causes.fingerprint(attribution, text, code, where) if self._compare else ""
+        excused = self._is_excused(cause, running.assignment.round)
         excuse = f"not charged to the script, {len(self._excused)} of {_EXCUSED} for {failure.node}" if excused else ""
         return replace(
             failure,
-            cause=attribution.cause.name,
-            domain=attribution.cause.domain.value,
-            outlook=attribution.cause.outlook.value,
-            error="" if failure.hung or text.startswith(BY_KERNEL) else named_error(text),
+            cause=cause.name,
+            domain=cause.domain.value,
+            outlook=cause.outlook.value,
+            error="" if failure.hung or text.startswith(causes.BY_KERNEL) else named_error(text),
             detail="; ".join(filter(None, (attribution.detail, excuse))),
             uncharged=failure.uncharged or excused,
-            consequence=attribution.cause.consequence,
-            timed_out=attribution.cause.name == "collective_timeout",
+            consequence=cause.consequence,
+            timed_out=cause.name == "collective_timeout",
             where=where or "",
             fingerprint=same,
         )
 
-    def _is_excused(self, attribution: Attribution, round_: int) -> bool:
+    def _is_excused(self, cause: causes.Cause, round_: int) -> bool:
         """Return True if this is the node's fault, and the node has not had too many rounds with one."""
-        if attribution.cause.domain is not Domain.NODE or attribution.cause.outlook is not Outlook.ELSEWHERE:
+        if cause.domain is not causes.Domain.NODE or cause.outlook is not causes.Outlook.ELSEWHERE:
             return False
         if len(self._excused) < _EXCUSED:
             self._excused.add(round_)
@@ -398,7 +390,7 @@ class AttributionFeature(Feature):
 
 def _position(running: RunningRound, pid: int) -> str | None:
     worker = next((progress for progress in running.progress() if running.pids.get(progress.local_rank) == pid), None)
-    return None if worker is None else position(worker.boundary if worker.attached else None, worker.step)
+    return None if worker is None else causes.position(worker.boundary if worker.attached else None, worker.step)
 
 
 def _who_has_memory(running: RunningRound) -> str:

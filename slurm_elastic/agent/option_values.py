@@ -62,7 +62,7 @@ class OptionValues:
         return SignalDefaults(self.grace, warning, self.warning)
 
 
-def option_values(text_of: Callable[[str], str | None]) -> OptionValues:
+def read_options(text_of: Callable[[str], str | None]) -> OptionValues:
     """Return the values of the options; argparse does not check those that come from PET_* variables.
 
     Args:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 import os
@@ -12,18 +13,7 @@ from typing import Any
 
 from slurm_elastic import typed_json
 from slurm_elastic.errors import ExitCode
-from slurm_elastic.failures.causes import (
-    BY_KERNEL,
-    BY_WATCHDOG,
-    NATIVE_FRAME,
-    TRACEBACK,
-    attribute,
-    ending,
-    error_line,
-    explanation,
-    named,
-    without_prefixes,
-)
+from slurm_elastic.failures import causes
 from slurm_elastic.rendezvous.membership.agents import Reason, WorkerFailure
 from slurm_elastic.rendezvous.membership.events import Ended, Interrupted
 from slurm_elastic.rendezvous.records.api import Records
@@ -50,10 +40,10 @@ _CONTROL = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|[\x00-\x08\x0b-\x1f\x7f]")
 def root_cause(failure: WorkerFailure) -> str:
     """Return a text with the worker, its exit, the cause, its last output, advice, and the file with all output."""
     words = [f"  {line}" for line in _shown_lines(failure.message)]
-    row = named(failure.cause)
+    row = causes.named(failure.cause)
     advice = [f"what can help: {row.advice}"] if row is not None and row.advice else []
     rest = [f"the rest: {failure.log or failure.error_file}"] if failure.log or failure.error_file else []
-    why = explanation(failure.cause, "" if failure.detail in failure.message else failure.detail)
+    why = causes.explanation(failure.cause, "" if failure.detail in failure.message else failure.detail)
     how = f"{_exit_text(failure)}: {why}" if why else _exit_text(failure)
     return "\n".join([f"rank {failure.rank} on {failure.node} {how}", *words, *advice, *rest])
 
@@ -65,12 +55,12 @@ def last_output(error_file: str, log: str) -> str:
 
 def named_error(text: str) -> str:
     """Return the line of the output of a worker that names its error, as it is shown; see `words`."""
-    return "".join(_shown_lines(error_line(text))[-1:])
+    return "".join(_shown_lines(causes.error_line(text))[-1:])
 
 
 def words(error_file: str, log: str) -> str:
     """Return the last output of a worker: its traceback, else the end of its stderr."""
-    return without_prefixes(recorded_traceback(error_file)) or ending(_tail(log))
+    return causes.without_prefixes(recorded_traceback(error_file)) or causes.ending(_tail(log))
 
 
 def elsewhere(round_end: Interrupted | Ended | None, rank: int, text: str) -> str:
@@ -94,12 +84,12 @@ def elsewhere(round_end: Interrupted | Ended | None, rank: int, text: str) -> st
         case _:
             return ""
     # A mistake in the script ends all workers, with one and the same error.
-    return cause if named_error(text) == error != "" or attribute(text).cause.consequence else ""
+    return cause if named_error(text) == error != "" or causes.attribute(text).cause.consequence else ""
 
 
 def aborted_at_exit(text: str, exit_code: int, error_file: str) -> bool:
     """Return True if a worker has ended by an exception, and only its exit by SIGABRT."""
-    has_message = text.startswith(TRACEBACK) and _ABORTED in text
+    has_message = text.startswith(causes.TRACEBACK) and _ABORTED in text
     return exit_code == -signal.SIGABRT and (has_message or bool(recorded_traceback(error_file)))
 
 
@@ -111,33 +101,22 @@ def memory_kills(root: Path = _ROOT) -> int | None:
     Returns:
         The number since the control group was made, or since the node booted; None if the kernel does not say.
     """
-    for path in (*_files(root), root / "proc/vmstat"):
-        try:
-            lines = path.read_text().splitlines()
-        except OSError:
-            continue
-        # "oom_kill" in memory.events (cgroup-v2.html), memory.oom_control (v1, since Linux 4.13) and vmstat.
-        counts = [line.split()[1] for line in lines if line.startswith("oom_kill ")]
-        if counts and counts[0].isdigit():
-            return int(counts[0])
-    return None
-
-
-def _files(root: Path) -> list[Path]:
-    try:
-        lines = (root / "proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        return []
     paths = []
-    for line in lines:
-        # cgroups(7): hierarchy, controllers, path; the hierarchy of version 2 has number 0 and names no controllers.
-        number, _, rest = line.partition(":")
-        controllers, _, path = rest.partition(":")
-        if number == "0" and not controllers:
-            paths.append(root / "sys/fs/cgroup" / path.lstrip("/") / "memory.events")
-        elif "memory" in controllers.split(","):
-            paths.append(root / "sys/fs/cgroup/memory" / path.lstrip("/") / "memory.oom_control")
-    return paths
+    with contextlib.suppress(OSError, ValueError):
+        for line in (root / "proc/self/cgroup").read_text().splitlines():
+            # cgroups(7): hierarchy, controllers, path; the hierarchy of version 2 names no controllers.
+            _, controllers, path = line.split(":", 2)
+            if not controllers:
+                paths.append(root / "sys/fs/cgroup" / path.lstrip("/") / "memory.events")
+            elif "memory" in controllers.split(","):
+                paths.append(root / "sys/fs/cgroup/memory" / path.lstrip("/") / "memory.oom_control")
+    for file in (*paths, root / "proc/vmstat"):
+        with contextlib.suppress(OSError):
+            # "oom_kill" in memory.events (cgroup-v2.html), memory.oom_control (v1, since Linux 4.13) and vmstat.
+            counts = re.findall(r"^oom_kill ([0-9]+)", file.read_text(), re.MULTILINE)
+            if counts:
+                return int(counts[0])
+    return None
 
 
 def _exit_text(failure: WorkerFailure) -> str:
@@ -148,23 +127,23 @@ def _exit_text(failure: WorkerFailure) -> str:
         name = signal.Signals(-exit_code).name
     except ValueError:
         name = f"signal {-exit_code}"
-    unexplained = -exit_code == signal.SIGKILL and not failure.message.startswith((BY_WATCHDOG, BY_KERNEL))
-    hint = ", perhaps for lack of memory" if unexplained else ""
+    explained = failure.message.startswith((causes.BY_WATCHDOG, causes.BY_KERNEL))
+    hint = ", perhaps for lack of memory" if -exit_code == signal.SIGKILL and not explained else ""
     return f"was killed by {name}{hint}"
 
 
 def _shown_lines(text: str) -> list[str]:
     # A progress bar rewrites its line after a carriage return: only the last state was visible.
     lines = [_CONTROL.sub("", line.rstrip().rpartition("\r")[2]) for line in text.split("\n")]
-    kept = [line[:_WIDTH] for line in lines if line.strip() and not NATIVE_FRAME.match(line)]
-    if kept and kept[0] == TRACEBACK:
+    kept = [line[:_WIDTH] for line in lines if line.strip() and not causes.NATIVE_FRAME.match(line)]
+    if kept and kept[0] == causes.TRACEBACK:
         kept = [line for line in kept if line != _ABORTED]
     if len(kept) > _LINES:
         kept = _without_libraries(kept)
     if len(kept) <= _LINES:
         return kept
     # A traceback begins with what it is and ends with what went wrong.
-    first = kept[:1] if kept[0] == TRACEBACK else []
+    first = kept[:1] if kept[0] == causes.TRACEBACK else []
     return [*first, "...", *kept[len(first) + 1 - _LINES :]] if first else kept[-_LINES:]
 
 

@@ -14,28 +14,12 @@ from typing import Any
 
 from torch.distributed.launcher.api import LaunchConfig
 
+from slurm_elastic.agent import option_values
 from slurm_elastic.agent.health.server import HealthSettings, health_settings
-from slurm_elastic.agent.option_values import (
-    LOCAL_RESTARTS,
-    NO_MAXIMUM,
-    OptionValues,
-    base_directory,
-    leader_node,
-    named_run,
-    node_range,
-    option_values,
-    require_entry_point,
-)
 from slurm_elastic.agent.watchdog.stalls import HangTimeout, hang_timeout
 from slurm_elastic.agent.watchdog.timers import is_enabled
+from slurm_elastic.agent.workers import torchrun_options
 from slurm_elastic.agent.workers.logs import RoundLogsSpecs, local_ranks, streams
-from slurm_elastic.agent.workers.torchrun_options import (
-    endpoint,
-    ignored_options,
-    limit_threads,
-    local_world_size,
-    torchrun_config,
-)
 from slurm_elastic.errors import UsageError
 from slurm_elastic.rendezvous.membership.agents import AgentIdentity
 from slurm_elastic.rendezvous.options import RendezvousOptions
@@ -88,7 +72,7 @@ class AgentSettings:
     """The program or function that torchrun would start in each worker."""
     args: tuple[str, ...]
     """The arguments of `entrypoint`."""
-    values: OptionValues
+    values: option_values.OptionValues
     """The values of the other options of the agent."""
     watchdog: bool
     """True if the agent looks for workers that hang."""
@@ -125,25 +109,25 @@ def resolve(options: argparse.Namespace, environ: Mapping[str, str], own_run: st
         UsageError: A value is malformed or contradicts another, or the script does not exist.
     """
     job = SlurmJob.from_environment(environ)
-    named = named_run(options.rdzv_id, job, environ)
+    named = option_values.named_run(options.rdzv_id, job, environ)
     several = named is not None and job is not None and job.array is not None
     _require_consistent(options, job, several)
     run_id: str = named or own_run or (job.run_id if job else f"local-{secrets.token_hex(4)}")
-    run_dir = RunDir.for_run(base_directory(options.run_dir, job), run_id)
+    run_dir = RunDir.for_run(option_values.base_directory(options.run_dir, job), run_id)
     node = job.node if job else _LOCAL_NODE
     nodes = job.nodes if job else (node,)
     # submitit's controller on this machine restarts all agents together, as Slurm does with a requeued allocation.
-    again = 0 if job else int(environ.get(LOCAL_RESTARTS, 0))
+    again = 0 if job else int(environ.get(option_values.LOCAL_RESTARTS, 0))
     restart_count = job.restart_count if job else again
     shared = named is not None
     host, ports = _endpoint(options, job, run_id, shared)
-    leader = leader_node(options.leader_node, job, node, shared=shared)
+    leader = option_values.leader_node(options.leader_node, job, node, shared=shared)
     config, entrypoint, args = _launch(options, job, run_id, node, f"{host or leader}:{ports[0]}", several)
     etcd = etcd_wanted(options.rdzv_endpoint, config.rdzv_configs, environ)
     _restrict_nodes(config, options, job, shared)
     if options.logs_specs is None:
         config.logs_specs = _logs_specs(options, run_dir)
-    require_entry_point(options, node)
+    option_values.require_entry_point(options, node)
     return AgentSettings(
         job=job,
         run_id=run_id,
@@ -162,7 +146,7 @@ def resolve(options: argparse.Namespace, environ: Mapping[str, str], own_run: st
         launch_config=config,
         entrypoint=entrypoint,
         args=args,
-        values=option_values(lambda name: _text(options, name)),
+        values=option_values.read_options(lambda name: _text(options, name)),
         watchdog=not options.no_watchdog and is_enabled(environ),
         hang_timeout=_hang_timeout(options),
         worker_signal=_worker_signal(options.worker_signal),
@@ -196,7 +180,7 @@ def _require_consistent(options: argparse.Namespace, job: SlurmJob | None, sever
 def _endpoint(
     options: argparse.Namespace, job: SlurmJob | None, run_id: str, shared: bool
 ) -> tuple[str | None, tuple[int, ...]]:
-    host, port = endpoint(options.rdzv_endpoint)
+    host, port = torchrun_options.endpoint(options.rdzv_endpoint)
     if port:
         return host, (port,)
     if job is None or shared:
@@ -212,19 +196,19 @@ def _launch(
     elements = (job.array.task_count or 1) if several and job and job.array else 1
     # A run that its job has begun alone may be made larger, see slurm_elastic.submission.resize.
     alone = job is not None and options.rdzv_id is None
-    least, most = node_range(options.nnodes, NO_MAXIMUM if alone else here * elements)
-    workers = local_world_size(options.nproc_per_node, (job.gpus_on_node if job else 0) or 1)
+    least, most = option_values.node_range(options.nnodes, option_values.NO_MAXIMUM if alone else here * elements)
+    workers = torchrun_options.local_world_size(options.nproc_per_node, (job.gpus_on_node if job else 0) or 1)
     first = job is None or job.node_rank == 0
-    if limit_threads(workers) and first:
+    if torchrun_options.limit_threads(workers) and first:
         _log.info("OMP_NUM_THREADS is not set: 1 for each worker, as with torchrun")
     if first:
-        for line in ignored_options(options):
+        for line in torchrun_options.ignored_options(options):
             _log.warning(line)
         if job:
             _warn_of_components_without_agents(job)
         if job and job.array and not several:
             _log.info("element %s is a run of its own; with array.sbatch all elements are one run", job.name)
-    config, entrypoint, args = torchrun_config(
+    config, entrypoint, args = torchrun_options.torchrun_config(
         options, nnodes=f"{least}:{most}", nproc_per_node=str(workers), rdzv_id=run_id, rdzv_endpoint=leader
     )
     config.log_line_prefix_template = config.log_line_prefix_template or f"[{node}/${{rank}}] "

@@ -175,11 +175,11 @@ def _run(arguments: Sequence[str], fork_server: ForkServer | None, obstacle: str
     # The fork server imports torch while the agent does its own imports.
     fork_server = fork_server or _ForkServerStart(arguments, os.environ).start()
     from slurm_elastic.agent.node.node_check import NodeCheck
-    from slurm_elastic.agent.option_values import option_values, require_running_job
+    from slurm_elastic.agent.option_values import read_options, require_running_job
 
     try:
         # It begins before torch's parser says what the command line means.
-        values = option_values(lambda name: scanned.value(name) if name.startswith("node_check") else None)
+        values = read_options(lambda name: scanned.value(name) if name.startswith("node_check") else None)
         check = NodeCheck(values.node_check, values.node_check_timeout)
     except UsageError:
         fork_server.close()

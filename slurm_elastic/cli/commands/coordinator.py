@@ -104,7 +104,7 @@ def _rendezvous(
     options: argparse.Namespace, environ: Mapping[str, str], notices: Notices
 ) -> tuple[RendezvousConfig, float, str | None]:
     """Return what the coordinator takes part with, the seconds from SIGTERM to its end, and the job to watch."""
-    from slurm_elastic.agent.option_values import base_directory, node_range, option_values
+    from slurm_elastic.agent.option_values import base_directory, node_range, read_options
     from slurm_elastic.observe.find import base_and_id
     from slurm_elastic.rendezvous.connect import RendezvousConfig
     from slurm_elastic.rendezvous.membership.agents import AgentIdentity
@@ -120,7 +120,7 @@ def _rendezvous(
     config = _config(options.rdzv_conf) | {name: value for name, value in _sizes(options).items() if value}
     bounds = RendezvousOptions.from_config(config)
     least, most = bounds.node_range(*node_range(options.nnodes, 1))
-    grace = option_values({"grace": options.grace}.get).grace
+    grace = read_options({"grace": options.grace}.get).grace
     own = f"store-{job.job_id if job else secrets.token_hex(4)}"
     run_dir = RunDir.for_run(*base_and_id(base_directory(options.run_dir, job), options.run_id or own))
     controller = Controller()

@@ -15,7 +15,7 @@ from typing import Any
 from slurm_elastic._version import __version__
 from slurm_elastic.agent.job.requeue import read_history, requeue_job
 from slurm_elastic.agent.option_table import Scan, scan
-from slurm_elastic.agent.option_values import OptionValues, base_directory, named_run, option_values
+from slurm_elastic.agent.option_values import OptionValues, base_directory, named_run, read_options
 from slurm_elastic.cli._command import Command, Parser
 from slurm_elastic.errors import ExitCode, SlurmElasticError, UsageError
 from slurm_elastic.failures.history import find_loops
@@ -164,7 +164,7 @@ def _job_end(status: int, arguments: Sequence[str]) -> int:
             "agents"
         )
         return status
-    values = option_values(options.value)
+    values = read_options(options.value)
     for run_dir in going_on:
         failure = run_dir.failure(incarnation_of(run_dir, restarts))
         own = status if len(runs) == 1 or job is None else _status_of(run_dir, job, status, failed=failure is not None)

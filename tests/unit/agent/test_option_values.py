@@ -6,8 +6,8 @@ import pytest
 
 from slurm_elastic.agent.option_values import (
     OptionValues,
-    option_values,
     positive_seconds,
+    read_options,
     seconds_or_zero,
 )
 from slurm_elastic.errors import UsageError
@@ -41,7 +41,7 @@ def test_zero_is_for_those_that_may_be_zero() -> None:
     ],
 )
 def test_what_options_mean(texts: dict[str, str], values: OptionValues) -> None:
-    assert option_values(texts.get) == values
+    assert read_options(texts.get) == values
 
 
 def test_what_signals_mean() -> None:
@@ -64,4 +64,4 @@ def test_what_signals_mean() -> None:
 )
 def test_options_that_mean_nothing_are_named(texts: dict[str, str], complaint: str) -> None:
     with pytest.raises(UsageError, match=complaint):
-        option_values(texts.get)
+        read_options(texts.get)

@@ -97,6 +97,7 @@ def test_every_part_can_be_given() -> None:
         run_dir=RunDir(Path("/data/elastic-runs/7"), "7"),
         ports=(4000,),
         endpoint_host="head",
+        values=OptionValues(start="cold"),
         address=AddressPreference("10.0.0.1", "ib0", "{node}-ib"),
         launch_config=launch_config(
             min_nodes=2,
