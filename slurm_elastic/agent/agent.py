@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import logging
 import os
-import select
 import selectors
 import signal
 import time
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerSpec, WorkerState
 from torch.distributed.elastic.multiprocessing import LogsSpecs
@@ -93,7 +93,8 @@ class Agent:
         self._control: RoundControl | None = None
         self._agreement = Agreement(())
         self._processes: WorkerProcesses | None = None
-        self._assignment: Assignment | None = None
+        self.assignment: Assignment | None = None
+        """The assignment of the present round; None before the first round and while the next one forms."""
         self._running: RunningRound
         self._ports = FreshPorts(rendezvous.address)
         self._reserved: ReservedPort | None = None
@@ -121,11 +122,6 @@ class Agent:
         """Return the progress of the workers of this node, by local rank; from any thread."""
         return self._agreement.progress()
 
-    @property
-    def last_assignment(self) -> Assignment | None:
-        """The assignment of the present round; None before the first round and while the next one forms."""
-        return self._assignment
-
     def last_checkpoint(self) -> int | None:
         """Return the step of the newest checkpoint that a worker here has reported, or None; from any thread."""
         steps = [worker.checkpoint for worker in self.progress() if worker.checkpoint is not None]
@@ -134,7 +130,7 @@ class Agent:
     def reached(self) -> Reached:
         """Return how far the workers of this node are, or were in the last round; from any thread."""
         steps = [worker.step for worker in self.progress() if worker.step is not None]
-        nodes = None if self._assignment is None else self._assignment.nodes
+        nodes = None if self.assignment is None else self.assignment.nodes
         return Reached(max(steps, default=None), self.last_checkpoint(), nodes)
 
     def newest_save(self) -> float | None:
@@ -221,8 +217,7 @@ class Agent:
     def _has_other_input(self) -> bool:
         for feature in self._features:
             feature.loop_turned()
-        ready, _, _ = select.select([self._coordination.fd], [], [], 0)
-        return bool(ready) or self._diagnosis.has_news
+        return self._coordination.has_event or self._diagnosis.has_news
 
     def _handle(self, event: events.Event) -> None:
         """Let the life cycle decide about an event, execute its actions, and handle their results in the same way."""
@@ -248,7 +243,7 @@ class Agent:
             case actions.Join(ends_store):
                 if ends_store:
                     self.torch.serve_store(None)
-                self._assignment = None
+                self.assignment = None
                 self._reserved = self._ports.reserve()
                 inventory = next((copies for feature in self._features if (copies := feature.inventory())), "")
                 reserved = self._reserved
@@ -315,7 +310,7 @@ class Agent:
 
     def _start(self, assignment: Assignment) -> events.Event:
         assert self._reserved is not None
-        self._assignment, self._worked, self._round_end = assignment, False, None
+        self.assignment, self._worked, self._round_end = assignment, False, None
         self._diagnosis.learn_grace()
         self.torch.serve_store(open_worker_store(assignment, self._reserved))
         self.torch.describe_round(assignment)
@@ -358,15 +353,12 @@ class Agent:
         return WorkerFailure(rendezvous.agent, rendezvous.node, assignment.place.base_rank, exit_code, message)
 
     def _describe(self, rank: int, failure: ProcessFailure) -> WorkerFailure:
-        rendezvous = self._rendezvous_config
+        error_file = str(failure.error_file)
         log = self._processes.stderrs[failure.local_rank] if self._processes is not None else ""
-        described = WorkerFailure(
-            agent=rendezvous.agent,
-            node=rendezvous.node,
+        described = replace(
+            self._failure(self._running.assignment, failure.exitcode, last_output(error_file, log)),
             rank=rank,
-            exit_code=failure.exitcode,
-            message=last_output(str(failure.error_file), log),
-            error_file=str(failure.error_file),
+            error_file=error_file,
             log=log,
             ran=self._ran,
             script=self.torch.script,
@@ -440,7 +432,7 @@ class Agent:
         if dumps:
             self._agreement.ask_workers()
             self._agreement.await_answers(_ANSWER_TIMEOUT)
-        assignment = self._assignment
+        assignment = self.assignment
         return () if assignment is None else _positions(self.progress(), assignment.place.base_rank)
 
 

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, TextIO
 
 from slurm_elastic.agent.line_writer import LineWriter
-from slurm_elastic.agent.process_end import at_process_end
 from slurm_elastic.agent.workers.output import finish_line
 from slurm_elastic.errors import UsageError
 
@@ -77,7 +76,11 @@ class LogFile(logging.Handler):
     def open(self, append: Callable[[str], None]) -> None:
         """Start to write."""
         self._writer.start(append)
-        at_process_end(self._writer.close, 1.0)
+
+    def close(self) -> None:
+        """Write out all lines; logging calls this when the process ends."""
+        self._writer.close(1.0)
+        super().close()
 
 
 class _Handler(logging.StreamHandler[TextIO]):

@@ -23,7 +23,8 @@ class LineWriter:
     """
 
     def __init__(self, what: str) -> None:
-        self._what, self._thread = what, threading.Thread()
+        self._what = what
+        self._thread: threading.Thread | None = None
         self._lines: queue.SimpleQueue[str | threading.Event | None] = queue.SimpleQueue()
         self.put: Callable[[str], None] = self._lines.put
 
@@ -47,7 +48,8 @@ class LineWriter:
     def close(self, timeout: float) -> None:
         """Write out the remaining lines, for at most `timeout` seconds, and end the thread."""
         self._lines.put(None)
-        self._thread.join(timeout)
+        if self._thread is not None:
+            self._thread.join(timeout)
 
     def _write(self, append: Callable[[str], None], due: Due, idle: Idle) -> None:
         has_warned = False

@@ -6,6 +6,7 @@ import argparse
 import logging
 import os
 import re
+import signal
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -25,6 +26,7 @@ WHOLE_ARRAY = "array"
 LOCAL_RESTARTS = "SLURM_ELASTIC_LOCAL_RESTARTS"
 """The variable with the number of times that all agents of a run on one machine have been restarted by submitit."""
 
+_WORKER_SIGNALS = ("SIGUSR1", "SIGUSR2", "SIGHUP", "SIGINT", "SIGTERM")
 _log = logging.getLogger(__name__)
 
 _NODES = re.compile(r"([0-9]{1,6})(?::([0-9]{1,6}))?")
@@ -48,6 +50,7 @@ class OptionValues:
     console: str = "brief"
     stop_on_same_failure: str = "on"
     stacks_after: float = 60.0
+    worker_signal: signal.Signals | None = None
     shutdown_timeout: int = 30
     snapshot_replicas: int = 0
     snapshot_slots: int = 3
@@ -204,6 +207,13 @@ def _number(text: str) -> float:
     return float(text) if re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,6})?", text) else -1.0
 
 
+def _signal(option: str, text: str) -> signal.Signals:
+    name = "SIG" + text.upper().removeprefix("SIG")
+    if name not in _WORKER_SIGNALS:
+        raise UsageError(f"{option} {text!r} is none of {', '.join(_WORKER_SIGNALS)}")
+    return signal.Signals[name]
+
+
 _PARSERS: dict[str, Callable[[str, str], Any]] = {
     **dict.fromkeys(("max_requeues", "max_excluded", "replace_limit", "shutdown_timeout"), _count),
     **dict.fromkeys(("grace", "warning"), seconds_or_zero),
@@ -211,6 +221,7 @@ _PARSERS: dict[str, Callable[[str, str], Any]] = {
     **dict.fromkeys(
         ("start", "learn_imports", "console", "stop_on_same_failure", "snapshot_replicas", "snapshot_slots"), _choice
     ),
+    "worker_signal": _signal,
     **dict.fromkeys(("notify", "failure_domain", "node_check", "on_bad_node"), lambda _, text: text),
 }
 

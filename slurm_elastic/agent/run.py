@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import logging
 import os
@@ -39,7 +40,6 @@ from slurm_elastic.agent.lifecycle.states import AgentOutcome
 from slurm_elastic.agent.node.failure_domain import failure_domain
 from slurm_elastic.agent.notification import NotifyFeature
 from slurm_elastic.agent.option_values import GROWS_VARIABLE, require_known
-from slurm_elastic.agent.process_end import at_process_end
 from slurm_elastic.agent.progress_log import ProgressLog
 from slurm_elastic.agent.root_cause import end_on_record, root_cause
 from slurm_elastic.agent.settings import AgentSettings
@@ -220,7 +220,7 @@ class _Run:
         missing = snapshots.missing if snapshots is not None and finished else ""
         exit_code = ExitCode.FAILED if missing else outcome.exit_code
         self._progress.ended(exit_code)
-        at_process_end(self._progress.close)
+        atexit.register(self._progress.close)
         if finished and coordination.leads:
             with contextlib.suppress(SlurmElasticError):
                 notice(f"finished: {summarize(settings.run_dir)}")
@@ -231,7 +231,7 @@ class _Run:
                 diagnoses=diagnosis.asks,
                 leads=coordination.leads,
                 shares_run=settings.shared,
-                represents_job=represents_job(settings.job, settings.agent, agent.last_assignment),
+                represents_job=represents_job(settings.job, settings.agent, agent.assignment),
             )
         if missing:
             # The last line: who reads no more has to know it.
@@ -258,7 +258,7 @@ class _Run:
             starter,
             features,
             shutdown_timeout=settings.values.shutdown_timeout,
-            worker_signal=settings.worker_signal,
+            worker_signal=settings.values.worker_signal,
         )
 
     def _import_before_join(self) -> None:

@@ -6,7 +6,6 @@ import argparse
 import logging
 import os
 import secrets
-import signal
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,7 +30,6 @@ from slurm_elastic.slurm import AddressPreference, Context, SlurmJob, compress, 
 _log = logging.getLogger(__name__)
 
 _LOCAL_NODE = "localhost"
-_WORKER_SIGNALS = ("SIGUSR1", "SIGUSR2", "SIGHUP", "SIGINT", "SIGTERM")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +76,6 @@ class AgentSettings:
     """True if the agent looks for workers that hang."""
     hang_timeout: HangTimeout | None
     """The longest time that a worker may go without a step; None for no limit."""
-    worker_signal: signal.Signals | None
-    """The signal to workers when a planned end of their round is announced; None for none."""
     health: HealthSettings | None
     """The health port; None for none."""
     shared: bool = False
@@ -148,8 +144,7 @@ def resolve(options: argparse.Namespace, environ: Mapping[str, str], own_run: st
         args=args,
         values=option_values.read_options(lambda name: _text(options, name)),
         watchdog=not options.no_watchdog and is_enabled(environ),
-        hang_timeout=_hang_timeout(options),
-        worker_signal=_worker_signal(options.worker_signal),
+        hang_timeout=hang_timeout(options.hang_timeout, options.first_step_timeout),
         health=None
         if options.no_health
         else health_settings(options.health_bind, options.health_port, options.health_token_file, environ),
@@ -173,6 +168,8 @@ def _require_consistent(options: argparse.Namespace, job: SlurmJob | None, sever
             f"this is one process of a job with {len(job.nodes)} nodes; start one agent on each: "
             "srun --ntasks-per-node=1 slurm-elastic agent ..."
         )
+    if options.no_watchdog and options.hang_timeout not in (None, "off"):
+        raise UsageError("--hang-timeout needs the watchdog: leave out --no-watchdog")
     if options.standalone and job and (len(job.nodes) > 1 or several):
         raise UsageError("--standalone would train once on every node; leave it out, the nodes find each other")
 
@@ -262,19 +259,3 @@ def _text(options: argparse.Namespace, name: str) -> str | None:
         return options.shutdown_timeout or os.environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT")
     text: str | None = getattr(options, name)
     return text
-
-
-def _hang_timeout(options: argparse.Namespace) -> HangTimeout | None:
-    timeout = hang_timeout(options.hang_timeout, options.first_step_timeout)
-    if timeout is not None and options.no_watchdog:
-        raise UsageError("--hang-timeout needs the watchdog: leave out --no-watchdog")
-    return timeout
-
-
-def _worker_signal(name: str | None) -> signal.Signals | None:
-    if not name:
-        return None
-    full = name.upper() if name.upper().startswith("SIG") else f"SIG{name.upper()}"
-    if full not in _WORKER_SIGNALS:
-        raise UsageError(f"--worker-signal {name!r} is none of {', '.join(_WORKER_SIGNALS)}")
-    return signal.Signals[full]

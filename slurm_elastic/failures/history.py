@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -137,17 +137,6 @@ def nodes_to_exclude(bad: Sequence[str], domains: Mapping[str, str], most: int) 
     worst = [*dict.fromkeys(part(node) for node in bad)][:most]
     nodes = [node for node in dict.fromkeys([*bad, *domains]) if part(node) in worst]
     return tuple(bad[:most] if set(domains) <= set(nodes) else nodes)
-
-
-def exclusion(present: Iterable[str], ours: Collection[str], bad: Iterable[str]) -> tuple[str, ...]:
-    """Return the nodes that a job is to exclude from now on.
-
-    Args:
-        present: The nodes that it excludes now.
-        ours: Those of them that an earlier requeue has added; the others are the user's.
-    """
-    users = [node for node in present if node not in ours]
-    return tuple(dict.fromkeys([*users, *bad]))
 
 
 History = Sequence[tuple[float, Mapping[str, Any]]]

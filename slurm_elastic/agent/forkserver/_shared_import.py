@@ -22,7 +22,6 @@ from slurm_elastic.agent.forkserver._processes import ForkedProcess
 from slurm_elastic.agent.forkserver.client import ForkServer
 from slurm_elastic.agent.forkserver.protocol import Channel
 from slurm_elastic.agent.forkserver.worker_command import Program
-from slurm_elastic.agent.process_end import run_last
 
 _AGENT_PACKAGES = frozenset({"slurm_elastic", "hostlist", "msgspec"})
 """Packages, besides the standard library, that are imported here for the agent alone."""
@@ -175,5 +174,4 @@ def _exit(code: int) -> None:
         with contextlib.suppress(OSError, ValueError, AttributeError):
             stream.flush()
     flush_c_streams()
-    run_last()
     os._exit(code)

@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from slurm_elastic import typed_json
 from slurm_elastic.agent.console_log import notice
@@ -141,31 +141,22 @@ def intended_size(events: Iterable[tuple[float, Mapping[str, Any]]], claims: Cla
     return size
 
 
-@dataclass(frozen=True, slots=True)
-class Shortage:
+class Shortage(NamedTuple):
     """The knowledge by which the leader decides.
 
     Attributes:
-        nodes: The nodes that the run is to have, see `intended_size`.
-        coming: Nodes of other jobs of the run that wait or start.
+        missing: The nodes for which no job of the run waits but replacements.
         pending: Replacements that wait, each with its nodes, the newest last.
         short_for: Seconds since nodes are missing.
+        submitted: The number of replacements so far.
         unresolved: True if it is not known yet whether the last one was.
     """
 
-    nodes: int
-    present: int = 0
-    coming: int = 0
+    missing: int
     pending: tuple[tuple[str, int], ...] = ()
     short_for: float = 0.0
     submitted: int = 0
     unresolved: bool = False
-    most: int = 1 << 16
-
-    @property
-    def missing(self) -> int:
-        """The nodes for which no job of the run waits but replacements."""
-        return max(0, min(self.most, self.nodes) - self.present - self.coming)
 
 
 def decide(shortage: Shortage, after: float, limit: int) -> int | str | None:
@@ -350,23 +341,17 @@ class Replacer(Feature):
                 pending.append(job)
             elif ours and (job.state in ("PENDING", "CONFIGURING") or (job.state == "RUNNING" and not took_part)):
                 coming += job.nodes
-        size = intended_size(read_events(self._run_dir), claims)
-        results = [result for number, (_, result) in claims.items() if number]
-        shortage = Shortage(
-            size or 0,
-            len(led.staying),
-            coming,
-            tuple((job.name, job.nodes) for job in sorted(pending, key=lambda job: natural_key(job.name))),
-            submitted=sum(result is None or not result.refused for result in results),
-            unresolved=None in results,
-            most=self._run.max_nodes,
-        )
+        size = intended_size(read_events(self._run_dir), claims) or 0
+        missing = max(0, min(self._run.max_nodes, size) - len(led.staying) - coming)
         memory = self._memory
-        memory.short_since = (memory.short_since or now) if shortage.missing else None
+        memory.short_since = (memory.short_since or now) if missing else None
         short_for = 0.0 if memory.short_since is None else now - memory.short_since
         if memory.short_since is not None and short_for < self._after:
             memory.next_at = min(memory.next_at, memory.short_since + self._after)
-        return replace(shortage, short_for=short_for)
+        results = [result for number, (_, result) in claims.items() if number]
+        waiting = tuple((job.name, job.nodes) for job in sorted(pending, key=lambda job: natural_key(job.name)))
+        submitted = sum(result is None or not result.refused for result in results)
+        return Shortage(missing, waiting, short_for, submitted, None in results)
 
     def _act(self, led: Led, shortage: Shortage, claims: Claims, now: float) -> None:
         decision = decide(shortage, self._after, self._limit)

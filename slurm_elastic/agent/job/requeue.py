@@ -8,14 +8,14 @@ from __future__ import annotations
 import itertools
 import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from slurm_elastic import typed_json
 from slurm_elastic.agent.job.job_end import Requeue, requeue_decision
 from slurm_elastic.agent.option_values import OptionValues
 from slurm_elastic.errors import ExitCode
-from slurm_elastic.failures.history import bad_domains, bad_nodes, exclusion, node_domains, nodes_to_exclude, strikes
+from slurm_elastic.failures.history import bad_domains, bad_nodes, node_domains, nodes_to_exclude, strikes
 from slurm_elastic.rundir import JobRecords, RunContents, RunDir, RunFile
 from slurm_elastic.slurm import Cause, Controller, Diagnosis, JobView, SlurmJob, classify
 from slurm_elastic.text import parse_time
@@ -82,9 +82,10 @@ def requeue_job(
         if decision.why:
             say(f"job {job.name}: {decision.why}")
         return decision.requeue is Requeue.SLURM
-    ours = _excluded_before(earlier)
+    ours = {node for before in earlier for node in before.get("excluded") or ()}
+    users = [node for node in (view.excluded if view is not None else ()) if node not in ours]
     struck = struck_nodes(run_dir, values.max_excluded, lambda line: say(f"job {job.name}: {line}"))
-    bad = _room(struck, controller, job, view, ours)
+    bad = struck[: _room(controller, job, view, users)] if struck else ()
     record = {"why": decision.why, "counted": decision.counted, "mark": mark, "excluded": list(bad)}
     if not records.claim_requeue(restart_count, record):
         return True
@@ -94,7 +95,14 @@ def requeue_job(
     if why_not:
         say(f"job {job.name}: not requeued: {why_not}; submit it again to go on")
         return False
-    _exclude(controller, job, view, ours, bad, say)
+    excluded = tuple(dict.fromkeys([*users, *bad]))
+    if excluded != (view.excluded if view is not None else ()):
+        fact = f"it excludes {', '.join(excluded) or 'no node'} from now on"
+        why = "their strikes are in the events of the run" if bad else "the strikes of others have expired"
+        if controller.exclude(job.name, excluded):
+            say(f"job {job.name}: {fact}: {why}")
+        else:
+            say(f"job {job.name}: Slurm did not accept that {fact}; bad nodes: {', '.join(bad)}")
     return True
 
 
@@ -126,48 +134,20 @@ def struck_nodes(run_dir: RunDir, most: int, say: Callable[[str], None] = lambda
     return nodes_to_exclude(bad, domains, most)
 
 
-def _room(
-    bad: tuple[str, ...], controller: Controller, job: SlurmJob, view: JobView | None, ours: frozenset[str]
-) -> tuple[str, ...]:
-    """Return as many of the bad nodes as the partition can spare: with too few nodes left the job would never start."""
-    if not bad or view is None:
-        return ()
-    partition = next((row for row in controller.partitions() or () if row.name == view.partition), None)
-    if partition is None:
-        return ()
-    users = [node for node in view.excluded if node not in ours]
-    return bad[: max(0, partition.nodes - len(users) - len(job.job_nodes))]
+def _room(controller: Controller, job: SlurmJob, view: JobView | None, users: Sequence[str]) -> int:
+    """Return how many nodes the partition can spare: with too few nodes left the job would never start.
 
-
-def _excluded_before(earlier: Sequence[Mapping[str, Any]]) -> frozenset[str]:
-    lists = [record.get("excluded") for record in earlier]
-    return frozenset(node for names in lists if isinstance(names, list) for node in names if isinstance(node, str))
-
-
-def _exclude(
-    controller: Controller,
-    job: SlurmJob,
-    view: JobView | None,
-    ours: frozenset[str],
-    bad: Sequence[str],
-    say: Callable[[str], None],
-) -> None:
-    present = view.excluded if view is not None else ()
-    excluded = exclusion(present, ours, bad)
-    if excluded == present:
-        return
-    fact = f"it excludes {', '.join(excluded) or 'no node'} from now on"
-    why = "their strikes are in the events of the run" if bad else "the strikes of others have expired"
-    if controller.exclude(job.name, excluded):
-        say(f"job {job.name}: {fact}: {why}")
-    else:
-        say(f"job {job.name}: Slurm did not accept that {fact}; bad nodes: {', '.join(bad)}")
+    Args:
+        users: The nodes that the user has excluded.
+    """
+    partitions = controller.partitions() if view is not None else None
+    sizes = [row.nodes for row in partitions or () if view is not None and row.name == view.partition]
+    return max(0, sizes[0] - len(users) - len(job.job_nodes)) if sizes else 0
 
 
 def _requeue(controller: Controller, job: SlurmJob, deadline: float, *, if_running: bool) -> str:
     """Requeue the job; return why Slurm has not, empty if it has."""
-    pause = _FIRST_PAUSE
-    while True:
+    for _ in _attempts(deadline):
         accepted = controller.requeue(job.name, if_running=if_running)
         silent = controller.is_silent
         if accepted and not if_running:
@@ -181,20 +161,27 @@ def _requeue(controller: Controller, job: SlurmJob, deadline: float, *, if_runni
             if classify((), 0.0, view, job.restart_count).cause is Cause.CANCELLED:
                 return "it was cancelled or has ended meanwhile"
             # Its time limit or another cause that it comes back from has ended it meanwhile.
-            if_running = False
-            continue
-        if not silent or time.monotonic() > deadline:
-            return "scontrol requeue failed"
-        time.sleep(pause)
-        pause = min(2 * pause, _LONGEST_PAUSE)
+            return _requeue(controller, job, deadline, if_running=False)
+        if not silent:
+            break
+    return "scontrol requeue failed"
 
 
 def _ask(controller: Controller, name: str, deadline: float) -> JobView | None:
+    for _ in _attempts(deadline):
+        view = controller.job(name)
+        if view is not None or not controller.is_silent:
+            return view
+    return None
+
+
+def _attempts(deadline: float) -> Iterator[None]:
+    """Yield for each attempt to get an answer of slurmctld, with pauses, until the deadline."""
     pause = _FIRST_PAUSE
     while True:
-        view = controller.job(name)
-        if view is not None or not controller.is_silent or time.monotonic() > deadline:
-            return view
+        yield
+        if time.monotonic() > deadline:
+            return
         time.sleep(pause)
         pause = min(2 * pause, _LONGEST_PAUSE)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import atexit
 import contextlib
 import gc
 import logging
@@ -81,12 +80,8 @@ class Agent(Command):
         return agent_parser()
 
     def run(self, arguments: Sequence[str]) -> int:
-        from slurm_elastic.agent.process_end import run_last
-
         _keep_own_environment()
         require(1)
-        # Exit functions run in the order opposite to that of their registration: before those of torch.
-        atexit.register(run_last)
         return _run(arguments, None, self._obstacle)
 
 

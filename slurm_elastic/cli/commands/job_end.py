@@ -24,7 +24,6 @@ from slurm_elastic.slurm import Controller, Reader, SlurmJob, drop_foreign
 from slurm_elastic.submission.sbatch import keep_start
 from slurm_elastic.text import printable
 
-_WAIT = "wait"
 _LOOK, _DELAY = 2.0, 4.0
 """Seconds between two looks whether the run is over, and for srun to tell it first."""
 
@@ -48,7 +47,6 @@ class JobEnd(Command):
     def add_options(self, parser: Parser) -> None:
         parser.add_argument(
             "status",
-            type=_status,
             help="exit code of srun; wait: print it when the run is over and this job has no agent any more",
         )
         parser.add_argument("arguments", nargs=argparse.REMAINDER, help="the arguments of the agents")
@@ -56,22 +54,17 @@ class JobEnd(Command):
     def run(self, arguments: Sequence[str]) -> int:
         options = self.parser().parse_args(arguments)
         drop_foreign(os.environ, Reader.BATCH)
-        if options.status == _WAIT:
+        if options.status == "wait":
             return _wait(options.arguments)
+        if not options.status.lstrip("-").isdecimal():
+            see = f"see slurm-elastic {self.name} --help"
+            raise UsageError(f"the status {options.status!r} is neither an exit code nor wait; {see}")
+        status = int(options.status)
         try:
-            return _job_end(options.status, options.arguments)
+            return _job_end(status, options.arguments)
         except SlurmElasticError as error:
             _print(str(error))
-            return int(options.status)
-
-
-def _status(text: str) -> int | str:
-    if text == _WAIT:
-        return text
-    try:
-        return int(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"invalid int value: {text!r}") from None
+            return status
 
 
 def _wait(arguments: Sequence[str]) -> int:
@@ -81,23 +74,20 @@ def _wait(arguments: Sequence[str]) -> int:
     """
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
-    parent, since, kept = os.getppid(), None, False
+    parent, kept = os.getppid(), False
     while os.getppid() == parent:
         time.sleep(_LOOK)
-        code = None
         # Records that cannot be read now may be later; meanwhile srun tells the end.
         with contextlib.suppress(SlurmElasticError, OSError):
             kept = kept or _keep_start(arguments)
         with contextlib.suppress(SlurmElasticError):
-            code = code_when_over(arguments)
-        if code is None:
-            since = None
-        elif since is None:
-            since = time.monotonic()
-        elif time.monotonic() - since >= _DELAY:
-            _print("the run is over and has no agent in this job any more, but srun does not know that: the job ends")
-            print(int(code), flush=True)
-            break
+            if code_when_over(arguments) is None:
+                continue
+            time.sleep(_DELAY)
+            if os.getppid() == parent and (code := code_when_over(arguments)) is not None:
+                _print("the run is over and has no agent in this job any more, but srun does not know that: it ends")
+                print(int(code), flush=True)
+                break
     return ExitCode.FINISHED
 
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import io
 import logging
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
@@ -48,10 +48,7 @@ def test_a_line_for_each_event() -> None:
     ]
 
 
-def test_a_brief_console_has_no_details_and_the_file_has_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    ends: list[Callable[[], object]] = []
-    at_end = "slurm_elastic.agent.console_log.at_process_end"
-    monkeypatch.setattr(at_end, lambda close, timeout: ends.append(lambda: close(timeout)))
+def test_a_brief_console_has_no_details_and_the_file_has_all() -> None:
     stream, file, log = io.StringIO(), LogFile(), logging.getLogger("slurm_elastic")
     configure_logging("n2", stream, brief=True)
     log.addHandler(file)
@@ -60,7 +57,7 @@ def test_a_brief_console_has_no_details_and_the_file_has_all(monkeypatch: pytest
     log.warning("slow")
     written: list[str] = []
     file.open(written.append)
-    ends.pop()()
+    file.close()
     assert lines(stream.getvalue()) == ["<time> [slurm-elastic n2] a fact", "<time> [slurm-elastic n2] warning: slow"]
     assert [line.split(" ", 2)[2] for line in written] == ["a detail\n", "a fact\n", "warning: slow\n"]
 

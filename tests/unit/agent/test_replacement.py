@@ -37,7 +37,7 @@ from slurm_elastic.rendezvous.thread import Led
 from slurm_elastic.rundir import RunContents, RunDir
 from slurm_elastic.slurm import Controller, JobView, QueuedJob
 
-SHORT = Shortage(4, present=3, short_for=20.0)
+SHORT = Shortage(1, short_for=20.0)
 WAITS = (("31", 1),)
 
 
@@ -45,29 +45,20 @@ WAITS = (("31", 1),)
     ("shortage", "decision"),
     [
         (SHORT, 1),
-        (replace(SHORT, present=1), 3),
-        (replace(SHORT, present=0, most=2), 2),
-        (replace(SHORT, present=4), None),
-        (replace(SHORT, present=5), None),
-        (replace(SHORT, short_for=19.9), None),
-        # Given back, and on their way.
-        (replace(SHORT, nodes=3), None),
-        (replace(SHORT, nodes=3, present=1), 2),
-        (replace(SHORT, coming=1), None),
-        (replace(SHORT, present=1, coming=1), 2),
+        (SHORT._replace(missing=3), 3),
+        (SHORT._replace(missing=0), None),
+        (SHORT._replace(short_for=19.9), None),
         # One at a time, and never while it is not known whether there is one.
-        (replace(SHORT, pending=WAITS), None),
-        (replace(SHORT, present=1, pending=WAITS), None),
-        (replace(SHORT, unresolved=True), None),
-        (replace(SHORT, submitted=2), 1),
-        (replace(SHORT, submitted=3), None),
+        (SHORT._replace(pending=WAITS), None),
+        (SHORT._replace(missing=3, pending=WAITS), None),
+        (SHORT._replace(unresolved=True), None),
+        (SHORT._replace(submitted=2), 1),
+        (SHORT._replace(submitted=3), None),
         # What is not needed any more goes, whatever else holds.
-        (replace(SHORT, present=4, pending=WAITS, short_for=0.0, submitted=3, unresolved=True), "31"),
-        (replace(SHORT, nodes=3, pending=WAITS), "31"),
-        (replace(SHORT, coming=1, pending=WAITS), "31"),
-        (replace(SHORT, pending=(("31", 2),)), "31"),
-        (replace(SHORT, pending=(*WAITS, ("32", 1))), "32"),
-        (replace(SHORT, present=2, pending=(*WAITS, ("32", 1))), None),
+        (Shortage(0, WAITS, submitted=3, unresolved=True), "31"),
+        (SHORT._replace(pending=(("31", 2),)), "31"),
+        (SHORT._replace(pending=(*WAITS, ("32", 1))), "32"),
+        (SHORT._replace(missing=2, pending=(*WAITS, ("32", 1))), None),
     ],
 )
 def test_what_is_done_about_missing_nodes(shortage: Shortage, decision: int | str | None) -> None:

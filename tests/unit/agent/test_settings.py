@@ -55,7 +55,6 @@ def settings_of_n2(**changes: Any) -> AgentSettings:
         watchdog=True,
         hang_timeout=None,
         health=HealthSettings(),
-        worker_signal=None,
     )
     return dataclasses.replace(settings, **changes)
 
@@ -97,7 +96,7 @@ def test_every_part_can_be_given() -> None:
         run_dir=RunDir(Path("/data/elastic-runs/7"), "7"),
         ports=(4000,),
         endpoint_host="head",
-        values=OptionValues(start="cold"),
+        values=OptionValues(start="cold", worker_signal=signal.SIGUSR1),
         address=AddressPreference("10.0.0.1", "ib0", "{node}-ib"),
         launch_config=launch_config(
             min_nodes=2,
@@ -113,7 +112,6 @@ def test_every_part_can_be_given() -> None:
         ),
         args=("-u", "train.py", "--lr", "1e-3", "--nnodes", "9"),
         watchdog=False,
-        worker_signal=signal.SIGUSR1,
     )
 
 

@@ -91,7 +91,7 @@ def test_no_command_shows_the_help(capsys: pytest.CaptureFixture[str]) -> None:
         ("submit --partition=x --max-restrats 3 train.py", "no option --max-restrats; did you mean --max-restarts?"),
         ("template alocation", "no template 'alocation'; did you mean allocation?"),
         ("example digit", "no example 'digit'; did you mean digits?"),
-        ("verdict x", "argument status: invalid int value: 'x'; see slurm-elastic job-end --help"),
+        ("verdict x", "the status 'x' is neither an exit code nor wait; see slurm-elastic job-end --help"),
     ],
 )
 def test_a_mistake_is_one_line(cli: Cli, arguments: str, line: str) -> None:

@@ -11,7 +11,6 @@ from slurm_elastic.failures.history import (
     Strike,
     bad_domains,
     bad_nodes,
-    exclusion,
     node_domains,
     nodes_to_exclude,
     strikes,
@@ -146,9 +145,3 @@ def test_a_job_is_no_place() -> None:
     assert node_domains([moved, *started])["n2"] == "s0/s4"
     assert bad_domains(["n2", "n3", "n4"], places) == {}
     assert bad_domains(places, {**places, "n5": "s0/s1"}) == {"s0/s1": 3}
-
-
-def test_the_nodes_of_the_user_stay() -> None:
-    assert exclusion(("n7", "n1"), {"n1"}, ("n2",)) == ("n7", "n2")
-    assert exclusion(("n7",), (), ("n7",)) == ("n7",)
-    assert exclusion(("n1",), {"n1"}, ()) == ()
