@@ -112,7 +112,7 @@ def deliver(
         **notification.fields,
     }
     try:
-        if not run_dir.claim_notification(notification.key, record):
+        if not run_dir.claim_record(record, "notified", notification.key):
             return
         content = json.dumps(record).encode() + b"\n"
         if target.startswith(("http://", "https://")):

@@ -263,7 +263,7 @@ class _Run:
 
     def _import_before_join(self) -> None:
         """Import before this node joins a run that trains: the workers of the other nodes wait for the new round."""
-        if not self._settings.shared or self._settings.run_dir.last_round() is None:
+        if not self._settings.shared or self._settings.run_dir.newest("rounds") is None:
             return
         with contextlib.suppress(StartInterruptedError):
             self._fork_server.wait_ready(_IMPORT_TIMEOUT, lambda: _is_leaving() or self._coordination.has_event)

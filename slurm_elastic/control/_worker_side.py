@@ -322,10 +322,10 @@ def is_superseded(environ: Mapping[str, str]) -> bool:
     term = _number(environ, "SLURM_ELASTIC_TERM")
     term = _number(environ, "SLURM_ELASTIC_EPOCH") if term is None else term
     try:
-        last = directory.last_round()
+        last = directory.newest("rounds")
         if last is not None and last > round_:
             return True
-        newest = directory.newest_epoch(incarnation) if incarnation and term is not None else None
+        newest = directory.newest("epochs", incarnation) if incarnation and term is not None else None
         return newest is not None and term is not None and newest > term
     except RunDirError as error:
         import logging

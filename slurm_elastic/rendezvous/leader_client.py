@@ -55,7 +55,7 @@ def find_leader(run_dir: RunDir) -> LeaderEndpoint:
         RunDirError: The secret of the run cannot be read.
     """
     secret = run_dir.secret()
-    for incarnation in sorted(run_dir.incarnations(), key=_restart_order, reverse=True):
+    for incarnation in sorted(run_dir.keys("endpoints"), key=_restart_order, reverse=True):
         endpoint = newest_endpoint(RunDirRecords(run_dir, incarnation).situation(), incarnation)
         if endpoint is not None and "address" in endpoint:
             return LeaderEndpoint(str(endpoint["address"]), int(endpoint["port"]), incarnation, secret)

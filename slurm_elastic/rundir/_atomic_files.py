@@ -45,7 +45,6 @@ def explain(path: Path, error: OSError) -> str:
 
 
 _SAFE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
-_NUMBERED = re.compile(r"([0-9]{6,})\.json")
 
 
 def is_safe(name: str) -> bool:
@@ -68,15 +67,10 @@ def safe(kind: str, name: str) -> str:
 
 
 def numbered(number: int) -> str:
-    """Return the file name of a round or a term."""
+    """Return a number as it is in file names, in whose order they are then."""
     if number < 0:
         raise ValueError(f"numbers start at 0: {number}")
-    return f"{number:06d}.json"
-
-
-def descending_numbers(names: list[str]) -> list[int]:
-    """Return the numbers in those file names that `numbered` has made, the highest first."""
-    return sorted((int(match[1]) for name in names if (match := _NUMBERED.fullmatch(name))), reverse=True)
+    return f"{number:06d}"
 
 
 # Atomic creation, replacement and reading of files that other nodes read at the same time.

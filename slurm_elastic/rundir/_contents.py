@@ -186,7 +186,7 @@ class RunContents:
         for path in paths:
             name = path.relative_to(self.path).as_posix()
             try:
-                content = self._run_dir.read_record(path)
+                content = self._run_dir.signed_content(path)
             except RecordError:
                 content = b""
             except RunDirError as error:

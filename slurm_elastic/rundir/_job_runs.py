@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import re
 import shlex
 from collections.abc import Collection, Mapping, Sequence
@@ -129,7 +128,7 @@ def join_named(run_dir: RunDir, command: Sequence[str], *, again: bool) -> None:
     if not again:
         _require_same(run_dir, begun, start)
     while begun is not None and begun.step and _joined(run_dir, None) is None:
-        newest = max(run_dir.start_numbers())
+        newest = max(run_dir.numbers("starts"))
         _claim(run_dir, newest + 1, replace(begun, joined=newest))
 
 
@@ -166,18 +165,17 @@ def run_start(run_dir: RunDir, restart_count: int | None = None, *, before: int 
         before: Only starts before this one count.
     """
     if restart_count is None:
-        counts = [count for count in run_dir.start_numbers() if before is None or count < before]
+        counts = [count for count in run_dir.numbers("starts") if before is None or count < before]
         if not counts:
             return None
         restart_count = counts[0]
     try:
-        content = run_dir.start(restart_count)
-        record = typed_json.loads(content or b"{}")
+        record = run_dir.read_record("starts", restart_count) or {}
         joined = record.get("joined")
         return RunStart(
             str(record["step"]), tuple(map(str, record["command"])), joined if isinstance(joined, int) else None
         )
-    except (RecordError, typed_json.JSONError, KeyError, TypeError):
+    except (RecordError, KeyError, TypeError):
         return None
 
 
@@ -202,14 +200,16 @@ def _is_over_here(run_dir: RunDir, job: SlurmJob) -> bool:
         last = typed_json.loads(text.splitlines()[-1])
         if str(last.get("agent")).startswith(f"{job.node}/{job.job_id}.{job.restart_count}/"):
             code = last.get("exit_code") if last.get("event") == "agent_ended" else None
-            failed = code == 1 and run_dir.failure(incarnation_of(run_dir, job.restart_count)) is not None
+            failed = (
+                code == 1 and run_dir.read_record("failures", incarnation_of(run_dir, job.restart_count)) is not None
+            )
             return code == 0 or failed
     return False
 
 
 def _joined(run_dir: RunDir, restart_count: int | None) -> int | None:
     """Return the start that goes on in this start of the job, with None in its newest one; None if none does."""
-    for number in run_dir.start_numbers():
+    for number in run_dir.numbers("starts"):
         if restart_count is None or number <= restart_count:
             start = run_start(run_dir, number)
             if start is not None and start.joined is not None:
@@ -218,10 +218,8 @@ def _joined(run_dir: RunDir, restart_count: int | None) -> int | None:
 
 
 def _claim(run_dir: RunDir, restart_count: int, start: RunStart) -> bool:
-    record = {"step": start.step, "command": start.command}
-    return run_dir.claim_start(
-        restart_count, json.dumps(record if start.joined is None else {**record, "joined": start.joined}).encode()
-    )
+    joined = {} if start.joined is None else {"joined": start.joined}
+    return run_dir.claim_record({"step": start.step, "command": start.command, **joined}, "starts", restart_count)
 
 
 def _require_same(run_dir: RunDir, begun: RunStart | None, start: RunStart) -> None:
@@ -255,44 +253,35 @@ class JobRecords:
 
     def publish_notice(self, restart_count: int, record: Mapping[str, Any]) -> None:
         """Record the signals that the job got, and their diagnosis."""
-        self._publish("notices", restart_count, record)
+        self.run_dir.publish_record(record, "notices", f"{self.job_id}.{restart_count}")
 
     def notice(self, restart_count: int) -> dict[str, Any] | None:
         """Return the record of `publish_notice`; None if there is none that can be read."""
-        return self._read(self._path("notices", restart_count))
+        return self._read("notices", restart_count)
 
     def publish_grace(self, restart_count: int, seconds: float) -> None:
         """Record the seconds that a SIGTERM leaves to the job at the least."""
-        self._publish("graces", restart_count, {"seconds": seconds})
+        self.run_dir.publish_record({"seconds": seconds}, "graces", f"{self.job_id}.{restart_count}")
 
     def grace(self, restart_count: int) -> float | None:
         """Return what `publish_grace` has recorded; None if there is no record that can be read."""
-        seconds = (self._read(self._path("graces", restart_count)) or {}).get("seconds")
+        seconds = (self._read("graces", restart_count) or {}).get("seconds")
         return float(seconds) if isinstance(seconds, int | float) else None
 
     def claim_requeue(self, restart_count: int, record: Mapping[str, Any]) -> bool:
         """Claim the requeue of this start of the job. Returns False if another process has claimed it."""
-        return self.run_dir.claim_record(self._path("requeues", restart_count), json.dumps(record).encode(), make=True)
+        return self.run_dir.claim_record(record, "requeues", f"{self.job_id}.{restart_count}")
 
     def requeues(self) -> list[dict[str, Any]]:
         """Return the records of all requeues of this job, the oldest first."""
-        pattern = re.compile(rf"{re.escape(self.job_id)}\.([0-9]+)\.json")
-        matches = [match for name in self.run_dir.names("requeues") if (match := pattern.fullmatch(name))]
-        records = [self._read(self._path("requeues", count)) for count in sorted(int(match[1]) for match in matches)]
-        return [record for record in records if record is not None]
+        pattern = re.compile(rf"{re.escape(self.job_id)}\.([0-9]+)")
+        counts = sorted(int(match[1]) for key in self.run_dir.keys("requeues") if (match := pattern.fullmatch(key)))
+        return [record for count in counts if (record := self._read("requeues", count)) is not None]
 
-    def _publish(self, directory: str, restart_count: int, record: Mapping[str, Any]) -> None:
-        self.run_dir.publish_record(self._path(directory, restart_count), json.dumps(record).encode(), make=True)
-
-    def _path(self, directory: str, restart_count: int) -> Path:
-        return self.run_dir.path / directory / f"{self.job_id}.{restart_count}.json"
-
-    def _read(self, path: Path) -> dict[str, Any] | None:
-        try:
-            content = self.run_dir.read_record(path)
-        except RecordError:
-            return None
-        return None if content is None else dict(typed_json.loads(content))
+    def _read(self, kind: str, restart_count: int) -> dict[str, Any] | None:
+        with contextlib.suppress(RecordError):
+            return self.run_dir.read_record(kind, f"{self.job_id}.{restart_count}")
+        return None
 
 
 # The directories in which this user has runs, so that commands find a run by its id from anywhere.

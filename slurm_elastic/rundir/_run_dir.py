@@ -5,16 +5,18 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
+import re
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from slurm_elastic import typed_json
 from slurm_elastic.errors import UsageError
 from slurm_elastic.ownership import NEW_FILE, group_may_write, require_own, require_safe_parent
 from slurm_elastic.rundir import _atomic_files
-from slurm_elastic.rundir._atomic_files import RunDirError, descending_numbers, explain, numbered, safe
+from slurm_elastic.rundir._atomic_files import RunDirError, explain, numbered, safe
 from slurm_elastic.rundir._signed_files import SignedFiles, load_or_create_secret, signature
 
 RUNS = "elastic-runs"
@@ -112,13 +114,61 @@ class RunDir:
         with _accessed(path):
             return _atomic_files.read_file(path)
 
-    def mark_done(self, record: Mapping[str, Any]) -> bool:
-        """Record, durably, that the run is finished.
+    def claim_record(self, record: Mapping[str, Any], *place: str | int, mode: int = NEW_FILE) -> bool:
+        """Create a signed record, durably. Returns False if another process was first; its record stays.
 
-        Returns:
-            False if another process has recorded it before; that record stays.
+        Args:
+            record: A JSON object.
+            place: Where it is below the run directory, such as ``"epochs", "7.0", 1``.
+            mode: Mode of the file.
         """
-        return self.claim_record(self.path / "done.json", json.dumps(record).encode())
+        path = self._place(place)
+        with _accessed(path, make=_is_made_by_need(place)):
+            return self._signed.claim(self.secret(), path, json.dumps(record).encode(), mode)
+
+    def publish_record(self, record: Mapping[str, Any], *place: str | int) -> None:
+        """Create or replace a signed record; see `claim_record`."""
+        path = self._place(place)
+        with _accessed(path, make=_is_made_by_need(place)):
+            signed = self._signed.sign(self.secret(), path, json.dumps(record).encode())
+            _atomic_files.publish_file(path, signed)
+
+    def read_record(self, *place: str | int) -> dict[str, Any] | None:
+        """Return a record without its signature; None if there is none that this run has written.
+
+        Raises:
+            RecordError: The record is not one JSON object.
+        """
+        content = self.signed_content(self._place(place))
+        return None if content is None else dict(typed_json.loads(content))
+
+    def keys(self, *above: str) -> list[str]:
+        """Return the names of the records in a directory, such as the incarnations in ``endpoints``, in no order."""
+        path = self.path.joinpath(*(safe("record", part) for part in above))
+        with _accessed(path):
+            names = _atomic_files.list_names(path)
+        return [name.removesuffix(".json") for name in names if name.endswith(".json") and not name.startswith(".")]
+
+    def numbers(self, *above: str) -> list[int]:
+        """Return the numbers of the records in a directory of numbered ones, the highest first."""
+        return sorted((int(key) for key in self.keys(*above) if re.fullmatch(r"[0-9]{6,}", key)), reverse=True)
+
+    def newest(self, *above: str, known: int | None = None) -> int | None:
+        """Return the highest number of a record that this run has written; None before the first.
+
+        Args:
+            known: A number whose record need not be read to see that this run has written it.
+        """
+        for number in self.numbers(*above):
+            path = self._place((*above, number))
+            with _accessed(path):
+                if number == known or self._signed.counts(path):
+                    return number
+        return None
+
+    def mark_done(self, record: Mapping[str, Any]) -> bool:
+        """Record, durably, that the run is finished. Returns False if another process has recorded it before."""
+        return self.claim_record(record, "done")
 
     def is_done(self) -> bool:
         """Return True if the run is finished.
@@ -126,110 +176,7 @@ class RunDir:
         Raises:
             RecordError: The record is damaged: nothing says then that the run has trained to its end.
         """
-        return self.read_record(self.path / "done.json") is not None
-
-    def claim_notification(self, key: str, record: Mapping[str, Any]) -> bool:
-        """Record that a notification is delivered. Returns False if another agent has recorded it before."""
-        path = self.path / "notified" / f"{safe('notification', key)}.json"
-        return self.claim_record(path, json.dumps(record).encode(), make=True)
-
-    def claim_command(self, content: bytes) -> bool:
-        """Record how the run was started, for its user alone. Returns False if another process has recorded it."""
-        return self.claim_record(self.path / "command.json", content, mode=0o600)
-
-    def command(self) -> bytes | None:
-        """Return the record of `claim_command`; None if there is none."""
-        return self.read_record(self.path / "command.json")
-
-    def claim_start(self, number: int, content: bytes) -> bool:
-        """Record who has begun a start of the run. Returns False if another agent has recorded it before."""
-        return self._claim_numbered("starts", number, content)
-
-    def start(self, number: int) -> bytes | None:
-        """Return the record of `claim_start`; None if there is none."""
-        return self.read_record(self._numbered("starts", number))
-
-    def start_numbers(self) -> list[int]:
-        """Return the numbers of all starts on record, the highest first."""
-        return self._numbers("starts")
-
-    def claim_replacement(self, number: int, content: bytes) -> bool:
-        """Record that a job is about to be submitted for lost nodes; number 0 has the user's options.
-
-        Returns:
-            False if another agent was first.
-        """
-        return self._claim_numbered("replacements", number, content)
-
-    def claim_replaced(self, number: int, content: bytes) -> bool:
-        """Record what has become of a replacement. Returns False if another agent was first."""
-        return self._claim_numbered("replaced", number, content)
-
-    def publish_replaced(self, number: int, content: bytes) -> None:
-        """Replace the record of `claim_replaced`."""
-        self.publish_record(self._numbered("replaced", number), content)
-
-    def replacements(self) -> dict[int, tuple[bytes, bytes | None]]:
-        """Return the records of `claim_replacement` and `claim_replaced` by their numbers, in the order of these."""
-        return {
-            number: (claim, self.read_record(self._numbered("replaced", number)))
-            for number in reversed(self._numbers("replacements"))
-            if (claim := self.read_record(self._numbered("replacements", number))) is not None
-        }
-
-    def claim_round(self, number: int, content: bytes) -> bool:
-        """Create the record of a round. Returns False if the number is taken."""
-        return self.claim_record(self._numbered("rounds", number), content)
-
-    def last_round(self, known_round: int | None = None) -> int | None:
-        """Return the number of the newest round; None before the first round.
-
-        Args:
-            known_round: Number of a round of this run whose record need not be read to see that this run has written
-                it.
-        """
-        return self._newest("rounds", known_round)
-
-    def round_record(self, number: int) -> bytes | None:
-        """Return the record of a round; None if there is none."""
-        return self.read_record(self._numbered("rounds", number))
-
-    def claim_epoch(self, incarnation: str, number: int, content: bytes) -> bool:
-        """Create the record of a term. Returns False if the number is taken."""
-        return self._claim_numbered(f"epochs/{safe('incarnation', incarnation)}", number, content)
-
-    def newest_epoch(self, incarnation: str) -> int | None:
-        """Return the number of the newest term of an incarnation; None before the first."""
-        return self._newest(f"epochs/{safe('incarnation', incarnation)}")
-
-    def epoch_record(self, incarnation: str, number: int) -> bytes | None:
-        """Return the record of a term; None if there is none."""
-        return self.read_record(self._numbered(f"epochs/{safe('incarnation', incarnation)}", number))
-
-    def publish_endpoint(self, incarnation: str, content: bytes) -> None:
-        """Record the endpoint of the leader."""
-        self.publish_record(self._of_incarnation("endpoints", incarnation), content)
-
-    def endpoint(self, incarnation: str) -> bytes | None:
-        """Return the last record of `publish_endpoint`; None before the first."""
-        return self.read_record(self._of_incarnation("endpoints", incarnation))
-
-    def incarnations(self) -> list[str]:
-        """Return the incarnations that have an endpoint, in no order."""
-        return [name.removesuffix(".json") for name in self.names("endpoints") if name.endswith(".json")]
-
-    def publish_failure(self, incarnation: str, content: bytes) -> None:
-        """Record why an incarnation of the run failed."""
-        self.publish_record(self._of_incarnation("failures", incarnation), content, make=True)
-
-    def failure(self, incarnation: str) -> bytes | None:
-        """Return why an incarnation of the run failed; None if it did not."""
-        return self.read_record(self._of_incarnation("failures", incarnation))
-
-    def failures(self) -> tuple[bytes, ...]:
-        """Return the records of `publish_failure` of all incarnations, in no order."""
-        records = (self.read_record(self.path / "failures" / name) for name in self.names("failures"))
-        return tuple(content for content in records if content is not None)
+        return self.read_record("done") is not None
 
     def publish_health(self, node: str, job: str, content: bytes) -> None:
         """Record the address of an agent's health port."""
@@ -245,8 +192,7 @@ class RunDir:
 
     def withdraw_health_of_job(self, job: str) -> None:
         """Remove the records of `publish_health` of all agents of a job."""
-        suffix = f".{safe('job id', job)}.json"
-        for path in [self.path / "health" / name for name in self.names("health") if name.endswith(suffix)]:
+        for path in [self._place(("health", key)) for key in self.keys("health") if key.endswith(f".{job}")]:
             with _accessed(path):
                 path.unlink(missing_ok=True)
 
@@ -288,62 +234,31 @@ class RunDir:
         width = max(2, len(str(world_size - 1)))
         return self.log_dir(round_number, node) / f"rank_{rank:0{width}d}"
 
-    def publish_record(self, path: Path, content: bytes, *, make: bool = False) -> None:
-        """Create or replace a signed record, a JSON object; with `make` also its directory."""
-        with _accessed(path, make=make):
-            _atomic_files.publish_file(path, self._signed.sign(self.secret(), path, content))
-
-    def claim_record(self, path: Path, content: bytes, *, make: bool = False, mode: int = NEW_FILE) -> bool:
-        """Create a signed record, a JSON object. Returns False if another process was first."""
-        with _accessed(path, make=make):
-            return self._signed.claim(self.secret(), path, content, mode)
-
-    def read_record(self, path: Path) -> bytes | None:
-        """Return a record without its signature; None if there is none that this run has written.
-
-        Raises:
-            RecordError: The record is not one JSON object.
-        """
+    def signed_content(self, path: Path) -> bytes | None:
+        """Return what a signed record's file has beside the signature; see `read_record`."""
         with _accessed(path):
             return self._signed.read(path)
-
-    def names(self, directory: str) -> list[str]:
-        """Return the names of the files in a subdirectory, in no order."""
-        path = self.path / directory
-        with _accessed(path):
-            return [name for name in _atomic_files.list_names(path) if not name.startswith(".")]
 
     @property
     def _signed(self) -> SignedFiles:
         return SignedFiles(self.path)
 
-    def _of_incarnation(self, directory: str, incarnation: str) -> Path:
-        return self.path / directory / f"{safe('incarnation', incarnation)}.json"
+    def _place(self, place: Sequence[str | int]) -> Path:
+        parts = [numbered(part) if isinstance(part, int) else safe("record", part) for part in place]
+        return self.path.joinpath(*parts[:-1], f"{parts[-1]}.json")
 
     def _of_agent(self, directory: str, node: str, job: str, suffix: str = "json") -> Path:
         return self.path / directory / f"{safe('node name', node)}.{safe('job id', job)}.{suffix}"
-
-    def _numbered(self, directory: str, number: int) -> Path:
-        return self.path / directory / numbered(number)
-
-    def _claim_numbered(self, directory: str, number: int, content: bytes) -> bool:
-        return self.claim_record(self._numbered(directory, number), content, make=True)
-
-    def _numbers(self, directory: str) -> list[int]:
-        return descending_numbers(self.names(directory))
-
-    def _newest(self, directory: str, known_number: int | None = None) -> int | None:
-        for number in self._numbers(directory):
-            path = self._numbered(directory, number)
-            with _accessed(path):
-                if number == known_number or self._signed.counts(path):
-                    return number
-        return None
 
     @staticmethod
     def _append(path: Path, text: str, *, make: bool = True) -> None:
         with _accessed(path, make=make):
             _atomic_files.append(path, text.encode(errors="backslashreplace"))
+
+
+def _is_made_by_need(place: Sequence[str | int]) -> bool:
+    """Return True for a record whose directory `open` does not make: one that was there and is gone is an error."""
+    return len(place) > 2 or (len(place) == 2 and place[0] not in _SUBDIRECTORIES)
 
 
 @contextlib.contextmanager

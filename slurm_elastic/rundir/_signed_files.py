@@ -47,13 +47,7 @@ def is_signature(shown: bytes, secret: bytes, context: bytes, key: str, content:
 
 
 def sign(secret: bytes, key: str, content: bytes) -> bytes:
-    """Return a JSON object with its signature as the last field.
-
-    Raises:
-        ValueError: The content does not look like a JSON object.
-    """
-    if not (content.startswith(b"{") and content.endswith(b"}")):
-        raise ValueError(f"no JSON object: {content[:100]!r}")
+    """Return a JSON object with its signature as the last field."""
     body = content[:-1]
     code = signature(secret, _CONTEXT, key, content).hex().encode()
     return b"".join((body, b", " if body != b"{" else b"", _FIELD, code, _END))
@@ -83,10 +77,6 @@ _BYTES = 32
 _LINE = re.compile(rb"[0-9a-f]{%d}\n" % (2 * _BYTES))
 
 
-class _ForeignError(Exception):
-    """A file that has the name of a record was not written by this run."""
-
-
 @dataclass(frozen=True, slots=True)
 class SignedFiles:
     """The signed records of one run directory. Methods raise OSError if the disk fails.
@@ -108,10 +98,32 @@ class SignedFiles:
             RecordError: This user has written it, and it is not one JSON object, as after a power loss.
         """
         try:
-            return self._content(path)
-        except _ForeignError as error:
-            _log_drop(path, str(error))
+            content = _atomic_files.read_file(path)
+        except OSError as error:
+            if error.errno in (errno.EPERM, errno.ELOOP, errno.EFBIG) or (
+                error.errno == errno.EACCES and not _is_own(path)
+            ):
+                return _log_drop(path, os.strerror(error.errno))
+            raise
+        if content is None:
             return None
+        secret, key = self._secret_of_reader(), self._key(path)
+        if secret:
+            verified_content = verified(secret, key, content)
+            if verified_content is None and self.directory in _secrets:
+                # The directory may have been removed and made again.
+                del _secrets[self.directory]
+                verified_content = verified(self._secret_of_reader() or b"\0", key, content)
+            if verified_content is not None:
+                return verified_content
+        if not _is_json_object(content):
+            if secret is not None and not is_writable_by_others(path.parent):
+                fix = "end the run, remove the file, and submit again"
+                raise RecordError(
+                    f"{path} is not one complete JSON object: truncated, or written by another program; {fix}"
+                )
+            return _log_drop(path, "no JSON object")
+        return content if secret is None else _log_drop(path, "no signature of this run")
 
     def counts(self, path: Path) -> bool:
         """Return True if this run has written a record, even if it was cut short since."""
@@ -140,38 +152,6 @@ class SignedFiles:
             return _atomic_files.claim_file(path, signed, mode)
         finally:
             removal.unlink(missing_ok=True)
-
-    def _content(self, path: Path) -> bytes | None:
-        try:
-            content = _atomic_files.read_file(path)
-        except OSError as error:
-            if error.errno in (errno.EPERM, errno.ELOOP, errno.EFBIG) or (
-                error.errno == errno.EACCES and not _is_own(path)
-            ):
-                raise _ForeignError(os.strerror(error.errno)) from None
-            raise
-        if content is None:
-            return None
-        secret = self._secret_of_reader()
-        key = self._key(path)
-        if secret:
-            verified_content = verified(secret, key, content)
-            if verified_content is None and self.directory in _secrets:
-                # The directory may have been removed and made again.
-                del _secrets[self.directory]
-                verified_content = verified(self._secret_of_reader() or b"\0", key, content)
-            if verified_content is not None:
-                return verified_content
-        if not _is_json_object(content):
-            if secret is not None and not is_writable_by_others(path.parent):
-                fix = "end the run, remove the file, and submit again"
-                raise RecordError(
-                    f"{path} is not one complete JSON object: truncated, or written by another program; {fix}"
-                )
-            raise _ForeignError("no JSON object")
-        if secret is None:
-            return content
-        raise _ForeignError("no signature of this run")
 
     def _secret_of_reader(self) -> bytes | None:
         """Return the secret of the run; None if this user may not read it, and b"" if there is none."""
@@ -202,12 +182,13 @@ def _is_json_object(content: bytes) -> bool:
         return False
 
 
-def _log_drop(path: Path, why: str) -> None:
-    if path in _logged or len(_logged) >= _MOST_LOGGED:
-        return
-    _logged.add(path)
-    more = "; more are dropped without a word" if len(_logged) == _MOST_LOGGED else ""
-    logger.warning("dropped %s: it was not written by this run (%s)%s", printable(str(path)), why, more)
+def _log_drop(path: Path, why: str) -> bytes | None:
+    """Log, once, that a file counts as missing; return None, what is read in its place."""
+    if path not in _logged and len(_logged) < _MOST_LOGGED:
+        _logged.add(path)
+        more = "; more are dropped without a word" if len(_logged) == _MOST_LOGGED else ""
+        logger.warning("dropped %s: it was not written by this run (%s)%s", printable(str(path)), why, more)
+    return None
 
 
 def load_or_create_secret(path: Path, draw: Callable[[], bytes] = lambda: secrets.token_bytes(_BYTES)) -> bytes:

@@ -92,17 +92,16 @@ def latest_log(run_dir: RunDir, rank: int, stream: str) -> Path | None:
 
 
 def _newest_round(run_dir: RunDir) -> dict[str, Any]:
-    number = run_dir.last_round()
-    content = None if number is None else run_dir.round_record(number)
-    return {} if content is None else typed_json.decode(content, dict[str, Any])
+    number = run_dir.newest("rounds")
+    return {} if number is None else run_dir.read_record("rounds", number) or {}
 
 
 def _failure(run_dir: RunDir, newest: dict[str, Any]) -> WorkerFailure | None:
     """Return the failure of the newest round's incarnation: no agent identity is used twice."""
     agents = {place["agent"] for place in newest.get("places", ())}
-    for content in run_dir.failures():
+    for incarnation in run_dir.keys("failures"):
         with contextlib.suppress(typed_json.JSONError):
-            failure = typed_json.decode(content, WorkerFailure)
+            failure = typed_json.convert(run_dir.read_record("failures", incarnation), WorkerFailure)
             if failure.agent in agents:
                 return failure
     return None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import re
 import subprocess
@@ -112,7 +111,7 @@ def keep_start(run_dir: RunDir, job: str, arguments: tuple[str, ...], program: s
         program: What the workers run.
         controller: Slurm's controller.
     """
-    if run_dir.command() is not None:
+    if run_dir.read_record("command") is not None:
         return True
     script, options = controller.batch_script(job), controller.requested(job)
     if script is None or options is None:
@@ -120,15 +119,16 @@ def keep_start(run_dir: RunDir, job: str, arguments: tuple[str, ...], program: s
     started = Started(
         script, options, arguments, str(Path.cwd()), agent_settings(os.environ), program, _digest(Path(program))
     )
-    run_dir.claim_command(json.dumps(asdict(started)).encode())
+    # Its arguments and variables are for its user alone.
+    run_dir.claim_record(asdict(started), "command", mode=0o600)
     return True
 
 
 def read_start(run_dir: RunDir) -> Started | None:
     """Return how the run was started; None if that is not on record."""
-    content = run_dir.command()
+    record = run_dir.read_record("command")
     try:
-        return None if content is None else typed_json.decode(content, Started)
+        return None if record is None else typed_json.convert(record, Started)
     except typed_json.JSONError:
         # Of another release.
         return None

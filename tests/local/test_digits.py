@@ -100,7 +100,7 @@ def test_two_processes_train_as_one_does_although_the_last_batch_is_uneven(start
 def test_a_group_that_was_followed_leaves_the_checkpoint_that_is_there(start, tmp_path):
     run_dir = RunDir.for_run(tmp_path, "7").open()
     for epoch in (1, 2):
-        run_dir.claim_epoch("7.0", epoch, b"{}")
+        run_dir.claim_record({}, "epochs", "7.0", epoch)
     own = {"RUN_ID": "7", "RUN_DIR": str(run_dir.path), "ROUND": "0", "SCOPE": "7.0", "EPOCH": "1"}
     process = start(None, "--epochs", 1, **{f"SLURM_ELASTIC_{name}": value for name, value in own.items()})
     stderr = process.communicate(timeout=HANG_GUARD)[1]

@@ -254,7 +254,7 @@ def record_files(run_dir: RunDir) -> Parser:
         read_history(run_dir)
         # It is damaged, or not of this run: it does not end the run as one that is finished.
         with contextlib.suppress(RecordError):
-            assert run_dir.endpoint("7.0") is None
+            assert run_dir.read_record("endpoints", "7.0") is None
         assert not run_dir.is_done()
 
     return parse

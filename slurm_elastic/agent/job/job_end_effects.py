@@ -162,7 +162,10 @@ class JobAtEnd:
                 for run_dir in runs_of_job(self.rendezvous.run_dir.path.parent.parent, self.job.name):
                     if run_dir.run_id == self.rendezvous.run_dir.run_id or run_start(run_dir, restarts) is None:
                         continue
-                    if not run_dir.is_done() and run_dir.failure(incarnation_of(run_dir, restarts)) is None:
+                    if (
+                        not run_dir.is_done()
+                        and run_dir.read_record("failures", incarnation_of(run_dir, restarts)) is None
+                    ):
                         return True
             return False
 

@@ -17,7 +17,6 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from slurm_elastic import typed_json
 from slurm_elastic.agent.event_log import utc_now
 from slurm_elastic.agent.signals import Notices
 from slurm_elastic.rendezvous.membership.agents import LeaveReason, job_of
@@ -71,11 +70,11 @@ def asks_slurm(run_dir: RunDir, job: SlurmJob, agent: str) -> bool:
     if job.node_rank == 0:
         return True
     try:
-        newest = run_dir.last_round()
-        record = None if newest is None else run_dir.round_record(newest)
+        newest = run_dir.newest("rounds")
+        record = None if newest is None else run_dir.read_record("rounds", newest)
     except RunDirError:
         return False
-    places = typed_json.loads(record).get("places", []) if record is not None else []
+    places = (record or {}).get("places", [])
     of_job = [other for other in (str(place["agent"]) for place in places) if job_of(other) == job_of(agent)]
     return of_job[:1] == [agent]
 

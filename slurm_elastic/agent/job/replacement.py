@@ -7,7 +7,6 @@ comment of the job in Slurm's queue.
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import shutil
@@ -108,10 +107,12 @@ def read_claims(run_dir: RunDir) -> Claims:
     """
     return {
         number: (
-            typed_json.decode(claim, Claim),
-            None if result is None else typed_json.decode(result, Result),
+            typed_json.convert(claim, Claim),
+            None if result is None else typed_json.convert(result, Result),
         )
-        for number, (claim, result) in run_dir.replacements().items()
+        for number in reversed(run_dir.numbers("replacements"))
+        if (claim := run_dir.read_record("replacements", number)) is not None
+        for result in (run_dir.read_record("replaced", number),)
     }
 
 
@@ -246,7 +247,7 @@ class Replacer(Feature):
 
     def _has_begun(self) -> bool:
         try:
-            return bool(self._run_dir.replacements())
+            return bool(self._run_dir.numbers("replacements"))
         except SlurmElasticError:
             return True
 
@@ -303,7 +304,7 @@ class Replacer(Feature):
             return False
         self._begun = True
         claim = Claim(len(self._run.expected_nodes), utc_now(), self._after, self._limit)
-        if self._run_dir.claim_replacement(0, _encode(claim)):
+        if self._run_dir.claim_record(asdict(claim), "replacements", 0):
             up_to = f" of up to {limit} each" if limit else ""
             notice(
                 f"lost nodes are replaced: after {self._after:g} s a job like the first one is submitted for them, "
@@ -321,14 +322,14 @@ class Replacer(Feature):
             if result is None:
                 name = waiting[0].name.partition("_")[0] if waiting else ""
                 if name or now - since.setdefault(number, now) >= _RESOLVE_LIMIT:
-                    self._run_dir.claim_replaced(number, _encode(Result(name)))
+                    self._run_dir.claim_record(asdict(Result(name)), "replaced", number)
             elif result.is_open and (result.job in jobs or not waiting):
                 end = "joined" if result.job in jobs else "cancelled"
                 if not result.end and result.job not in jobs:
                     # What a person has cancelled is not submitted again.
                     view = self._controller.job(result.job)
                     end = "gone" if view is None or view.state == "CANCELLED" else "failed"
-                self._run_dir.publish_replaced(number, _encode(replace(result, end=end)))
+                self._run_dir.publish_record(asdict(replace(result, end=end)), "replaced", number)
         return read_claims(self._run_dir)
 
     def _shortage(self, led: Led, claims: Claims, queue: Sequence[QueuedJob], now: float) -> Shortage:
@@ -360,7 +361,7 @@ class Replacer(Feature):
         if isinstance(decision, str):
             for number, (_, result) in claims.items():
                 if result is not None and result.is_open and decision.partition("_")[0] == result.job:
-                    self._run_dir.publish_replaced(number, _encode(replace(result, end="cancelling")))
+                    self._run_dir.publish_record(asdict(replace(result, end="cancelling")), "replaced", number)
             notice(
                 f"job {decision}, which waits to replace lost nodes, is cancelled: the run does not need it any more"
             )
@@ -374,7 +375,7 @@ class Replacer(Feature):
 
     def _submit(self, number: int, nodes: int, count: int, now: float) -> None:
         exclude = struck_nodes(self._run_dir, self._most_excluded)
-        if not self._run_dir.claim_replacement(number, _encode(Claim(nodes, utc_now()))):
+        if not self._run_dir.claim_record(asdict(Claim(nodes, utc_now())), "replacements", number):
             return
         result = self._submission.submit(self._run, number, nodes, exclude)
         if result is None:
@@ -383,7 +384,7 @@ class Replacer(Feature):
         if result.refused:
             self._memory.refused_at = now
             self._say(f"no job for lost nodes: {result.refused}; it is tried again every {_REFUSED / 60:.0f} minutes")
-        if not self._run_dir.claim_replaced(number, _encode(result)):
+        if not self._run_dir.claim_record(asdict(result), "replaced", number):
             # Another leader has found the job in the queue, or has given this claim up and submitted another one.
             _, other = read_claims(self._run_dir)[number]
             if result.job and other is not None and other.job != result.job:
@@ -396,7 +397,3 @@ class Replacer(Feature):
         if line not in self._lines:
             self._lines.add(line)
             logger.warning("%s", line)
-
-
-def _encode(record: Claim | Result) -> bytes:
-    return json.dumps(asdict(record)).encode()

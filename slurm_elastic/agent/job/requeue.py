@@ -65,7 +65,7 @@ def requeue_job(
     finding = classify(signals, 0.0, view, restart_count, clock=clock, meaning=values.meaning)
     earlier, progress = records.requeues(), notice.get("progress")
     # The progress of the run: the last checkpoint if the trainer reports it, else the newest round.
-    mark = f"round {run_dir.last_round()}" if progress is None else f"checkpoint {progress}"
+    mark = f"round {run_dir.newest('rounds')}" if progress is None else f"checkpoint {progress}"
     marks = ["round None", *(record.get("mark") for record in earlier)]
     decision = requeue_decision(
         _cause(notice, finding),

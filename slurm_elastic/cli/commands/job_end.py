@@ -114,7 +114,7 @@ def code_when_over(arguments: Sequence[str]) -> ExitCode | None:
     code = ExitCode.FINISHED
     for run_dir in runs:
         if not run_dir.is_done():
-            if run_dir.failure(incarnation_of(run_dir, restarts)) is None:
+            if run_dir.read_record("failures", incarnation_of(run_dir, restarts)) is None:
                 return None
             code = ExitCode.FAILED
         agents = agents_of(read_records(RunContents(run_dir), run_dir.run_id), job.job_id, job.restart_count)
@@ -156,7 +156,7 @@ def _job_end(status: int, arguments: Sequence[str]) -> int:
         return status
     values = read_options(options.value)
     for run_dir in going_on:
-        failure = run_dir.failure(incarnation_of(run_dir, restarts))
+        failure = run_dir.read_record("failures", incarnation_of(run_dir, restarts))
         own = status if len(runs) == 1 or job is None else _status_of(run_dir, job, status, failed=failure is not None)
         if _end_run(run_dir, job, own, failure, values):
             return own
@@ -171,7 +171,9 @@ def _status_of(run_dir: RunDir, job: SlurmJob, status: int, *, failed: bool) -> 
     return ExitCode.LEFT if JobRecords(run_dir, job.job_id).notice(job.restart_count) else status or ExitCode.FAILED
 
 
-def _end_run(run_dir: RunDir, job: SlurmJob | None, status: int, failure: bytes | None, values: OptionValues) -> bool:
+def _end_run(
+    run_dir: RunDir, job: SlurmJob | None, status: int, failure: dict[str, Any] | None, values: OptionValues
+) -> bool:
     """Explain the end of a run that is not finished. Returns True if its job starts again."""
     history: list[tuple[float, dict[str, Any]]] = []
     with contextlib.suppress(SlurmElasticError):
@@ -214,11 +216,11 @@ def _print(line: str) -> None:
     print(f"slurm-elastic job-end: {line}", file=sys.stderr, flush=True)
 
 
-def _print_root_cause(failure: bytes) -> None:
+def _print_root_cause(failure: dict[str, Any]) -> None:
     """Print the root cause: the leader, which is not of this job, has done so in another output."""
     from slurm_elastic import typed_json
     from slurm_elastic.agent.root_cause import root_cause
     from slurm_elastic.rendezvous.membership.agents import WorkerFailure
 
     with contextlib.suppress(typed_json.JSONError):
-        print(f"root cause: {root_cause(typed_json.decode(failure, WorkerFailure))}", file=sys.stderr)
+        print(f"root cause: {root_cause(typed_json.convert(failure, WorkerFailure))}", file=sys.stderr)

@@ -6,12 +6,10 @@ unless the run uses etcd, and here is the choice between the two.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from slurm_elastic import typed_json
 from slurm_elastic.errors import ExitCode, RecordsError, UsageError
 from slurm_elastic.rendezvous.records.etcd.config import (
     ENVIRONMENT_PREFIX,
@@ -78,19 +76,19 @@ class RunDirRecords:
             can_wait: False where the caller must not wait for an etcd that is silent: then the copy in the run
                 directory counts.
         """
-        return self._run_dir.newest_epoch(self._incarnation)
+        return self._run_dir.newest("epochs", self._incarnation)
 
     def claim_epoch(self, number: int, record: Record) -> bool:
         """Take an epoch. Returns False if another agent has it."""
-        return self._run_dir.claim_epoch(self._incarnation, number, _encode(record))
+        return self._run_dir.claim_record(record, "epochs", self._incarnation, number)
 
     def epoch(self, number: int) -> Record | None:
         """Return the record of an epoch, None if it is free."""
-        return _decode(self._run_dir.epoch_record(self._incarnation, number))
+        return self._run_dir.read_record("epochs", self._incarnation, number)
 
     def publish_endpoint(self, record: Record) -> None:
         """Publish the leader's endpoint in place of an earlier one."""
-        self._run_dir.publish_endpoint(self._incarnation, _encode(record))
+        self._run_dir.publish_record(record, "endpoints", self._incarnation)
 
     def endpoint(self) -> Record | None:
         """Return the endpoint that was published last, None before the first.
@@ -98,21 +96,21 @@ class RunDirRecords:
         A truncated record, as after a power loss of the file server, counts as missing.
         """
         try:
-            return _decode(self._run_dir.endpoint(self._incarnation))
+            return self._run_dir.read_record("endpoints", self._incarnation)
         except RecordError:
             return None
 
     def claim_round(self, number: int, record: Record) -> bool:
         """Write the record of a round. Returns False if another leader has written it."""
-        return self._run_dir.claim_round(number, _encode(record))
+        return self._run_dir.claim_record(record, "rounds", number)
 
     def last_round(self) -> int | None:
         """Return the highest round written, None before the first."""
-        return self._run_dir.last_round()
+        return self._run_dir.newest("rounds")
 
     def round(self, number: int) -> Record | None:
         """Return the record of a round, None if there is none."""
-        return _decode(self._run_dir.round_record(number))
+        return self._run_dir.read_record("rounds", number)
 
     def situation(self, known_round: int | None = None) -> Situation:
         """Return the leader's endpoint and the newest round, by one request to etcd.
@@ -121,7 +119,7 @@ class RunDirRecords:
             known_round: Number of a round whose record the caller does not need again: no record of a round ever
                 changes, and that of thousands of agents is megabytes.
         """
-        endpoint, number = self.endpoint(), self._run_dir.last_round(known_round)
+        endpoint, number = self.endpoint(), self._run_dir.newest("rounds", known=known_round)
         return Situation(endpoint, number, None if number is None or number == known_round else self.round(number))
 
     def mark_done(self, record: Record) -> bool:
@@ -134,11 +132,11 @@ class RunDirRecords:
 
     def publish_failure(self, record: Record) -> None:
         """Write the record of why the run failed in this incarnation."""
-        self._run_dir.publish_failure(self._incarnation, _encode(record))
+        self._run_dir.publish_record(record, "failures", self._incarnation)
 
     def failure(self) -> Record | None:
         """Return the record of why the run failed in this incarnation, None if it did not."""
-        return _decode(self._run_dir.failure(self._incarnation))
+        return self._run_dir.read_record("failures", self._incarnation)
 
     def on_loss(self, report: Callable[[RecordsError], None]) -> None:
         """Have `report` called once, from any thread, when etcd counts as lost while no call waits for it.
@@ -151,15 +149,6 @@ class RunDirRecords:
 
     def close(self) -> None:
         """End connections and threads of the records. The records stay."""
-
-
-def _encode(record: Record) -> bytes:
-    return json.dumps(record).encode()
-
-
-def _decode(content: bytes | None) -> Record | None:
-    # The run directory returns only JSON objects.
-    return None if content is None else typed_json.loads(content)
 
 
 def is_etcd(endpoint: str) -> bool:

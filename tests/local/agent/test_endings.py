@@ -101,7 +101,7 @@ def test_a_leader_that_somebody_has_superseded_lets_go_and_the_run_trains_on(all
     # Somebody took the next epoch, and is gone.
     # A file of a stranger takes no epoch.
     (nodes.run_dir / "epochs" / "7.0" / "000002.json").write_text('{"agent": "127.0.0.9/7.0/9"}')
-    assert RunDir(nodes.run_dir, "7").claim_epoch("7.0", 2, b'{"agent": "127.0.0.9/7.0/9"}')
+    assert RunDir(nodes.run_dir, "7").claim_record({"agent": "127.0.0.9/7.0/9"}, "epochs", "7.0", 2)
     nodes.touch("fail.0.0", "1")
     nodes.comes_to(nodes.nodes, after=0)
     agents[0].expect("leads no more")

@@ -166,7 +166,7 @@ def test_what_has_to_outlive_the_lease_is_in_the_run_directory_too(
     assert later.newest_epoch() == 1
     assert later.epoch(1) == {"agent": "n1"}
     assert later.endpoint() is None, "where the leader was is of no use to anybody"
-    assert run_dir.failure("7.0") == b"{}"
+    assert run_dir.read_record("failures", "7.0") == {}
 
 
 def test_records_that_etcd_lost_are_written_again_by_who_wrote_them(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 from collections.abc import Callable, Iterator
@@ -60,7 +61,7 @@ def test_a_chosen_port_that_is_in_use_is_said_with_the_fix(start_run: StartRun, 
         "give another one by --rdzv-endpoint HOST:PORT, or reserve ports by srun --resv-ports"
     )
     # Nobody leads yet, so another that may can.
-    assert run.run_dir.newest_epoch("run.0") is None
+    assert run.run_dir.newest("epochs", "run.0") is None
 
 
 def test_others_hear_at_once_that_their_leader_cannot_lead(start_run: StartRun, taken: Callable[..., int]) -> None:
@@ -80,7 +81,7 @@ def test_a_run_of_one_node_listens_to_itself_only(start_run: StartRun) -> None:
 def test_the_leader_has_the_settings_of_its_agent(start_run: StartRun, leaders: list[Leader]) -> None:
     times = options(on_tie=OnTie.NONE)
     run = start_run(expected_nodes=("node1", "node2"), min_nodes=2, max_nodes=2, max_restarts=5, options=times)
-    run.run_dir.claim_round(3, b"{}")
+    run.run_dir.claim_record({}, "rounds", 3)
     run.party(0, restart_count=0)
     settings = leaders[0].membership.settings
     assert (settings.min_nodes, settings.max_nodes, settings.max_restarts) == (2, 2, 5)
@@ -97,8 +98,8 @@ def test_the_leader_has_the_settings_of_its_agent(start_run: StartRun, leaders: 
 def test_an_endpoint_that_is_no_endpoint_is_not_believed(start_run: StartRun, content: bytes) -> None:
     run = start_run(expected_nodes=("node1", "node2"))
     leader = run.party(0)
-    if content.endswith(b"}"):
-        run.run_dir.publish_endpoint("run.0", content)
+    if content.startswith(b"{") and content.endswith(b"}"):
+        run.run_dir.publish_record(json.loads(content), "endpoints", "run.0")
     else:
         (run.run_dir.path / "endpoints/run.0.json").write_bytes(content)
     assert {place.nodes for place in form([leader, run.party(1)])} == {2}

@@ -159,7 +159,7 @@ def test_agents_that_join_again_at_once_do_so_once(handlers: MakeHandlers) -> No
     for _ in range(10):
         some.form(first, second)
     assert first.num_nodes_waiting() == second.num_nodes_waiting() == 0
-    assert some.run.run_dir.last_round() == 9
+    assert some.run.run_dir.newest("rounds") == 9
 
 
 def test_closed_for_everybody(handlers: MakeHandlers) -> None:

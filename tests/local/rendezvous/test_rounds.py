@@ -74,7 +74,7 @@ def test_a_leader_whose_round_was_published_by_another_begins_anew_with_an_epoch
 ) -> None:
     run = start_run()
     leader = run.party(0)
-    assert run.run_dir.claim_round(0, b"{}")
+    assert run.run_dir.claim_record({}, "rounds", 0)
     leader.join()
     place = leader.hear(Assignment)
     assert (place.round, place.epoch) == (1, 2)

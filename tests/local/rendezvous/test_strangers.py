@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import re
 import resource
@@ -33,7 +32,7 @@ def frame(content: bytes) -> bytes:
 
 
 def connect_to(party: Party, source: str = "127.0.0.1") -> socket.socket:
-    endpoint = json.loads(party.config.run_dir.endpoint(party.config.incarnation) or b"")
+    endpoint = party.config.run_dir.read_record("endpoints", party.config.incarnation) or {}
     return socket.create_connection(("127.0.0.1", endpoint["port"]), timeout=HANG, source_address=(source, 0))
 
 
@@ -129,7 +128,7 @@ def test_a_first_round_forms_among_ten_thousand_strangers(
 ) -> None:
     run = start_run(expected_nodes=tuple(f"node{number}" for number in range(1, 9)))
     leader = run.party(0)
-    port = json.loads(leader.config.run_dir.endpoint("run.0") or b"")["port"]
+    port = (leader.config.run_dir.read_record("endpoints", "run.0") or {})["port"]
     with (
         caplog.at_level(logging.WARNING),
         subprocess.Popen(

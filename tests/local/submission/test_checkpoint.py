@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 from pathlib import Path
@@ -46,8 +45,8 @@ def _counter(steps: int, enough: Path) -> Any:
 
 
 def _table(job: Any, round_: int) -> dict[str, Any] | None:
-    content = job.run_dir.round_record(round_)
-    return None if content is None else json.loads(content)
+    table: dict[str, Any] | None = job.run_dir.read_record("rounds", round_)
+    return table
 
 
 def _wait_until_counting(job: Any, table: dict[str, Any]) -> None:
@@ -97,7 +96,7 @@ def test_next_round_runs_what_checkpoint_returned(runs: Path, tmp_path: Path) ->
     job = executor.submit(_counter(10**6, enough), "first")
 
     def of_two() -> dict[str, Any] | None:
-        found = _table(job, job.run_dir.last_round() or 0)
+        found = _table(job, job.run_dir.newest("rounds") or 0)
         return found if found is not None and found["world_size"] == 2 else None
 
     both = eventually(of_two, job)

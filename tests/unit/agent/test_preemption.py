@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import select
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from signal import SIGCONT, SIGINT, SIGTERM, SIGUSR2, Signals
 from typing import Any, ClassVar
@@ -47,10 +46,10 @@ class Recording(RunDir):
 
     notices: ClassVar[list[dict[str, Any]]] = []
 
-    def publish_record(self, path: Path, content: bytes, *, make: bool = False) -> None:
-        super().publish_record(path, content, make=make)
-        if path.parent.name == "notices":
-            self.notices.append(json.loads(content))
+    def publish_record(self, record: Mapping[str, Any], *place: str | int) -> None:
+        super().publish_record(record, *place)
+        if place[0] == "notices":
+            self.notices.append(dict(record))
 
 
 class Told:
@@ -406,7 +405,7 @@ def member(node: str) -> SlurmJob:
 
 
 def formed(run_dir: RunDir, number: int, *agents: str) -> None:
-    run_dir.claim_round(number, json.dumps({"places": [{"agent": agent} for agent in agents]}).encode())
+    run_dir.claim_record({"places": [{"agent": agent} for agent in agents]}, "rounds", number)
 
 
 def test_the_agent_of_the_first_node_asks_before_there_is_a_round(run_dir: RunDir) -> None:

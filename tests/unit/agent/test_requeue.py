@@ -197,7 +197,7 @@ def test_starts_without_a_new_checkpoint_have_an_end(slurm: Slurm, script: Scrip
 
 def test_without_progress_reports_a_new_round_is_progress(slurm: Slurm, script: Script) -> None:
     for count in range(8):
-        script.run_dir.claim_round(count, b"{}")
+        script.run_dir.claim_record({}, "rounds", count)
         slurm.shows("job_preempted_in_grace.txt", restarts=count)
         assert script.ends(job(count))
     slurm.shows("job_preempted_in_grace.txt", restarts=8)

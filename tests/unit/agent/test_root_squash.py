@@ -60,8 +60,8 @@ def test_root_works_in_a_run_directory_that_the_file_server_gives_to_nobody(expo
     def work() -> dict[str, Any]:
         run_dir = RunDir.for_run(exported, "7").open()
         secret = run_dir.secret()
-        won = run_dir.claim_round(0, b'{"epoch": 1}')
-        run_dir.publish_endpoint("7.0", b'{"port": 1}')
+        won = run_dir.claim_record({"epoch": 1}, "rounds", 0)
+        run_dir.publish_record({"port": 1}, "endpoints", "7.0")
         run_dir.append_event("n1", "{}")
         stdout = logs_of_a_round(run_dir)
         run_dir.mark_done({"outcome": "succeeded"})
@@ -74,8 +74,8 @@ def test_root_works_in_a_run_directory_that_the_file_server_gives_to_nobody(expo
             "owner": Path(stdout).stat().st_uid,
             "same secret": again.secret() == secret,
             "won": won,
-            "round": again.last_round(),
-            "endpoint": bool(again.endpoint("7.0")),
+            "round": again.newest("rounds"),
+            "endpoint": bool(again.read_record("endpoints", "7.0")),
             "done": again.is_done(),
         }
 

@@ -30,7 +30,7 @@ def _batch_script(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, clean_environ
 
 def fail(run_dir: RunDir, scope: str = "7.0", **fields: object) -> None:
     failure = {"agent": "n2/7.0/9", "node": "n2", "rank": 3, "exit_code": 1, **fields}
-    run_dir.publish_failure(scope, json.dumps(failure).encode())
+    run_dir.publish_record(failure, "failures", scope)
 
 
 @pytest.mark.parametrize("status", [1, 75, 76, 137])

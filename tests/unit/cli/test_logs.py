@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import datetime
-import json
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -95,7 +94,7 @@ def test_follow_ends_with_the_run(run: WrittenRun, out: Out) -> None:
 
 def test_errors(run: WrittenRun, out: Out) -> None:
     failure = {"agent": B, "node": "n2", "rank": 3, "exit_code": 1, "message": "Traceback\nValueError: no", "log": "/l"}
-    run.run_dir.publish_failure("7.0", json.dumps(failure).encode())
+    run.run_dir.publish_record(failure, "failures", "7.0")
     log(run, 0, "n1", 1, "stderr").write_text("Traceback (most recent call last):\nRuntimeError: closed\n")
     assert out("--errors") == [
         "round 0: the run failed",

@@ -63,7 +63,7 @@ def leads(run: WrittenRun, says: bytes = b"") -> Iterator[None]:
         thread = threading.Thread(target=turn_away)
         thread.start()
         place = {"agent": A, "address": "127.0.0.1", "port": server.getsockname()[1], "epoch": 1}
-        run.run_dir.publish_endpoint("7.0", json.dumps(place).encode())
+        run.run_dir.publish_record(place, "endpoints", "7.0")
         yield
         server.shutdown(socket.SHUT_RDWR)
         thread.join()
@@ -132,7 +132,7 @@ def test_a_failed_run_is_1(base: Path, cli: Cli) -> None:
     run.started(0, A)
     run.round(1, 0, [A])
     failure = {"agent": A, "node": "n1", "rank": 1, "exit_code": 1, "message": "ValueError: \x1b[31mno"}
-    run.run_dir.publish_failure("7.0", json.dumps(failure).encode())
+    run.run_dir.publish_record(failure, "failures", "7.0")
     out = cli(1, "status 7").out
     assert "root cause: rank 1 on n1\n  ValueError: ?[31mno\n" in out
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import sys
 from pathlib import Path
 
@@ -35,7 +34,7 @@ def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     run.round(1, 0, [A, B])
     run.ended(9, 0, [A, B], 1, step=250, steps=250, first=1.0, last=8.0)
     failure = {"agent": A, "node": "n1", "rank": 0, "exit_code": 1, "message": "ValueError: \u2603"}
-    run.run_dir.publish_failure("7.0", json.dumps(failure).encode())
+    run.run_dir.publish_record(failure, "failures", "7.0")
     run.event(9, "n1", "run_ended", "the run failed: \u2603", outcome="failed", nodes=["n1"], rank=0)
     monkeypatch.chdir(base)
     monkeypatch.setenv("PATH", "/nonexistent")

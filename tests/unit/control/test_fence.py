@@ -15,8 +15,8 @@ SCOPE = "run.0"
 @pytest.fixture
 def run_dir(tmp_path: Path) -> RunDir:
     directory = RunDir.for_run(tmp_path, "run").open()
-    directory.claim_round(3, b"{}")
-    directory.claim_epoch(SCOPE, 2, b"{}")
+    directory.claim_record({}, "rounds", 3)
+    directory.claim_record({}, "epochs", SCOPE, 2)
     return directory
 
 
@@ -30,13 +30,13 @@ def test_the_present_group(run_dir: RunDir) -> None:
 
 
 def test_newer_round(run_dir: RunDir) -> None:
-    run_dir.claim_round(4, b"{}")
+    run_dir.claim_record({}, "rounds", 4)
     assert is_superseded(environ(run_dir))
     assert is_superseded(environ(run_dir, SCOPE="", EPOCH=""))
 
 
 def test_newer_term(run_dir: RunDir) -> None:
-    run_dir.claim_epoch(SCOPE, 3, b"{}")
+    run_dir.claim_record({}, "epochs", SCOPE, 3)
     assert is_superseded(environ(run_dir))
     assert not is_superseded(environ(run_dir, SCOPE="run.1"))
     assert not is_superseded(environ(run_dir, EPOCH="none"))

@@ -51,7 +51,7 @@ class WrittenRun:
             "leader": agents[0],
             "scope": f"{self.run_dir.run_id}.0",
         }
-        assert self.run_dir.claim_round(number, json.dumps(record).encode())
+        assert self.run_dir.claim_record(record, "rounds", number)
         fields = {"round": number, "reason": reason, "nodes": nodes, "world_size": 2 * len(agents), "seconds": 0.1}
         self.event(at, nodes[0], "round_formed", f"round {number} formed", **fields, restarts=restarts)
         for rank, agent in enumerate(agents):

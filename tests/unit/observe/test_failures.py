@@ -17,7 +17,7 @@ def restarted(run: WrittenRun, at: float, number: int, node: str, detail: str) -
 def failed(run: WrittenRun) -> None:
     text = "Traceback\nValueError: at 9"
     failure = {"agent": B, "node": "n2", "rank": 3, "exit_code": 1, "message": text, "log": "/l"}
-    run.run_dir.publish_failure("7.0", json.dumps(failure).encode())
+    run.run_dir.publish_record(failure, "failures", "7.0")
     run.event(9, "n1", "run_ended", "the run failed", outcome="failed", nodes=["n2"], rank=3)
 
 

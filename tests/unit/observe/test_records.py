@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 import shutil
 
 from tests.unit.observe.runs import START, WrittenRun
@@ -104,7 +103,7 @@ def test_a_record_of_done_that_was_cut_short_counts(run: WrittenRun) -> None:
 
 def test_values_of_wrong_types_are_taken_for_missing(run: WrittenRun) -> None:
     record = {"round": True, "places": [{"node": 3}, "x"], "world_size": "many", "reason": None}
-    run.run_dir.claim_round(0, json.dumps(record).encode())
+    run.run_dir.claim_record(record, "rounds", 0)
     run.progress(1, A, "workers_ended", round="0", workers=[{"rank": "x", "steps": None}, 5])
     (round_,) = run.records().rounds
     assert (round_.nodes, round_.world_size, round_.reason) == (("",), 0, "")

@@ -203,7 +203,7 @@ def test_the_page_begins_with_state_and_cause_and_has_no_unknown_tiles(run: Writ
     run.ended(13, 1, [A], 13.0)
     run.progress(13, A, "agent_ended", exit_code=1)
     failure = {"agent": A, "node": "n1", "rank": 1, "exit_code": 1, "message": "ValueError: <bad>"}
-    run.run_dir.publish_failure("7.0", json.dumps(failure).encode())
+    run.run_dir.publish_record(failure, "failures", "7.0")
     run.event(14, "n1", "run_ended", "the run failed", outcome="failed", nodes=["n1"], rank=1)
     page = html_page(made(run))
     places = [page.index(text) for text in ("run 7: failed", "job 7", "Root cause", "&lt;bad&gt;", 'class="cards"')]

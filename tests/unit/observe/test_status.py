@@ -81,7 +81,7 @@ def test_killed_agents_are_not_taken_for_running(run: WrittenRun) -> None:
 def test_a_failed_run_has_its_root_cause(run: WrittenRun) -> None:
     trains(run)
     failure = {"agent": B, "node": "n2", "rank": 3, "exit_code": 1, "message": "ValueError: no", "log": "/stderr.log"}
-    run.run_dir.publish_failure("7.0", json.dumps(failure).encode())
+    run.run_dir.publish_record(failure, "failures", "7.0")
     run.event(22, "n1", "run_ended", "the run failed", outcome="failed", nodes=["n2"], rank=3, detail="")
     seen = status(run, live=False)
     assert seen.state is RunState.FAILED

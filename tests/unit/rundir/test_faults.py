@@ -25,15 +25,15 @@ def test_truncated_or_foreign_records_are_reported(run_dir: RunDir, content: byt
     for name in ("endpoints/0.json", "epochs/0/000001.json", "rounds/000000.json", "done.json"):
         (run_dir.path / name).write_bytes(content)
     for read in (
-        lambda: run_dir.endpoint("0"),
-        lambda: run_dir.epoch_record("0", 1),
-        lambda: run_dir.round_record(0),
+        lambda: run_dir.read_record("endpoints", "0"),
+        lambda: run_dir.read_record("epochs", "0", 1),
+        lambda: run_dir.read_record("rounds", 0),
         run_dir.is_done,
     ):
         with pytest.raises(RecordError, match="not one complete JSON object"):
             read()
-    assert (run_dir.newest_epoch("0"), run_dir.last_round()) == (1, 0)
-    assert not run_dir.claim_round(0, b"{}")
+    assert (run_dir.newest("epochs", "0"), run_dir.newest("rounds")) == (1, 0)
+    assert not run_dir.claim_record({}, "rounds", 0)
 
 
 def test_a_record_of_gigabytes_is_none_and_a_file_of_gigabytes_is_one_line(run_dir: RunDir) -> None:
@@ -71,7 +71,7 @@ def test_a_directory_of_somebody_else(open_base: Path) -> None:
     error = as_user(OTHER_USER, run.open)
     assert isinstance(error, UsageError)
     assert f"{run.path}: no permission" in str(error)
-    error = as_user(OTHER_USER, lambda: run.claim_round(0, b"{}"))
+    error = as_user(OTHER_USER, lambda: run.claim_record({}, "rounds", 0))
     assert isinstance(error, RunDirError)
     assert "secret: no permission" in str(error)
 
@@ -96,17 +96,17 @@ def test_a_full_disk(mount: Callable[[str], Path], options: str) -> None:
 def test_a_disk_that_gets_full_later(mount: Callable[[str], Path]) -> None:
     base = mount("size=1m")
     run = RunDir.for_run(base, "1").open()
-    run.publish_endpoint("0", b"{}")
+    run.publish_record({}, "endpoints", "0")
     (base / "filler").write_bytes(bytes(900_000))
     for act in (
-        lambda: run.publish_endpoint("0", b"{" + b" " * 200_000 + b"}"),
-        lambda: run.claim_epoch("0", 1, b"{" + b" " * 200_000 + b"}"),
+        lambda: run.publish_record({"text": "x" * 200_000}, "endpoints", "0"),
+        lambda: run.claim_record({"text": "x" * 200_000}, "epochs", "0", 1),
         lambda: run.append_event("n1", "x" * 200_000),
     ):
         with pytest.raises(RunDirError, match="the file system is full"):
             act()
-    assert run.endpoint("0") == b"{}"
-    assert run.newest_epoch("0") is None
+    assert run.read_record("endpoints", "0") == {}
+    assert run.newest("epochs", "0") is None
     assert hidden(base) == []
 
 
@@ -118,30 +118,30 @@ def test_a_read_only_disk(mount: Callable[[str], Path]) -> None:
     with pytest.raises(UsageError, match="mounted read-only"):
         run.open()
     with pytest.raises(RunDirError, match="mounted read-only"):
-        run.claim_round(0, b"{}")
-    assert run.last_round() is None
+        run.claim_record({}, "rounds", 0)
+    assert run.newest("rounds") is None
 
 
 def test_a_directory_removed_under_way(run_dir: RunDir) -> None:
     shutil.rmtree(run_dir.path)
     with pytest.raises(RunDirError, match="it or its directory is gone"):
-        run_dir.claim_round(0, b"{}")
-    assert run_dir.last_round() is None
-    assert run_dir.newest_epoch("0") is None
+        run_dir.claim_record({}, "rounds", 0)
+    assert run_dir.newest("rounds") is None
+    assert run_dir.newest("epochs", "0") is None
 
 
 @pytest.mark.parametrize(
     ("action", "result"),
     [
-        (lambda run_dir: run_dir.claim_round(1, b'{"epoch": 1}'), True),
-        (lambda run_dir: run_dir.round_record(0), b'{"epoch": 1}'),
-        (lambda run_dir: run_dir.last_round(), 0),
+        (lambda run_dir: run_dir.claim_record({"epoch": 1}, "rounds", 1), True),
+        (lambda run_dir: run_dir.read_record("rounds", 0), {"epoch": 1}),
+        (lambda run_dir: run_dir.newest("rounds"), 0),
         (lambda run_dir: run_dir.append_event("n1", "{}"), None),
     ],
     ids=["claim", "read", "list", "append"],
 )
 def test_a_record_waits_for_a_descriptor(run_dir: RunDir, action: Callable[[RunDir], object], result: object) -> None:
-    assert run_dir.claim_round(0, b'{"epoch": 1}')
+    assert run_dir.claim_record({"epoch": 1}, "rounds", 0)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     taken: list[int] = []
     highest = max(int(entry.name) for entry in Path("/proc/self/fd").iterdir())

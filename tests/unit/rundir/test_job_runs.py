@@ -107,7 +107,7 @@ def test_an_agent_after_the_end_of_a_run_in_the_same_step(
     ended = {"event": "agent_ended", "agent": "n1/7.0/55", "exit_code": code}
     run_dir.append_progress("n1", "7", json.dumps(ended))
     if failed:
-        run_dir.publish_failure(rundir.incarnation("7", 0), b"{}")
+        run_dir.publish_record({}, "failures", rundir.incarnation("7", 0))
     assert rundir.join_own(tmp_path, job(nodes=2), A).run_id == expected
     # On another node the agent of this run may not have begun.
     run_dir.append_progress("n1", "7", json.dumps({**ended, "agent": "n2/7.0/55"}))
@@ -155,17 +155,17 @@ def test_a_requeued_job_joins_the_start_of_its_run_that_agents_of_another_job_ha
 
 def test_a_start_that_an_agent_has_begun_is_not_taken_from_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run_dir = rundir.join_own(tmp_path, job(0), A)
-    numbers = rundir.RunDir.start_numbers
+    numbers = rundir.RunDir.numbers
 
-    def begins_meanwhile(self: rundir.RunDir) -> list[int]:
-        found = numbers(self)
+    def begins_meanwhile(self: rundir.RunDir, kind: str) -> list[int]:
+        found = numbers(self, kind)
         if found == [0]:
-            monkeypatch.setattr(rundir.RunDir, "start_numbers", numbers)
+            monkeypatch.setattr(rundir.RunDir, "numbers", numbers)
             rundir.join_own(tmp_path, job(0, 1), A)
         return found
 
     assert rundir.run_start(run_dir) is not None
-    monkeypatch.setattr(rundir.RunDir, "start_numbers", begins_meanwhile)
+    monkeypatch.setattr(rundir.RunDir, "numbers", begins_meanwhile)
     rundir.join_named(run_dir, A, again=True)
     assert (rundir.incarnation_of(run_dir, 1), rundir.incarnation_of(run_dir, None)) == ("7.1", "7.1")
 
@@ -174,4 +174,4 @@ def test_a_run_of_several_jobs_has_one_incarnation(tmp_path: Path) -> None:
     run_dir = rundir.RunDir.for_run(tmp_path, "mine").open()
     rundir.join_named(run_dir, A, again=False)
     rundir.join_named(run_dir, A, again=True)
-    assert (run_dir.start_numbers(), rundir.incarnation_of(run_dir, None)) == ([0], "mine.0")
+    assert (run_dir.numbers("starts"), rundir.incarnation_of(run_dir, None)) == ([0], "mine.0")

@@ -35,9 +35,9 @@ def test_unsafe_names(run_dir: RunDir, name: str) -> None:
         lambda: RunDir.for_run(run_dir.path, name),
         lambda: run_dir.log_dir(0, name),
         lambda: run_dir.append_event(name, "{}"),
-        lambda: run_dir.claim_epoch(name, 1, b"{}"),
-        lambda: run_dir.newest_epoch(name),
-        lambda: run_dir.publish_endpoint(name, b"{}"),
+        lambda: run_dir.claim_record({}, "epochs", name, 1),
+        lambda: run_dir.newest("epochs", name),
+        lambda: run_dir.publish_record({}, "endpoints", name),
         lambda: run_dir.publish(name, b""),
         lambda: run_dir.claim(name, b""),
     ):
@@ -94,12 +94,12 @@ def test_a_lost_answer_to_link_counts_as_won(run_dir: RunDir, monkeypatch: pytes
 
 def test_other_files_among_the_rounds_are_none(run_dir: RunDir) -> None:
     for number in (10, 1_000_000):
-        assert run_dir.claim_round(number, b"{}")
+        assert run_dir.claim_record({}, "rounds", number)
     (run_dir.path / "rounds" / "9999999.json.bak").touch()
     (run_dir.path / "rounds" / ".9999999.json.0123").touch()
-    assert run_dir.last_round() == 1_000_000
+    assert run_dir.newest("rounds") == 1_000_000
     with pytest.raises(ValueError, match="start at 0"):
-        run_dir.claim_round(-1, b"{}")
+        run_dir.claim_record({}, "rounds", -1)
 
 
 def test_done_can_be_asked_before_the_directory_exists(tmp_path: Path) -> None:

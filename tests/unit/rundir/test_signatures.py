@@ -16,7 +16,7 @@ from slurm_elastic.rundir._signed_files import sign, verified
 from tests.unit.rundir.helpers.processes import OTHER_USER, as_root, as_user, hidden, race
 
 NAMES = ("done.json", "endpoints/0.json", "epochs/0/000001.json", "rounds/000000.json", "failures/0.json")
-RECORD = b'{"epoch": 1}'
+RECORD = {"epoch": 1}
 
 
 def forged(run_dir: RunDir, path: Path) -> None:
@@ -57,13 +57,12 @@ def forge_all(run_dir: RunDir, forge: Forge) -> None:
 def contents(run_dir: RunDir) -> list[object]:
     return [
         run_dir.is_done(),
-        run_dir.endpoint("0"),
-        run_dir.newest_epoch("0"),
-        run_dir.epoch_record("0", 1),
-        run_dir.last_round(),
-        run_dir.round_record(0),
-        run_dir.failure("0"),
-        run_dir.failures(),
+        run_dir.read_record("endpoints", "0"),
+        run_dir.newest("epochs", "0"),
+        run_dir.read_record("epochs", "0", 1),
+        run_dir.newest("rounds"),
+        run_dir.read_record("rounds", 0),
+        run_dir.read_record("failures", "0"),
     ]
 
 
@@ -74,28 +73,28 @@ def test_what_others_have_written_counts_as_missing_and_a_record_takes_its_place
     before = contents(run_dir)
     forge_all(run_dir, forge)
     assert contents(run_dir) == before
-    run_dir.publish_endpoint("0", RECORD)
-    run_dir.publish_failure("0", RECORD)
+    run_dir.publish_record(RECORD, "endpoints", "0")
+    run_dir.publish_record(RECORD, "failures", "0")
     for claim in (
         lambda: run_dir.mark_done({"epoch": 1}),
-        lambda: run_dir.claim_epoch("0", 1, RECORD),
-        lambda: run_dir.claim_round(0, RECORD),
+        lambda: run_dir.claim_record(RECORD, "epochs", "0", 1),
+        lambda: run_dir.claim_record(RECORD, "rounds", 0),
     ):
         assert claim()
         assert not claim()
-    assert contents(run_dir) == [True, RECORD, 1, RECORD, 0, RECORD, RECORD, (RECORD,)]
+    assert contents(run_dir) == [True, RECORD, 1, RECORD, 0, RECORD, RECORD]
     # What was there is kept beside.
     assert len([path for path in hidden(run_dir.path) if ".foreign." in path.name]) == 3
 
 
 def test_a_forged_round_or_epoch_of_the_future_supersedes_nobody(run_dir: RunDir) -> None:
-    assert run_dir.claim_epoch("0", 1, RECORD)
-    assert run_dir.claim_round(0, RECORD)
+    assert run_dir.claim_record(RECORD, "epochs", "0", 1)
+    assert run_dir.claim_record(RECORD, "rounds", 0)
     forged(run_dir, run_dir.path / "epochs/0/000007.json")
     # A signature holds for one name.
     for number in (1, 7):
         (run_dir.path / f"rounds/{number:06d}.json").write_bytes((run_dir.path / "rounds/000000.json").read_bytes())
-    assert (run_dir.newest_epoch("0"), run_dir.last_round()) == (1, 0)
+    assert (run_dir.newest("epochs", "0"), run_dir.newest("rounds")) == (1, 0)
 
 
 def test_a_group_that_may_write_forges_nothing(open_base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,16 +102,16 @@ def test_a_group_that_may_write_forges_nothing(open_base: Path, monkeypatch: pyt
     before = os.umask(0o022)
     try:
         run_dir = RunDir.for_run(open_base, "1").open()
-        assert run_dir.claim_epoch("0", 1, RECORD)
+        assert run_dir.claim_record(RECORD, "epochs", "0", 1)
     finally:
         os.umask(before)
     modes = {name: (run_dir.path / name).stat().st_mode & 0o777 for name in (".", "rounds", "epochs/0", "logs")}
     assert modes == {".": 0o775, "rounds": 0o775, "epochs/0": 0o775, "logs": 0o755}
-    assert run_dir.claim_round(0, RECORD)
+    assert run_dir.claim_record(RECORD, "rounds", 0)
     # A record of the user's own that the group has moved, and another file of the user's.
     (run_dir.path / "rounds/000001.json").write_bytes((run_dir.path / "rounds/000000.json").read_bytes())
     (run_dir.path / "done.json").write_bytes(b"a log")
-    assert contents(run_dir) == [False, None, 1, RECORD, 0, RECORD, None, ()]
+    assert contents(run_dir) == [False, None, 1, RECORD, 0, RECORD, None]
     assert run_dir.mark_done({})
     assert run_dir.is_done()
     # Without the option it is closed again.
@@ -125,10 +124,10 @@ def test_one_process_wins_where_a_forged_record_is_in_the_way(run_dir: RunDir) -
     run_dir.secret()
     for number in range(20):
         forged(run_dir, run_dir.path / f"rounds/{number:06d}.json")
-        won = race(lambda racer, number=number: run_dir.claim_round(number, b'{"by": %d}' % racer), racers=4)
+        won = race(lambda racer, number=number: run_dir.claim_record({"by": racer}, "rounds", number), racers=4)
         # Who finds another one at the removal is told so, and does not lead.
         assert won.count(True) == 1
-        assert run_dir.round_record(number) == b'{"by": %d}' % won.index(True)
+        assert run_dir.read_record("rounds", number) == {"by": won.index(True)}
 
 
 def test_notices_and_requeues_are_signed_too(run_dir: RunDir) -> None:
@@ -152,7 +151,7 @@ def test_others_are_named_in_the_log_within_bounds(run_dir: RunDir, tmp_path: Pa
     # The bound is that of a process, and the others of these tests were logged in this one.
     program = f"""
 from slurm_elastic.rundir import RunDir
-print([RunDir.for_run({str(tmp_path)!r}, {run_dir.run_id!r}).last_round() for _ in range(3)])
+print([RunDir.for_run({str(tmp_path)!r}, {run_dir.run_id!r}).newest("rounds") for _ in range(3)])
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout == "[None, None, None]\n"
@@ -162,7 +161,7 @@ print([RunDir.for_run({str(tmp_path)!r}, {run_dir.run_id!r}).last_round() for _ 
 
 
 def test_records_stay_json_for_everybody(run_dir: RunDir) -> None:
-    run_dir.publish_endpoint("0", json.dumps({"port": 1}).encode())
+    run_dir.publish_record({"port": 1}, "endpoints", "0")
     shown = json.loads((run_dir.path / "endpoints/0.json").read_bytes())
     assert shown.pop("signature")
     assert shown == {"port": 1}
@@ -171,16 +170,16 @@ def test_records_stay_json_for_everybody(run_dir: RunDir) -> None:
 @as_root
 def test_another_user_reads_what_the_owner_has_written(open_base: Path) -> None:
     run_dir = RunDir.for_run(open_base, "1").open()
-    assert run_dir.claim_round(0, RECORD)
-    content = as_user(OTHER_USER, lambda: RunDir.for_run(open_base, "1").round_record(0))
-    assert json.loads(content)["epoch"] == 1
+    assert run_dir.claim_record(RECORD, "rounds", 0)
+    record = as_user(OTHER_USER, lambda: RunDir.for_run(open_base, "1").read_record("rounds", 0))
+    assert record["epoch"] == 1
 
 
 def test_without_a_secret_nothing_counts(run_dir: RunDir) -> None:
     for name in NAMES[:2]:
         (run_dir.path / name).write_bytes(sign(b"", name, b'{"epoch": 9}'))
     assert not run_dir.is_done()
-    assert run_dir.endpoint("0") is None
+    assert run_dir.read_record("endpoints", "0") is None
 
 
 def test_a_changed_byte_breaks_a_signature() -> None:

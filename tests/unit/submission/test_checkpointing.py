@@ -50,7 +50,7 @@ def test_a_group_that_was_followed_saves_nothing(
     run_dir = RunDir.for_run(tmp_path, "run").open()
     monkeypatch.setenv("SLURM_ELASTIC_RUN_DIR", str(run_dir.path))
     monkeypatch.setenv("SLURM_ELASTIC_ROUND", "0")
-    run_dir.claim_round(1, b"{}")
+    run_dir.claim_record({}, "rounds", 1)
     with pytest.raises(RuntimeError, match="another group of workers has taken over"):
         save(submitted, following=Following())
     assert submitted.read_bytes() == b"before"

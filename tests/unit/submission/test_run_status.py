@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import json
-
 import pytest
 
 from slurm_elastic.cli.local_agent import share_devices
@@ -13,7 +11,7 @@ FAILURE = {"agent": "n2/7.0/11", "node": "n2", "rank": 1, "exit_code": 1, "messa
 
 def _round(run_dir: RunDir, number: int, *agents: str) -> None:
     places = [{"agent": agent, "node": agent.partition("/")[0]} for agent in agents]
-    run_dir.claim_round(number, json.dumps({"world_size": 2 * len(agents), "places": places}).encode())
+    run_dir.claim_record({"world_size": 2 * len(agents), "places": places}, "rounds", number)
 
 
 def test_newest_round_and_end(run_dir: RunDir) -> None:
@@ -26,7 +24,7 @@ def test_newest_round_and_end(run_dir: RunDir) -> None:
 
 def test_failure_counts_until_the_run_is_started_again(run_dir: RunDir) -> None:
     _round(run_dir, 0, "n1/7.0/10", "n2/7.0/11")
-    run_dir.publish_failure("7.0", json.dumps(FAILURE).encode())
+    run_dir.publish_record(FAILURE, "failures", "7.0")
     failure = read_status(run_dir).failure
     assert failure is not None
     assert (failure.rank, failure.node, failure.message) == (1, "n2", "ValueError: x")
@@ -37,7 +35,7 @@ def test_failure_counts_until_the_run_is_started_again(run_dir: RunDir) -> None:
 
 def test_record_that_is_none_says_nothing(run_dir: RunDir) -> None:
     _round(run_dir, 0, "n2/7.0/11")
-    run_dir.publish_failure("7.0", b'{"agent": 3}')
+    run_dir.publish_record({"agent": 3}, "failures", "7.0")
     assert read_status(run_dir) == RunStatus(world_size=2)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -144,10 +143,9 @@ class Run:
 
 def endpoint(run: Run) -> dict[str, Any]:
     """The address that the leader has published."""
-    published = run.run_dir.endpoint(run.config.incarnation)
+    published = run.run_dir.read_record("endpoints", run.config.incarnation)
     assert published is not None
-    found: dict[str, Any] = json.loads(published)
-    return found
+    return published
 
 
 def form(parties: Sequence[Party]) -> list[Assignment]:
