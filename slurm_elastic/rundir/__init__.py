@@ -25,33 +25,3 @@ from slurm_elastic.rundir._job_runs import (
 )
 from slurm_elastic.rundir._run_dir import RUNS, RunDir, incarnation
 from slurm_elastic.rundir._signed_files import is_signature, signature
-
-__all__ = [
-    "RUNS",
-    "JobRecords",
-    "KnownRun",
-    "LogFile",
-    "RecordError",
-    "RunContents",
-    "RunDir",
-    "RunDirError",
-    "RunFile",
-    "RunStart",
-    "choose_run",
-    "claim_file",
-    "incarnation",
-    "incarnation_of",
-    "is_signature",
-    "join_named",
-    "join_own",
-    "known_directories",
-    "list_names",
-    "publish_file",
-    "read_file",
-    "remember_directory",
-    "run_ids",
-    "run_start",
-    "runs_of_job",
-    "signature",
-    "sync_directory",
-]
