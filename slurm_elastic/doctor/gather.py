@@ -144,8 +144,8 @@ def run_dir_facts(run_dir: RunDir) -> RunDirFacts:
     try:
         run_dir.open()
         run_dir.secret()
-        times = [_seconds(lambda: run_dir.publish("record", b"{}")) for _ in range(_RECORDS)]
-        first, second = run_dir.claim("claim", b"1"), run_dir.claim("claim", b"2")
+        times = [_seconds(lambda: run_dir.publish_record({}, "record")) for _ in range(_RECORDS)]
+        first, second = run_dir.claim_record({}, "claim"), run_dir.claim_record({}, "claim")
         took = _seconds(lambda: _write(run_dir.path / "large"))
         free = os.statvfs(run_dir.path)
     except SlurmElasticError as error:

@@ -77,7 +77,7 @@ class PeerServer:
 
     def _make_file(self, asker: str) -> None:
         with contextlib.suppress(RunDirError):
-            self._run_dir.publish(_file_name(self._node, asker), b"x")
+            self._run_dir.publish_record({}, _file_name(self._node, asker))
 
 
 def ask_peer(run_dir: RunDir, here: str, peer: ProbeResult) -> LinkFacts:
@@ -167,10 +167,10 @@ def _file_delay(run_dir: RunDir, here: str, there: str, connection: Connection) 
     """Return the seconds after which a file that the other node makes now is seen here; None if it is not."""
     name = _file_name(there, here)
     # An NFS client remembers that there is no such file, as it does of the next round's record.
-    run_dir.read(name)
+    run_dir.read_record(name)
     _timed(connection, _FILE + here.encode())
     begin = time.monotonic()
-    while run_dir.read(name) is None:
+    while run_dir.read_record(name) is None:
         if time.monotonic() - begin > _FILE_SEEN:
             return None
         time.sleep(0.02)

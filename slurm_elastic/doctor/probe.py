@@ -22,7 +22,7 @@ from slurm_elastic.doctor.facts import CollectiveFacts, NodeFacts, ProbeResult
 from slurm_elastic.doctor.gather import node_facts
 from slurm_elastic.doctor.peers import PeerServer, ask_peer
 from slurm_elastic.errors import UsageError
-from slurm_elastic.rundir import RunDir
+from slurm_elastic.rundir import RecordError, RunDir
 from slurm_elastic.slurm import AddressPreference, Controller, SlurmJob
 from slurm_elastic.slurm.address import data_network
 
@@ -38,17 +38,15 @@ _POLL = 0.2
 
 
 def result_name(node: str) -> str:
-    """Return the name of the file with the result of a node."""
-    return f"result.{node}.json"
+    """Return the name of the record with the result of a node."""
+    return f"result.{node}"
 
 
 def read_result(run_dir: RunDir, node: str) -> ProbeResult | None:
     """Return what a node has found out so far; None if it has written nothing, or that is damaged."""
-    content = run_dir.read(result_name(node))
-    try:
-        return None if content is None else typed_json.decode(content, ProbeResult)
-    except typed_json.JSONError:
-        return None
+    with contextlib.suppress(RecordError, typed_json.JSONError):
+        return typed_json.convert(run_dir.read_record(result_name(node)), ProbeResult)
+    return None
 
 
 def probe(base: Path, run_id: str, preference: AddressPreference) -> None:
@@ -163,7 +161,7 @@ def _first_line(error: BaseException) -> str:
 
 
 def _write(run_dir: RunDir, result: ProbeResult) -> None:
-    run_dir.publish(result_name(result.facts.node), msgspec.json.encode(result))
+    run_dir.publish_record(msgspec.to_builtins(result), result_name(result.facts.node))
 
 
 def _wait_for(

@@ -96,24 +96,6 @@ class RunDir:
         with _accessed(path):
             return load_or_create_secret(path)
 
-    def publish(self, name: str, content: bytes) -> None:
-        """Create or replace a file."""
-        path = self.path / safe("file name", name)
-        with _accessed(path):
-            _atomic_files.publish_file(path, content)
-
-    def claim(self, name: str, content: bytes) -> bool:
-        """Create a file. Returns False if another process was first."""
-        path = self.path / safe("file name", name)
-        with _accessed(path):
-            return _atomic_files.claim_file(path, content)
-
-    def read(self, name: str) -> bytes | None:
-        """Return the content of a file; None if there is no such file."""
-        path = self.path / safe("file name", name)
-        with _accessed(path):
-            return _atomic_files.read_file(path)
-
     def claim_record(self, record: Mapping[str, Any], *place: str | int, mode: int = NEW_FILE) -> bool:
         """Create a signed record, durably. Returns False if another process was first; its record stays.
 

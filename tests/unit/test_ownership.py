@@ -29,7 +29,7 @@ def umask(request: pytest.FixtureRequest) -> Iterator[int]:
 def test_no_umask_opens_a_run_directory_to_others(tmp_path: Path, umask: int) -> None:
     run_dir = RunDir.for_run(tmp_path, "7").open()
     run_dir.append_event("n1", "{}")
-    run_dir.publish("note", b"{}")
+    run_dir.publish_record({}, "note")
     for path in (run_dir.path.parent, run_dir.path, *run_dir.path.rglob("*")):
         assert mode(path) & 0o022 == 0, path
     assert mode(run_dir.path) == 0o755 & ~umask

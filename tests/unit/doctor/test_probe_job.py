@@ -54,7 +54,7 @@ def test_results_are_collected_when_the_job_is_over(tmp_path: Path) -> None:
     running, run_dir = view("RUNNING", "n1", "n2"), opened(tmp_path)
     controller = Scripted(view("PENDING", reason="Resources"), running, view("COMPLETED", "n1", "n2"))
     for node in ("n1", "n2"):
-        run_dir.publish(result_name(node), msgspec.json.encode(ProbeResult(NodeFacts(node))))
+        run_dir.publish_record(msgspec.to_builtins(ProbeResult(NodeFacts(node))), result_name(node))
     lines: list[str] = []
     found = with_results(site(), run_dir, controller, lines.append)
     assert [each.facts.node for each in found.results] == ["n1", "n2"]
@@ -66,9 +66,10 @@ def test_results_are_collected_when_the_job_is_over(tmp_path: Path) -> None:
 def test_a_damaged_result_counts_as_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes) -> None:
     monkeypatch.setattr("slurm_elastic.doctor.probe_job._AFTER_THE_END", 0.0)
     run_dir = opened(tmp_path)
-    run_dir.publish(result_name("n1"), content)
-    run_dir.publish(OUTPUT, b"srun: cluster configuration lacks support for cpu binding\nno torch\n")
-    found = with_results(site(), run_dir, Scripted(view("COMPLETED", "n1")), lambda line: None)
+    (run_dir.path / f"{result_name('n1')}.json").write_bytes(content)
+    run_dir.publish_record({"facts": 3}, result_name("n2"))
+    (run_dir.path / OUTPUT).write_text("srun: cluster configuration lacks support for cpu binding\nno torch\n")
+    found = with_results(site(), run_dir, Scripted(view("COMPLETED", "n1", "n2")), lambda line: None)
     assert (found.results, found.job_output) == ((), ("no torch",))
 
 

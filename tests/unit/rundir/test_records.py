@@ -38,8 +38,8 @@ def test_unsafe_names(run_dir: RunDir, name: str) -> None:
         lambda: run_dir.claim_record({}, "epochs", name, 1),
         lambda: run_dir.newest("epochs", name),
         lambda: run_dir.publish_record({}, "endpoints", name),
-        lambda: run_dir.publish(name, b""),
-        lambda: run_dir.claim(name, b""),
+        lambda: run_dir.publish_record({}, name),
+        lambda: run_dir.claim_record({}, "notified", name),
     ):
         with pytest.raises(UsageError, match="no safe file name; use"):
             use()
@@ -57,19 +57,19 @@ def test_a_reader_never_sees_part_of_a_claim_or_publication(run_dir: RunDir) -> 
     def act(number: int) -> set[tuple[int, int]]:
         if number == 0:
             for turn in range(rounds):
-                run_dir.publish("published", bytes([turn]) * size)
-                run_dir.claim(f"claimed{turn}", bytes([turn]) * size)
+                run_dir.publish_record({"text": chr(65 + turn) * size}, "published")
+                run_dir.claim_record({"text": chr(65 + turn) * size}, f"claimed{turn}")
             return set()
         seen = set()
         turn = 0
         over = False
         while not over:
             # Looked at before, so that even who comes late reads once.
-            over = run_dir.read(f"claimed{rounds - 1}") is not None
+            over = run_dir.read_record(f"claimed{rounds - 1}") is not None
             for name in ("published", f"claimed{turn % rounds}"):
-                content = run_dir.read(name)
-                if content is not None:
-                    seen.add((len(content), len(set(content))))
+                record = run_dir.read_record(name)
+                if record is not None:
+                    seen.add((len(record["text"]), len(set(record["text"]))))
                     turn += 1
         return seen
 
@@ -87,9 +87,9 @@ def test_a_lost_answer_to_link_counts_as_won(run_dir: RunDir, monkeypatch: pytes
         real(self, target)
 
     monkeypatch.setattr(Path, "hardlink_to", repeated)
-    assert run_dir.claim("x", b"{}") is True
-    assert run_dir.claim("x", b"[]") is False
-    assert run_dir.read("x") == b"{}"
+    assert run_dir.claim_record({"by": 1}, "x") is True
+    assert run_dir.claim_record({"by": 2}, "x") is False
+    assert run_dir.read_record("x") == {"by": 1}
 
 
 def test_other_files_among_the_rounds_are_none(run_dir: RunDir) -> None:
