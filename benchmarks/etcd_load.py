@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from slurm_elastic.rendezvous.records.etcd import EtcdServer
 from slurm_elastic.rendezvous.records.etcd.records import EtcdRecords
+from slurm_elastic.rendezvous.records.etcd.server import EtcdServer
 from slurm_elastic.rundir import RunDir
 from tests.local.agents import Allocation, allocation
 from tests.local.waiting import eventually

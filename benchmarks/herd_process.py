@@ -54,7 +54,7 @@ from slurm_elastic.rendezvous.membership.config import adapted_limit
 from slurm_elastic.rendezvous.membership.events import Ended, Interrupted, Leaving, Left, Ponged
 from slurm_elastic.rendezvous.options import RendezvousOptions
 from slurm_elastic.rendezvous.records.api import open_records
-from slurm_elastic.rendezvous.records.etcd import load_config
+from slurm_elastic.rendezvous.records.etcd.config import load_config
 from slurm_elastic.rendezvous.transport.messages import (
     AgentMessage,
     Assignment,

@@ -23,7 +23,7 @@ from slurm_elastic.rendezvous.connect import RendezvousConfig, connect
 from slurm_elastic.rendezvous.membership.events import Interrupted
 from slurm_elastic.rendezvous.options import RendezvousOptions
 from slurm_elastic.rendezvous.records.api import open_records
-from slurm_elastic.rendezvous.records.etcd import load_config
+from slurm_elastic.rendezvous.records.etcd.config import load_config
 from slurm_elastic.rundir import RunDir, incarnation
 
 GIVEN_LIMITS = (1024, 20000)

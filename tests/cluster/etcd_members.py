@@ -13,7 +13,7 @@ import json
 import sys
 from pathlib import Path
 
-from slurm_elastic.rendezvous.records.etcd import EtcdClient
+from slurm_elastic.rendezvous.records.etcd.client import EtcdClient
 from slurm_elastic.rendezvous.records.etcd.server import find_binary
 from tests.local.etcd.helpers.cluster import Cluster
 

@@ -9,7 +9,6 @@ import pytest
 LAZY = {
     "slurm_elastic": ("submission", "errors", "launcher", "trainer"),
     "slurm_elastic.control": ("_agent_side", "_answers"),
-    "slurm_elastic.rendezvous.records.etcd": ("client", "server", "records", "store"),
     "slurm_elastic.submission": ("executor", "job"),
 }
 """Packages that import their parts when these are asked for, and the parts."""

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_elastic.rendezvous.records.etcd import EtcdServer
+from slurm_elastic.rendezvous.records.etcd.server import EtcdServer
 from slurm_elastic.rendezvous.transport.session import Role, Session
 from slurm_elastic.slurm.address import ephemeral_low, port_sequence
 from tests.local.agents import HANG, ROOT, Allocation, eventually

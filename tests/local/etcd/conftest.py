@@ -13,8 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from slurm_elastic.rendezvous.records.etcd import EtcdClient, EtcdServer, failover_channel
+from slurm_elastic.rendezvous.records.etcd import failover_channel
+from slurm_elastic.rendezvous.records.etcd.client import EtcdClient
 from slurm_elastic.rendezvous.records.etcd.config import Endpoint
+from slurm_elastic.rendezvous.records.etcd.server import EtcdServer
 from tests.local.etcd.helpers.proxy import Proxy
 
 _OTHER_ROOTS = [Path("/opt/slurm-elastic/forky"), Path("/opt/slurm-elastic/trixie")]

@@ -6,7 +6,8 @@ import json
 import signal
 from collections.abc import Callable
 
-from slurm_elastic.rendezvous.records.etcd import EtcdClient, EtcdServer
+from slurm_elastic.rendezvous.records.etcd.client import EtcdClient
+from slurm_elastic.rendezvous.records.etcd.server import EtcdServer
 from tests.local.agents import WORKER, Allocation
 from tests.local.etcd.helpers.processes import stopped
 from tests.local.etcd.test_bad_input import http_server

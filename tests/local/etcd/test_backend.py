@@ -18,7 +18,8 @@ from torch.distributed.elastic.rendezvous.api import (
 from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
 from slurm_elastic.errors import UsageError
-from slurm_elastic.rendezvous.records.etcd import EtcdClient, EtcdServer
+from slurm_elastic.rendezvous.records.etcd.client import EtcdClient
+from slurm_elastic.rendezvous.records.etcd.server import EtcdServer
 from slurm_elastic.rendezvous.records.etcd.store import EtcdV3RendezvousBackend, create_backend, create_handler
 from tests.local.agents import eventually
 from tests.local.etcd.helpers.proxy import Proxy

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from slurm_elastic.errors import ExitCode, UsageError
-from slurm_elastic.rendezvous.records.etcd import EtcdClient, EtcdConfig, EtcdServer
-from slurm_elastic.rendezvous.records.etcd.config import Endpoint
+from slurm_elastic.rendezvous.records.etcd.client import EtcdClient
+from slurm_elastic.rendezvous.records.etcd.config import Endpoint, EtcdConfig
 from slurm_elastic.rendezvous.records.etcd.errors import (
     EtcdAuthenticationError,
     EtcdEndpointError,
@@ -24,6 +24,7 @@ from slurm_elastic.rendezvous.records.etcd.errors import (
     EtcdPermissionError,
     EtcdUnavailableError,
 )
+from slurm_elastic.rendezvous.records.etcd.server import EtcdServer
 from slurm_elastic.rendezvous.records.etcd.store import EtcdStore
 from tests.local.etcd.helpers.cluster import Authority, Cluster, SecuredServer, enable_authentication
 

@@ -10,10 +10,11 @@ from contextlib import ExitStack
 import pytest
 
 from slurm_elastic.errors import SlurmElasticError
-from slurm_elastic.rendezvous.records.etcd import EtcdClient, EtcdServer, failover_channel
-from slurm_elastic.rendezvous.records.etcd.client import Lease, key_range
+from slurm_elastic.rendezvous.records.etcd import failover_channel
+from slurm_elastic.rendezvous.records.etcd.client import EtcdClient, Lease, key_range
 from slurm_elastic.rendezvous.records.etcd.errors import EtcdError, EtcdInterruptedError, EtcdUnavailableError
 from slurm_elastic.rendezvous.records.etcd.failover_channel import load_rpc
+from slurm_elastic.rendezvous.records.etcd.server import EtcdServer
 from tests.local.agents import eventually
 from tests.local.etcd.helpers.processes import stopped
 from tests.local.waiting import meanwhile
@@ -124,7 +125,8 @@ def test_client_in_a_forked_child_says_so(client: EtcdClient, prefix: str) -> No
 
 def test_process_with_an_open_client_ends_by_itself(first_etcd: EtcdServer, prefix: str) -> None:
     program = f"""
-from slurm_elastic.rendezvous.records.etcd import EtcdClient, load_config
+from slurm_elastic.rendezvous.records.etcd.client import EtcdClient
+from slurm_elastic.rendezvous.records.etcd.config import load_config
 client = EtcdClient(load_config({str(first_etcd.config)!r}))
 client.shared_lease({prefix!r}, 5)
 """

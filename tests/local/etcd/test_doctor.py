@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from slurm_elastic.doctor import gather
-from slurm_elastic.rendezvous.records.etcd import EtcdServer
 from slurm_elastic.rendezvous.records.etcd.config import Endpoint, EtcdConfig
+from slurm_elastic.rendezvous.records.etcd.server import EtcdServer
 
 
 def test_an_etcd_is_asked_and_its_time_taken(first_etcd: EtcdServer) -> None:

@@ -12,9 +12,11 @@ from typing import Any
 
 import pytest
 
-from slurm_elastic.rendezvous.records.etcd import EtcdClient, EtcdServer, failover_channel
+from slurm_elastic.rendezvous.records.etcd import failover_channel
+from slurm_elastic.rendezvous.records.etcd.client import EtcdClient
 from slurm_elastic.rendezvous.records.etcd.errors import EtcdEndpointError
 from slurm_elastic.rendezvous.records.etcd.failover_channel import Limits
+from slurm_elastic.rendezvous.records.etcd.server import EtcdServer
 from slurm_elastic.rendezvous.records.etcd.store import EtcdStore
 from tests.local.agents import eventually
 from tests.local.etcd.helpers.cluster import Authority, Cluster

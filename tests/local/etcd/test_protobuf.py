@@ -55,7 +55,8 @@ def test_protobuf_of_another_implementation_is_refused_in_one_line() -> None:
     program = """
 from google.protobuf.internal import api_implementation
 from slurm_elastic.errors import UsageError
-from slurm_elastic.rendezvous.records.etcd import EtcdClient, load_config
+from slurm_elastic.rendezvous.records.etcd.client import EtcdClient
+from slurm_elastic.rendezvous.records.etcd.config import load_config
 try:
     EtcdClient(load_config("etcd://localhost"))
 except UsageError as error:

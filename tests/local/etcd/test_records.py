@@ -18,10 +18,11 @@ from slurm_elastic.rendezvous.leader.fenced_records import FencedRecords
 from slurm_elastic.rendezvous.membership.agents import AgentInfo, Reason
 from slurm_elastic.rendezvous.membership.assignment import build_table
 from slurm_elastic.rendezvous.records.api import Records, RecordsInterruptedError, RecordsUnreachableError, Situation
-from slurm_elastic.rendezvous.records.etcd import EtcdClient, EtcdServer, failover_channel
+from slurm_elastic.rendezvous.records.etcd import failover_channel
 from slurm_elastic.rendezvous.records.etcd import records as etcd_records
-from slurm_elastic.rendezvous.records.etcd.client import KeyValue
+from slurm_elastic.rendezvous.records.etcd.client import EtcdClient, KeyValue
 from slurm_elastic.rendezvous.records.etcd.records import EtcdRecords
+from slurm_elastic.rendezvous.records.etcd.server import EtcdServer
 from slurm_elastic.rundir import RunDir
 from tests.local.agents import eventually
 from tests.local.etcd.test_client import compact, revoke

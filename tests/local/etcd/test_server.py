@@ -10,10 +10,10 @@ import pytest
 from torch.distributed.elastic.rendezvous import etcd_server
 
 from slurm_elastic.errors import UsageError
-from slurm_elastic.rendezvous.records.etcd import EtcdClient, EtcdServer
+from slurm_elastic.rendezvous.records.etcd.client import EtcdClient
 from slurm_elastic.rendezvous.records.etcd.config import load_config
 from slurm_elastic.rendezvous.records.etcd.errors import EtcdServerError
-from slurm_elastic.rendezvous.records.etcd.server import find_binary
+from slurm_elastic.rendezvous.records.etcd.server import EtcdServer, find_binary
 from tests.local.etcd.helpers.processes import wait_gone
 
 
@@ -105,7 +105,7 @@ def test_environment_of_a_site_does_not_configure_it(monkeypatch: pytest.MonkeyP
 
 def test_it_ends_with_a_parent_that_exits_without_stopping_it() -> None:
     program = """
-from slurm_elastic.rendezvous.records.etcd import EtcdServer
+from slurm_elastic.rendezvous.records.etcd.server import EtcdServer
 server = EtcdServer()
 server.start()
 print(server.pid, server.data_dir, flush=True)

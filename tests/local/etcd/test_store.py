@@ -14,7 +14,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed import DistNetworkError, DistStoreError, HashStore, PrefixStore, QueueEmptyError, Store, TCPStore
 
-from slurm_elastic.rendezvous.records.etcd import EtcdClient, EtcdServer, load_config
+from slurm_elastic.rendezvous.records.etcd.client import EtcdClient
+from slurm_elastic.rendezvous.records.etcd.config import load_config
+from slurm_elastic.rendezvous.records.etcd.server import EtcdServer
 from slurm_elastic.rendezvous.records.etcd.store import EtcdStore
 from tests.local.etcd.helpers.proxy import Proxy
 from tests.local.etcd.test_client import compact, revoke

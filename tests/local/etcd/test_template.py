@@ -16,7 +16,8 @@ RUN = """\
 #!{python}
 import os, sys
 from dataclasses import replace
-from slurm_elastic.rendezvous.records.etcd import EtcdClient, load_config
+from slurm_elastic.rendezvous.records.etcd.client import EtcdClient
+from slurm_elastic.rendezvous.records.etcd.config import load_config
 from slurm_elastic.rendezvous.records.etcd.errors import EtcdAuthenticationError
 
 config = load_config()

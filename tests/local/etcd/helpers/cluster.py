@@ -12,8 +12,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from slurm_elastic.rendezvous.records.etcd import EtcdConfig, EtcdServer
+from slurm_elastic.rendezvous.records.etcd.config import EtcdConfig
 from slurm_elastic.rendezvous.records.etcd.errors import EtcdServerError
+from slurm_elastic.rendezvous.records.etcd.server import EtcdServer
 
 _ATTEMPTS = 3
 _SECONDS = 120.0
