@@ -17,7 +17,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Literal
@@ -61,19 +61,6 @@ class LaunchError(SlurmElasticError):
         is_ours = status in ExitCode.__members__.values()
         self.exit_code = ExitCode(status) if is_ours else ExitCode.FAILED
         super().__init__(_MEANINGS[self.exit_code] if is_ours else f"the agent ended with {status}")
-
-
-@dataclass(frozen=True, slots=True)
-class _Start:
-    """A worker that has started, for the program that called `launch` on its node."""
-
-    round: int
-    rank: int
-    local_rank: int
-    pid: int
-    error_file: str
-    run_dir: str
-    run_id: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,7 +143,7 @@ def launch(function: Callable[..., Any], *arguments: Any, config: LaunchConfig |
         if status != ExitCode.FINISHED:
             raise _error(status, directory, getattr(function, "__qualname__", repr(function)))
         try:
-            return _results(directory)
+            return {rank: unpickle(path) for rank, path in _newest(directory, "result").items()}
         except PermissionError as error:
             raise UsageError(f"the results are not read: {error.filename}: {error.strerror}") from None
     finally:
@@ -203,14 +190,13 @@ def _forwarding(agent: subprocess.Popen[bytes]) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _results(directory: Path) -> dict[int, Any]:
-    """Return the results of the newest round that has any, by rank."""
+def _newest(directory: Path, suffix: str) -> dict[int, Path]:
+    """Return the files that workers have written in the newest round with any, by rank."""
     files: dict[int, dict[int, Path]] = {}
-    for path in directory.glob("*.result"):
+    for path in directory.glob(f"*.{suffix}"):
         round_, rank = path.stem.split(".")
         files.setdefault(int(round_), {})[int(rank)] = path
-    newest = files[max(files)] if files else {}
-    return {rank: unpickle(newest[rank]) for rank in sorted(newest)}
+    return dict(sorted(files[max(files)].items())) if files else {}
 
 
 def _error(status: int, directory: Path, name: str) -> LaunchError:
@@ -234,15 +220,14 @@ def _failures(directory: Path) -> dict[int, ProcessFailure]:
 
     from slurm_elastic.submission.job_states import read_status
 
-    starts = [typed_json.decode(path.read_bytes(), _Start) for path in directory.glob("*.start")]
-    newest = max((start.round for start in starts), default=0)
     failures = {}
-    for start in sorted((start for start in starts if start.round == newest), key=lambda start: start.rank):
-        root = read_status(RunDir.for_run(Path(start.run_dir).parent.parent, start.run_id)).failure
-        is_root = root is not None and root.rank == start.rank
-        if is_root or Path(start.error_file).is_file():
+    for rank, path in _newest(directory, "start").items():
+        start = typed_json.loads(path.read_bytes())
+        root = read_status(RunDir.for_run(Path(start["run_dir"]).parent.parent, start["run_id"])).failure
+        is_root = root is not None and root.rank == rank
+        if is_root or Path(start["error_file"]).is_file():
             exit_code = root.exit_code if root is not None and is_root else 1
-            failures[start.rank] = ProcessFailure(start.local_rank, start.pid, exit_code, start.error_file)
+            failures[rank] = ProcessFailure(start["local_rank"], start["pid"], exit_code, start["error_file"])
     return failures
 
 
@@ -252,16 +237,15 @@ def _work(directory: Path) -> None:
     from torch.distributed.elastic.multiprocessing.errors import record
 
     environ = os.environ
-    start = _Start(
-        round=int(environ["SLURM_ELASTIC_ROUND"]),
-        rank=int(environ["RANK"]),
-        local_rank=int(environ["LOCAL_RANK"]),
-        pid=os.getpid(),
-        error_file=environ.get("TORCHELASTIC_ERROR_FILE", ""),
-        run_dir=environ["SLURM_ELASTIC_RUN_DIR"],
-        run_id=environ["SLURM_ELASTIC_RUN_ID"],
-    )
-    publish_file(directory / f"{start.round}.{start.rank}.start", json.dumps(asdict(start)).encode())
+    start = {
+        "local_rank": int(environ["LOCAL_RANK"]),
+        "pid": os.getpid(),
+        "error_file": environ.get("TORCHELASTIC_ERROR_FILE", ""),
+        "run_dir": environ["SLURM_ELASTIC_RUN_DIR"],
+        "run_id": environ["SLURM_ELASTIC_RUN_ID"],
+    }
+    name = f"{environ['SLURM_ELASTIC_ROUND']}.{environ['RANK']}"
+    publish_file(directory / f"{name}.start", json.dumps(start).encode())
 
     try:
         function, arguments = unpickle(directory / _FUNCTION)
@@ -271,7 +255,7 @@ def _work(directory: Path) -> None:
             f"slurm-elastic: error: the function is not read: {error.filename}: {error.strerror}; call launch again"
         )
     result = cloudpickle.dumps(record(function)(*arguments))
-    publish_file(directory / f"{start.round}.{start.rank}.result", result)
+    publish_file(directory / f"{name}.result", result)
 
 
 if __name__ == "__main__":
