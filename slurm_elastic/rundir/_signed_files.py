@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import hashlib
 import hmac
 import logging
@@ -68,9 +69,6 @@ logger = logging.getLogger("slurm_elastic")
 
 _REMOVAL = b"slurm_elastic run directory removal 1\0"
 _MOST_LOGGED = 16
-_MOST_SECRETS = 64
-_secrets: dict[Path, bytes] = {}
-"""Secrets that this process has read, by run directory, so that each record costs one file and not two."""
 _logged: set[Path] = set()
 """Foreign files that were named in the log; of further ones it says nothing."""
 _BYTES = 32
@@ -109,13 +107,13 @@ class SignedFiles:
             return None
         secret, key = self._secret_of_reader(), self._key(path)
         if secret:
-            verified_content = verified(secret, key, content)
-            if verified_content is None and self.directory in _secrets:
+            plain = verified(secret, key, content)
+            if plain is None:
                 # The directory may have been removed and made again.
-                del _secrets[self.directory]
-                verified_content = verified(self._secret_of_reader() or b"\0", key, content)
-            if verified_content is not None:
-                return verified_content
+                _known_secret.cache_clear()
+                plain = verified(self._secret_of_reader() or b"\0", key, content)
+            if plain is not None:
+                return plain
         if not _is_json_object(content):
             if secret is not None and not is_writable_by_others(path.parent):
                 fix = "end the run, remove the file, and submit again"
@@ -155,13 +153,8 @@ class SignedFiles:
 
     def _secret_of_reader(self) -> bytes | None:
         """Return the secret of the run; None if this user may not read it, and b"" if there is none."""
-        if self.directory in _secrets:
-            return _secrets[self.directory]
-        if len(_secrets) >= _MOST_SECRETS:
-            _secrets.clear()
         try:
-            _secrets[self.directory] = _load(self.directory / "secret")
-            return _secrets[self.directory]
+            return _known_secret(self.directory / "secret")
         except FileNotFoundError:
             return b""
         except (UsageError, PermissionError):
@@ -200,6 +193,12 @@ def load_or_create_secret(path: Path, draw: Callable[[], bytes] = lambda: secret
     """
     if not _atomic_files.exists(path):
         _atomic_files.claim_file(path, draw().hex().encode() + b"\n", mode=0o600)
+    return _load(path)
+
+
+@functools.lru_cache(maxsize=64)
+def _known_secret(path: Path) -> bytes:
+    """Return a secret that this process may have read already, so that each record costs one file and not two."""
     return _load(path)
 
 
