@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from slurm_elastic import typed_json
 from slurm_elastic.errors import ExitCode, SlurmElasticError, UsageError
-from slurm_elastic.ownership import unpickle
+from slurm_elastic.ownership import pickled, unpickle
 from slurm_elastic.rundir import RunDir, publish_file
 
 if TYPE_CHECKING:
@@ -134,32 +134,21 @@ def launch(function: Callable[..., Any], *arguments: Any, config: LaunchConfig |
     """
     directory = Path(tempfile.mkdtemp(prefix="slurm-elastic-launch-"))
     try:
-        (directory / _FUNCTION).write_bytes(_pickled(function, arguments))
+        name = getattr(function, "__qualname__", repr(function))
+        (directory / _FUNCTION).write_bytes(pickled((function, arguments), name))
         options = (config or LaunchConfig()).arguments()
         command = [sys.executable, "-m", "slurm_elastic", "agent", *options, "-m", __name__, *sys.argv]
         environ, first = {**os.environ, _DIRECTORY: str(directory)}, _end_with_parent(os.getpid())
         with subprocess.Popen(command, env=environ, preexec_fn=first) as agent, _forwarding(agent):
             status = agent.wait()
         if status != ExitCode.FINISHED:
-            raise _error(status, directory, getattr(function, "__qualname__", repr(function)))
+            raise _error(status, directory, name)
         try:
             return {rank: unpickle(path) for rank, path in _newest(directory, "result").items()}
         except PermissionError as error:
             raise UsageError(f"the results are not read: {error.filename}: {error.strerror}") from None
     finally:
         shutil.rmtree(directory, ignore_errors=True)
-
-
-def _pickled(function: Callable[..., Any], arguments: tuple[Any, ...]) -> bytes:
-    import cloudpickle
-
-    try:
-        return bytes(cloudpickle.dumps((function, arguments)))
-    except Exception as error:
-        name = getattr(function, "__qualname__", repr(function))
-        raise UsageError(
-            f"{name} or an argument of it cannot be pickled: {error}; create it in the function"
-        ) from error
 
 
 def _end_with_parent(parent: int) -> Callable[[], None]:

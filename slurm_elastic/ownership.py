@@ -220,3 +220,23 @@ def unpickle(source: int | Path) -> Any:
 
     with os.fdopen(source if isinstance(source, int) else open_trusted(source), "rb") as file:
         return pickle.load(file)
+
+
+def pickled(value: object, name: str) -> bytes:
+    """Return the pickle of a function and its arguments.
+
+    Args:
+        value: What is pickled, by cloudpickle.
+        name: Name of the function.
+
+    Raises:
+        UsageError: One of them cannot be pickled.
+    """
+    import cloudpickle
+
+    try:
+        return bytes(cloudpickle.dumps(value))
+    except Exception as error:
+        raise UsageError(
+            f"{name} or an argument of it cannot be pickled: {error}; create it in the function"
+        ) from error

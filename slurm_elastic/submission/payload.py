@@ -23,6 +23,7 @@ from slurm_elastic import typed_json
 from slurm_elastic.agent.option_values import require_entry_point
 from slurm_elastic.control import is_superseded
 from slurm_elastic.errors import UsageError
+from slurm_elastic.ownership import pickled
 from slurm_elastic.rundir import publish_file, read_file
 
 _WORKER_MODULE = "slurm_elastic.submission.worker"
@@ -173,25 +174,20 @@ def _ranks(paths: utils.JobPaths) -> Path:
 
 
 def _dump(delayed: utils.DelayedSubmission, path: Path, max_gb: float) -> None:
-    try:
-        delayed.dump(path)
-        # Whatever the umask: nodes load no function that others may have written.
-        path.chmod(0o600)
-    except Exception as error:
-        path.unlink(missing_ok=True)
-        if isinstance(error, OSError):
-            raise UsageError(f"{path} cannot be written: {error.strerror}; give another folder") from None
-        name = getattr(delayed.function, "__qualname__", repr(delayed.function))
-        raise UsageError(
-            f"{name} or an argument of it cannot be pickled: {error}; make what it names inside of the function"
-        ) from error
-    size = path.stat().st_size / 2**30
-    if size > max_gb:
-        path.unlink()
+    content = pickled(delayed, getattr(delayed.function, "__qualname__", repr(delayed.function)))
+    if (size := len(content) / 2**30) > max_gb:
         raise UsageError(
             f"function and arguments are {size:.2f} GB of pickle; load the data in the function, or raise "
             f"max_pickle_size_gb, which is {max_gb:g}"
         )
+    try:
+        path.touch()
+        # Whatever the umask: nodes load no function that others may have written.
+        path.chmod(0o600)
+        path.write_bytes(content)
+    except OSError as error:
+        path.unlink(missing_ok=True)
+        raise UsageError(f"{path} cannot be written: {error.strerror}; give another folder") from None
 
 
 # Support of ``checkpoint()`` of a submitted callable, which returns the payload of the next start.
