@@ -24,7 +24,7 @@ from slurm_elastic.rendezvous.election import machine as election
 from slurm_elastic.rendezvous.election import state as election_state
 from slurm_elastic.rendezvous.election.follower import Follower
 from slurm_elastic.rendezvous.election.leader_location import Leadership
-from slurm_elastic.rendezvous.election.term import CheckTerm, ConfirmLastRound, RecordsAction
+from slurm_elastic.rendezvous.election.term import Operation, UseRecords
 from slurm_elastic.rendezvous.leader import fenced_records
 from slurm_elastic.rendezvous.leader.fenced_records import FencedRecords, LastRound
 from slurm_elastic.rendezvous.membership import advance, leader_change, machine, planned_stop, transitions
@@ -262,12 +262,12 @@ def leaves_count_at_once(patch: pytest.MonkeyPatch) -> None:
     among=strikes_of(LEADER_LEAVES),
 )
 def no_look_after_the_claim(patch: pytest.MonkeyPatch) -> None:
-    without(patch, Claim, lambda actions: tuple(each for each in actions if not isinstance(each, ConfirmLastRound)))
+    without(patch, Claim, Operation.CONFIRM)
 
 
 @mutation("a leader publishes without a look at the newest epoch", "a superseded leader publishes nothing")
 def no_look_at_the_epoch(patch: pytest.MonkeyPatch) -> None:
-    without(patch, Publish, lambda actions: tuple(each for each in actions if not isinstance(each, CheckTerm)))
+    without(patch, Publish, Operation.LEADS)
     patch.setattr(FencedRecords, "leads", lambda ledger: True)
 
 
@@ -281,14 +281,12 @@ def no_second_look_at_the_epoch(right: Any, ledger: Any, table: Table) -> bool:
     return right(ledger, table)
 
 
-def without(
-    patch: pytest.MonkeyPatch, kind: type, fewer: Callable[[tuple[RecordsAction, ...]], tuple[RecordsAction, ...]]
-) -> None:
-    """Before a decision of this kind is told, less is done with the records."""
+def without(patch: pytest.MonkeyPatch, kind: type, operation: Operation) -> None:
+    """Before a decision of this kind is told, this is not done with the records."""
 
-    def to_be_written(right: Any, state: State, decision: Decision) -> tuple[RecordsAction, ...]:
+    def to_be_written(right: Any, state: State, decision: Decision) -> tuple[UseRecords, ...]:
         actions = right(state, decision)
-        return fewer(actions) if isinstance(decision, kind) else actions
+        return tuple(each for each in actions if each.operation is not operation or not isinstance(decision, kind))
 
     exchange(patch, term, "_to_be_written", to_be_written)
 

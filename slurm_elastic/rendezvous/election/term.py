@@ -10,9 +10,10 @@ shared file system, and the machine receives signs of life meanwhile.
 
 from __future__ import annotations
 
+import enum
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from slurm_elastic.rendezvous.election.campaign import seconds_of_questions
@@ -35,46 +36,35 @@ CHECK_TERM = 1.0
 """Seconds between two readings of the newest term while a round is formed."""
 
 
-# Actions. Those of the records are answered by RecordsAnswered or RecordsFailed.
+# Actions.
 
 
-@dataclass(frozen=True, slots=True)
-class ClaimTerm:
+class Operation(enum.Enum):
+    """A method of :class:`~slurm_elastic.rendezvous.leader.fenced_records.FencedRecords`."""
+
+    TAKE = "take"
     """Take the term; allowed unless another agent has it."""
-
-
-@dataclass(frozen=True, slots=True)
-class ConfirmLastRound:
+    CONFIRM = "confirm"
     """Read the last round; allowed if it is the one that this term follows."""
-
-
-@dataclass(frozen=True, slots=True)
-class PublishEndpoint:
-    """Write the leader's endpoint down."""
-
-
-@dataclass(frozen=True, slots=True)
-class CheckTerm:
-    """Read the newest term; allowed if it is this one. No record waits for a reading that is `watching`."""
-
-    watching: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class WriteRound:
-    """Write a round down; allowed unless another leader has written one of that number."""
-
-    table: Table
-
-
-@dataclass(frozen=True, slots=True)
-class RecordEnd:
+    PUBLISH_ENDPOINT = "publish_endpoint"
+    LEADS = "leads"
+    """Read the newest term; allowed if it is this one."""
+    WRITE_ROUND = "write_round"
+    """Write the table of a round down; allowed unless another leader has written one of that number."""
+    FINISH = "finish"
     """Write down that the run has ended; allowed if this term is the newest."""
 
-    finish: events.Finish
 
+@dataclass(frozen=True, slots=True)
+class UseRecords:
+    """Do this with the records, and with a subject if it has one. Answered by RecordsAnswered or RecordsFailed.
 
-RecordsAction = ClaimTerm | ConfirmLastRound | PublishEndpoint | CheckTerm | WriteRound | RecordEnd
+    No decision waits for a reading that is `watching`.
+    """
+
+    operation: Operation
+    subject: tuple[Table | events.Finish, ...] = ()
+    watching: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,33 +76,25 @@ class CarryOut:
     log: bool
 
 
-@dataclass(frozen=True, slots=True)
-class ProbeMembers:
-    """Ask the nodes of these members whether they have ended. Answered by AgentsEnded."""
+class Question(enum.Enum):
+    """A question about agents or nodes that are not here."""
 
-    agents: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class ProbeDisconnected:
-    """Ask the node of an agent whose connection broke whether its process has ended; answered by DisconnectedEnded.
-    If it has, the leader does not wait for the connection to come back."""
-
-    agent: str
+    ENDED = "has it ended?"
+    """To the nodes of missing members: which of their processes have ended?"""
+    DISCONNECTED = "has it ended, too?"
+    """The same of an agent whose connection broke. If it has, the leader does not wait for that to come back."""
+    GONE = "is it gone?"
+    """To Slurm: which of the missing members are gone?"""
+    DOWN = "is it down?"
+    """To Slurm: which of the allocation's missing nodes are down?"""
 
 
 @dataclass(frozen=True, slots=True)
-class AskSlurmAboutAgents:
-    """Ask Slurm which of these members are gone. Answered by AgentsGone."""
+class Ask:
+    """Ask this about these agents or nodes. Answered by Answered."""
 
-    agents: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class AskSlurmAboutNodes:
-    """Ask Slurm which of these nodes are down. Answered by NodesDown."""
-
-    nodes: tuple[str, ...]
+    question: Question
+    names: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,10 +118,9 @@ class StepDown:
     failed: bool = False
 
 
-Question = ProbeMembers | AskSlurmAboutAgents | AskSlurmAboutNodes
 Report = ReportClaimed | ReportBlocking
 
-TermAction = RecordsAction | CarryOut | Question | ProbeDisconnected | Report | StepDown
+TermAction = UseRecords | CarryOut | Ask | Report | StepDown
 
 
 # Events, beside those of the membership.
@@ -149,7 +130,7 @@ TermAction = RecordsAction | CarryOut | Question | ProbeDisconnected | Report | 
 class RecordsAnswered:
     """An action on the records is through, and was allowed or not."""
 
-    action: RecordsAction
+    action: UseRecords
     allowed: bool
 
 
@@ -157,32 +138,18 @@ class RecordsAnswered:
 class RecordsFailed:
     """The records did not answer, or cannot be used: nothing is known of what a write did."""
 
-    action: RecordsAction
     why: str
 
 
 @dataclass(frozen=True, slots=True)
-class AgentsEnded:
-    """The nodes say that these processes have ended."""
+class Answered:
+    """The agents or nodes for which the answer to a question is yes."""
 
-    agents: frozenset[str]
-
-
-@dataclass(frozen=True, slots=True)
-class DisconnectedEnded:
-    """The node of an agent whose connection broke says whether its process has ended."""
-
-    agents: frozenset[str]
+    question: Question
+    names: frozenset[str]
 
 
-@dataclass(frozen=True, slots=True)
-class AgentsGone:
-    """Slurm says that these agents are gone."""
-
-    agents: frozenset[str]
-
-
-TermEvent = events.Event | RecordsAnswered | RecordsFailed | AgentsEnded | DisconnectedEnded | AgentsGone
+TermEvent = events.Event | RecordsAnswered | RecordsFailed | Answered
 
 
 @dataclass(frozen=True)
@@ -194,7 +161,7 @@ class Term:
         tick_at: when the membership machine has to see it.
         queue: decisions that are not carried out yet, each with the state after it.
         writing: what is still to be done with the records for the first of these; its first action is under way.
-        probe_at, ask_agents_at, ask_nodes_at, check_at: when to find out more; infinite while that is not wanted, or
+        asks_at: when to ask the questions whose answers matter now, and to read the newest term; infinite for what is
             under way.
         blocks: whether this candidate was last reported to block others.
         interrupted: the last round whose end is in the log of the run.
@@ -205,12 +172,8 @@ class Term:
     deadline: float = -math.inf
     tick_at: float = -math.inf
     queue: tuple[tuple[State, events.Decision], ...] = ()
-    writing: tuple[RecordsAction, ...] = ()
-    probe_at: float = math.inf
-    ask_agents_at: float = math.inf
-    ask_nodes_at: float = math.inf
-    check_at: float = math.inf
-    asking: frozenset[type] = frozenset()
+    writing: tuple[UseRecords, ...] = ()
+    asks_at: Mapping[Question | Operation, float] = field(default_factory=dict)
     blocks: bool = False
     interrupted: int = -1
     over: bool = False
@@ -252,9 +215,7 @@ class _Step:
         if self.state is not term.membership:
             self.change(membership=self.state, tick_at=next_deadline(self.state))
         self.change(
-            queue=self.queue,
-            writing=self.writing,
-            deadline=min(term.tick_at, term.probe_at, term.ask_agents_at, term.ask_nodes_at, term.check_at),
+            queue=self.queue, writing=self.writing, deadline=min(term.tick_at, *term.asks_at.values(), math.inf)
         )
         return term
 
@@ -276,13 +237,7 @@ class _Step:
     def disconnected(self, event: events.Disconnected) -> None:
         self.happened(event)
         if event.agent in self.state.broken:
-            self.actions.append(ProbeDisconnected(event.agent))
-
-    def disconnected_ended(self, event: DisconnectedEnded) -> None:
-        # An agent that has come back meanwhile has not ended: another machine with its address has refused.
-        ended = event.agents.intersection(self.state.broken)
-        if ended:
-            self.happened(events.Gone(ended))
+            self.actions.append(Ask(Question.DISCONNECTED, (event.agent,)))
 
     # Decisions, one after the other.
 
@@ -311,16 +266,15 @@ class _Step:
         self.change(over=True)
         self.actions.append(action)
 
-    def answered(self, event: RecordsAnswered) -> None:
+    def records_answered(self, event: RecordsAnswered) -> None:
         action = event.action
-        if isinstance(action, CheckTerm) and action.watching:
-            self.change(check_at=math.inf)
-            self._answered(CheckTerm)
+        if action.watching:
+            self._ask_again(Operation.LEADS, CHECK_TERM)
         elif not self.writing or action is not self.writing[0]:
             return
         if not event.allowed:
             self._step_down(StepDown(self._refused(action)))
-        elif not (isinstance(action, CheckTerm) and action.watching):
+        elif not action.watching:
             self.writing = self.writing[1:]
             if self.writing:
                 self.actions.append(self.writing[0])
@@ -332,16 +286,16 @@ class _Step:
             self._carried_out()
             self._carry_out()
 
-    def _refused(self, action: RecordsAction) -> str:
+    def _refused(self, action: UseRecords) -> str:
         match action:
-            case ClaimTerm() | ConfirmLastRound():
+            case UseRecords(Operation.TAKE | Operation.CONFIRM):
                 return f"another agent has taken epoch {self.term.number}"
-            case WriteRound(table):
-                return f"round {table.round} was published by another leader"
+            case UseRecords(Operation.WRITE_ROUND):
+                return f"round {self.queue[0][0].round} was published by another leader"
             case _:
                 return "another agent leads with a newer epoch"
 
-    def failed(self, event: RecordsFailed) -> None:
+    def records_failed(self, event: RecordsFailed) -> None:
         self._step_down(StepDown(event.why, failed=True))
 
     # Questions of the leader to nodes and Slurm while a round is formed; there are none while no agent is missing.
@@ -351,16 +305,13 @@ class _Step:
             return
         state, term = self.state, self.term
         forming = state.phase is Phase.FORMING
-        # An answer that comes once the round runs has set the time of the next question: no question follows.
-        asks_at = min(term.probe_at, term.ask_agents_at, term.ask_nodes_at, term.check_at)
-        if not forming and not self.was_forming and asks_at == math.inf:
+        if not forming and not self.was_forming and not term.asks_at:
             return
         misses = misses_members(state)
-        self._ask("probe_at", ProbeMembers, misses, self._probe_pause(), PROBE_AGAIN)
-        self._ask("ask_agents_at", AskSlurmAboutAgents, misses, ASK_SLURM_FIRST, ASK_SLURM_FIRST)
-        expects = forming and bool(state.settings.expected_nodes)
-        self._ask("ask_nodes_at", AskSlurmAboutNodes, expects, ASK_NODES_FIRST, ASK_NODES_FIRST)
-        self._check_term(forming)
+        self._ask(Question.ENDED, misses, self._probe_pause())
+        self._ask(Question.GONE, misses, ASK_SLURM_FIRST)
+        self._ask(Question.DOWN, forming and bool(state.settings.expected_nodes), ASK_NODES_FIRST)
+        self._ask(Operation.LEADS, forming, CHECK_TERM)
         if not state.claimed or self.term.blocks:
             blocks = blocks_election(state)
             if blocks != self.term.blocks:
@@ -374,103 +325,86 @@ class _Step:
             return 0.0
         return seconds_of_questions(len(state.base.members) - len(state.agents) - len(state.gone))
 
-    def _check_term(self, forming: bool) -> None:
-        if CheckTerm in self.term.asking:
-            return
-        at = self.term.check_at
-        if not forming:
-            self.change(check_at=math.inf)
-        elif self.now < at < math.inf:
-            return
-        elif at != math.inf and self.state.claimed:
-            self.change(check_at=math.inf)
-            self._asked(CheckTerm)
-            self.actions.append(CheckTerm(watching=True))
-        else:
-            self.change(check_at=self.now + CHECK_TERM)
-
-    def _ask(self, moment: str, kind: type[Question], is_due: bool, first: float, again: float) -> None:
+    def _ask(self, question: Question | Operation, matters: bool, first: float) -> None:
         """Ask about those that are missing now, or later, or, if it does not matter, never.
 
-        `moment` is the field of the term that says when: `first` seconds after it matters, and `again` seconds after a
-        look that found nothing missing.
+        The first time comes `first` seconds after it matters.
         """
-        if kind in self.term.asking:
+        at = self.term.asks_at.get(question)
+        if at == math.inf:
             return
-        before: float = getattr(self.term, moment)
-        at = math.inf if not is_due else self.now + first if before == math.inf else before
-        if self.now >= at:
+        if not matters:
+            if at is not None:
+                self.change(asks_at={other: at for other, at in self.term.asks_at.items() if other is not question})
+        elif at is None and first > 0:
+            self._ask_again(question, first)
+        elif at is None or self.now >= at:
             # Looked up only now: there may be thousands, and this is decided after every event.
-            missing = _MISSING[kind](self.state)
-            if missing:
-                self._asked(kind)
-                self.actions.append(kind(missing))
-            at = math.inf if missing else self.now + again
-        if at != before:
-            self.change(**{moment: at})
+            names = _missing(self.state, question)
+            self._ask_again(question, max(first, PROBE_AGAIN) if names is None else math.inf)
+            if names is not None:
+                self.actions.append(
+                    Ask(question, names) if isinstance(question, Question) else UseRecords(question, watching=True)
+                )
 
-    def _asked(self, kind: Any) -> None:
-        self.change(asking=self.term.asking | {kind})
+    def _ask_again(self, question: Question | Operation, seconds: float) -> None:
+        self.change(asks_at={**self.term.asks_at, question: self.now + seconds})
 
-    def _answered(self, kind: type) -> None:
-        self.change(asking=self.term.asking - {kind})
-
-    def agents_ended(self, event: AgentsEnded) -> None:
-        self._answered(ProbeMembers)
-        self.change(probe_at=self.now + max(PROBE_AGAIN, self._probe_pause()))
-        if event.agents:
-            self.happened(events.Gone(event.agents))
-
-    def agents_gone(self, event: AgentsGone) -> None:
-        self._answered(AskSlurmAboutAgents)
-        self.change(ask_agents_at=self.now + ASK_SLURM_AGAIN)
-        # An agent that has come meanwhile is not gone, whatever Slurm says.
-        gone = event.agents.intersection(missing(self.state))
-        if gone:
-            self.happened(events.Gone(gone))
-
-    def nodes_down(self, event: events.NodesDown) -> None:
-        self._answered(AskSlurmAboutNodes)
-        self.change(ask_nodes_at=self.now + ASK_NODES_AGAIN)
-        if event.down:
-            self.happened(event)
+    def answered(self, event: Answered) -> None:
+        """Learn the answer to a question, and set the time of the next one."""
+        names = event.names
+        match event.question:
+            case Question.DISCONNECTED:
+                # An agent that has come back meanwhile has not ended: another machine with its address has refused.
+                names = names.intersection(self.state.broken)
+            case Question.ENDED:
+                self._ask_again(event.question, max(PROBE_AGAIN, self._probe_pause()))
+            case Question.GONE:
+                self._ask_again(event.question, ASK_SLURM_AGAIN)
+                # An agent that has come meanwhile is not gone, whatever Slurm says.
+                names = names.intersection(missing(self.state))
+            case Question.DOWN:
+                self._ask_again(event.question, ASK_NODES_AGAIN)
+        if names:
+            self.happened(events.NodesDown(names) if event.question is Question.DOWN else events.Gone(names))
 
 
 _HANDLERS: dict[type, Callable[[_Step, Any], None]] = {
     events.Tick: _Step.tick,
-    RecordsAnswered: _Step.answered,
-    RecordsFailed: _Step.failed,
+    RecordsAnswered: _Step.records_answered,
+    RecordsFailed: _Step.records_failed,
     events.Disconnected: _Step.disconnected,
-    DisconnectedEnded: _Step.disconnected_ended,
-    AgentsEnded: _Step.agents_ended,
-    AgentsGone: _Step.agents_gone,
-    events.NodesDown: _Step.nodes_down,
+    Answered: _Step.answered,
 }
 
 
-def _to_be_written(state: State, decision: events.Decision) -> tuple[RecordsAction, ...]:
+def _to_be_written(state: State, decision: events.Decision) -> tuple[UseRecords, ...]:
     """Return the writes to the records that come before the messages of a decision."""
     match decision:
         case events.Claim():
             # First no other leader tells an agent of a round that is not on record yet; then no round was written since
             # this candidate looked.
-            return (ClaimTerm(), ConfirmLastRound(), PublishEndpoint())
+            return (UseRecords(Operation.TAKE), UseRecords(Operation.CONFIRM), UseRecords(Operation.PUBLISH_ENDPOINT))
         case events.Publish(table):
-            return (CheckTerm(), WriteRound(table), CheckTerm())
+            return (
+                UseRecords(Operation.LEADS),
+                UseRecords(Operation.WRITE_ROUND, (table,)),
+                UseRecords(Operation.LEADS),
+            )
         case events.Finish() if state.claimed:
-            return (RecordEnd(decision),)
+            return (UseRecords(Operation.FINISH, (decision,)),)
         case _:
             return ()
 
 
-def _missing_nodes(state: State) -> tuple[str, ...]:
-    """The nodes of the allocation that no agent has come from."""
-    present = {agent.candidate.node for agent in state.agents.values()}
-    return tuple(node for node in state.settings.expected_nodes if node not in present and node not in state.gone_nodes)
-
-
-_MISSING: dict[type[Question], Callable[[State], tuple[str, ...]]] = {
-    ProbeMembers: missing,
-    AskSlurmAboutAgents: missing,
-    AskSlurmAboutNodes: _missing_nodes,
-}
+def _missing(state: State, question: Question | Operation) -> tuple[str, ...] | None:
+    """Return the agents or nodes that a question is about; None if there is nothing to ask now."""
+    match question:
+        case Operation():
+            return () if state.claimed else None
+        case Question.DOWN:
+            here = {agent.candidate.node for agent in state.agents.values()}
+            nodes = state.settings.expected_nodes
+            return tuple(node for node in nodes if node not in here and node not in state.gone_nodes) or None
+        case _:
+            return missing(state) or None

@@ -218,11 +218,6 @@ class Leader:
             self._act(action)
         self._schedule()
 
-    def _found_out(self, event: term.TermEvent) -> None:
-        # The machine compares answers of Slurm and nodes with the newest signs of life.
-        self._take_in_signs()
-        self._handle(event)
-
     def _schedule(self) -> None:
         deadline = min(self._term.deadline, self.connections.schedule.next_at)
         if self._timer is not None:
@@ -262,26 +257,10 @@ class Leader:
                 send_decision(self.connections, self.epoch, state, decision)
                 if log:
                     self._journal(decision)
-            case term.ClaimTerm():
-                self._ask_records(action, self._fenced_records.take)
-            case term.ConfirmLastRound():
-                self._ask_records(action, self._fenced_records.confirm)
-            case term.PublishEndpoint():
-                self._ask_records(action, self._fenced_records.publish_endpoint)
-            case term.CheckTerm():
-                self._ask_records(action, self._fenced_records.leads)
-            case term.WriteRound(table):
-                self._ask_records(action, functools.partial(self._fenced_records.write_round, table))
-            case term.RecordEnd(finish):
-                self._ask_records(action, functools.partial(self._fenced_records.finish, finish))
-            case term.ProbeMembers(agents):
-                self._start(self._probe(agents, term.AgentsEnded))
-            case term.ProbeDisconnected(agent):
-                self._start(self._probe((agent,), term.DisconnectedEnded))
-            case term.AskSlurmAboutAgents(agents):
-                self._ask_slurm(agents_gone, agents, term.AgentsGone)
-            case term.AskSlurmAboutNodes(nodes):
-                self._ask_slurm(nodes_down, nodes, events.NodesDown)
+            case term.UseRecords():
+                self._start(self._use_records(action))
+            case term.Ask(question, names):
+                self._start(self._ask(question, names))
             case term.ReportClaimed():
                 self.claimed.set()
                 self.report(action)
@@ -290,36 +269,29 @@ class Leader:
             case term.StepDown(why, failed):
                 self._end((RecordsError if failed else FencedError)(why) if why else None)
 
-    def _ask_records(self, action: term.RecordsAction, operation: Callable[[], bool | None]) -> None:
-        async def ask() -> None:
-            try:
-                allowed = await asyncio.to_thread(operation)
-            except RecordsError as error:
-                self._handle(term.RecordsFailed(action, str(error)))
-            else:
-                self._handle(term.RecordsAnswered(action, allowed is not False))
+    async def _use_records(self, action: term.UseRecords) -> None:
+        operation: Callable[..., bool | None] = getattr(self._fenced_records, action.operation.value)
+        try:
+            allowed = await asyncio.to_thread(operation, *action.subject)
+        except RecordsError as error:
+            self._handle(term.RecordsFailed(str(error)))
+        else:
+            self._handle(term.RecordsAnswered(action, allowed is not False))
 
-        self._start(ask())
-
-    async def _probe(self, agents: Sequence[str], answer: Callable[[frozenset[str]], term.TermEvent]) -> None:
-        ended: set[str] = set()
-        for first in range(0, len(agents), _PROBED_AT_ONCE):
-            some = agents[first : first + _PROBED_AT_ONCE]
-            absent = [agent for agent in some if not self.connections.has(agent)]
-            ended |= await agents_ended(absent, self._endpoints)
-        self._found_out(answer(frozenset(ended)))
-
-    def _ask_slurm(
-        self,
-        question: Callable[[Sequence[str], Controller], frozenset[str]],
-        missing: Sequence[str],
-        answer: Callable[[frozenset[str]], term.TermEvent],
-    ) -> None:
-        async def ask() -> None:
+    async def _ask(self, question: term.Question, names: Sequence[str]) -> None:
+        answer = frozenset[str]()
+        if question in (term.Question.ENDED, term.Question.DISCONNECTED):
+            for first in range(0, len(names), _PROBED_AT_ONCE):
+                some = names[first : first + _PROBED_AT_ONCE]
+                absent = [agent for agent in some if not self.connections.has(agent)]
+                answer |= await agents_ended(absent, self._endpoints)
+        else:
+            ask_slurm = nodes_down if question is term.Question.DOWN else agents_gone
             # A cut of the network that separates an agent may also keep Slurm from answering.
-            self._found_out(answer(await run_in_thread(lambda: question(missing, self._controller))))
-
-        self._start(ask())
+            answer = await run_in_thread(lambda: ask_slurm(names, self._controller))
+        # The machine compares answers with the newest signs of life.
+        self._take_in_signs()
+        self._handle(term.Answered(question, answer))
 
     def _start(self, coroutine: Coroutine[None, None, None]) -> None:
         task = self._loop.create_task(self._until_it_ends(coroutine))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from slurm_elastic.rendezvous.election import term
@@ -145,23 +145,15 @@ class Leader:
                 elif isinstance(decision, Interrupt) and decision.failure is not None and decision.unusable is None:
                     self.world.checks.after_charge(decision.message.round)
                 send_decision(self, self.epoch, state, decision)  # type: ignore[arg-type]
-            case term.ClaimTerm():
-                self._ask_records(action, self._take)
-            case term.ConfirmLastRound():
-                self._ask_records(action, self.ledger.confirm)
-            case term.PublishEndpoint():
-                self._ask_records(action, self._publish_endpoint)
-            case term.CheckTerm():
-                self._ask_records(action, self.ledger.leads)
-            case term.WriteRound(table):
-                self._ask_records(action, lambda: self.ledger.write_round(table))
-            case term.ProbeMembers(agents):
-                self._probe(agents, term.AgentsEnded)
-            case term.ProbeDisconnected(agent):
-                self._probe((agent,), term.DisconnectedEnded)
-            case term.AskSlurmAboutAgents(agents):
+            case term.UseRecords():
+                self._use_records(action)
+            case term.Ask(term.Question.GONE, agents):
                 gone = frozenset(name for name in agents if self.world.slurm_knows(name))
-                self.agent.later(self.world.delay(), lambda: self._found_out(term.AgentsGone(gone)))
+                self.agent.later(self.world.delay(), lambda: self._answered(action.question, gone))
+            case term.Ask(question, agents):
+                ended, unanswered = self.world.probe(self.agent, agents)
+                seconds = 1.0 if unanswered else self.world.delay()
+                self.agent.later(seconds, lambda: self._answered(question, ended))
             case term.ReportClaimed():
                 self.agent.handle(LeaderReported(self.number, action))
             case term.ReportBlocking():
@@ -174,16 +166,11 @@ class Leader:
             case _:
                 raise AssertionError(action)
 
-    def _found_out(self, event: term.TermEvent) -> None:
+    def _answered(self, question: term.Question, names: frozenset[str]) -> None:
         self.take_in_signs()
-        self.handle(event)
+        self.handle(term.Answered(question, names))
 
-    def _probe(self, agents: Sequence[str], answer: Callable[[frozenset[str]], term.TermEvent]) -> None:
-        ended, unanswered = self.world.probe(self.agent, agents)
-        seconds = 1.0 if unanswered else self.world.delay()
-        self.agent.later(seconds, lambda: self._found_out(answer(ended)))
-
-    def _ask_records(self, action: term.RecordsAction, operation: Callable[[], bool]) -> None:
+    def _use_records(self, action: term.UseRecords) -> None:
         """The operation happens at some moment, and its result is known at a later one; a paused process learns it
         late, and one that has ended never does it, or never learns what it did."""
 
@@ -192,25 +179,20 @@ class Leader:
             if self.agent.alive:
                 lost, self.loses_answer = self.loses_answer, False
                 self.answers += 1
-                allowed = (not lost or self.agent.rng.random() < 0.5) and operation()
+                allowed = (not lost or self.agent.rng.random() < 0.5) and self._operate(action)
                 self.world.before_message(self.agent)
-                answer = (
-                    term.RecordsFailed(action, "the disk is full") if lost else term.RecordsAnswered(action, allowed)
-                )
+                answer = term.RecordsFailed("the disk is full") if lost else term.RecordsAnswered(action, allowed)
                 self.agent.later(self.world.disk(), lambda: self.handle(answer))
 
         self.world.at(self.world.now + self.world.disk(), happen)
 
-    def _take(self) -> bool:
-        taken = self.ledger.take()
-        if taken:
+    def _operate(self, action: term.UseRecords) -> bool:
+        if action.operation is term.Operation.PUBLISH_ENDPOINT:
+            self.world.checks.after_claim(self)
+        allowed = getattr(self.ledger, action.operation.value)(*action.subject) is not False
+        if action.operation is term.Operation.TAKE and allowed:
             self.world.checks.after_take(self)
-        return taken
-
-    def _publish_endpoint(self) -> bool:
-        self.world.checks.after_claim(self)
-        self.ledger.publish_endpoint()
-        return True
+        return allowed
 
     @property
     def state(self) -> State:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 
 from slurm_elastic.rendezvous.election import term
-from slurm_elastic.rendezvous.election.term import RecordsAction, TermAction, TermEvent
+from slurm_elastic.rendezvous.election.term import Operation, Question, TermAction, TermEvent, UseRecords
 from slurm_elastic.rendezvous.membership.config import Settings
 from slurm_elastic.rendezvous.membership.events import Joined, SignsOfLife, Tick
 from tests.unit.rendezvous.helpers.scenario import candidate
@@ -14,18 +14,25 @@ from tests.unit.texts import membership
 from tests.unit.texts.cases import events
 from tests.unit.texts.membership import ALL, EACH
 
+OPERATIONS = {
+    Operation.TAKE: "claim the term",
+    Operation.CONFIRM: "is the last round still the newest?",
+    Operation.PUBLISH_ENDPOINT: "write down where this leader is",
+    Operation.LEADS: "is the term the newest?",
+    Operation.WRITE_ROUND: "write round {0.round} down",
+    Operation.FINISH: "write down that the run has ended",
+}
+WATCHING = " (nothing waits for it)"
+QUESTIONS = {
+    Question.ENDED: "have their processes ended: {}?",
+    Question.DISCONNECTED: "has the process of {} ended?",
+    Question.GONE: "Slurm, which of them are gone: {}?",
+    Question.DOWN: "Slurm, which nodes are down: {}?",
+}
 SHOWN: dict[type, Callable[..., str]] = {
-    term.ClaimTerm: lambda _: "records: claim the term",
-    term.ConfirmLastRound: lambda _: "records: is the last round still the newest?",
-    term.PublishEndpoint: lambda _: "records: write down where this leader is",
-    term.CheckTerm: lambda check: f"records: is the term the newest?{' (nothing waits for it)' * check.watching}",
-    term.WriteRound: lambda write: f"records: write round {write.table.round} down",
-    term.RecordEnd: lambda _: "records: write down that the run has ended",
+    term.UseRecords: lambda use: f"records: {OPERATIONS[use.operation].format(*use.subject)}{WATCHING * use.watching}",
     term.CarryOut: lambda out: f"{'log and tell' if out.log else 'tell'}: {membership.shown(out.decision)}",
-    term.ProbeMembers: lambda probe: f"have their processes ended: {' '.join(probe.agents)}?",
-    term.ProbeDisconnected: lambda probe: f"has the process of {probe.agent} ended?",
-    term.AskSlurmAboutAgents: lambda ask: f"Slurm, which of them are gone: {' '.join(ask.agents)}?",
-    term.AskSlurmAboutNodes: lambda ask: f"Slurm, which nodes are down: {' '.join(ask.nodes)}?",
+    term.Ask: lambda ask: QUESTIONS[ask.question].format(" ".join(ask.names)),
     term.ReportClaimed: lambda _: "this agent leads",
     term.ReportBlocking: lambda report: (
         f"this candidate keeps members from each other{'' if report.blocks else ' no more'}"
@@ -52,17 +59,19 @@ class Leader:
         del known["answers"]
         self.term = term.initial_term(7, Settings(**{"min_nodes": 1, "max_nodes": 8, "agent": "n1", **known}), self.now)
         self._actions: list[tuple[float, TermAction]] = []
-        self._asked: list[RecordsAction] = []
+        self._asked: list[UseRecords] = []
         self._events: dict[str, Callable[..., TermEvent]] = {
             f"{EACH} joins?": lambda name: Joined(candidate(name), 1),
             "the records (?P<answer>allow|refuse) it": lambda answer: term.RecordsAnswered(
                 self._asked[-1], answer == "allow"
             ),
             "the records allow the first of it once more": lambda: term.RecordsAnswered(self._asked[0], True),
-            "the records fail: (?P<why>.*)": lambda why: term.RecordsFailed(self._asked[-1], why),
-            f"of those that were asked {ALL} (?:has|have) ended": lambda names: term.AgentsEnded(some(names)),
-            f"Slurm says that {ALL} (?:is|are) gone": lambda names: term.AgentsGone(some(names)),
-            f"the process of {EACH} has ended": lambda name: term.DisconnectedEnded(frozenset({name})),
+            "the records fail: (?P<why>.*)": lambda why: term.RecordsFailed(why),
+            f"of those that were asked {ALL} (?:has|have) ended": lambda names: term.Answered(
+                Question.ENDED, some(names)
+            ),
+            f"Slurm says that {ALL} (?:is|are) gone": lambda names: term.Answered(Question.GONE, some(names)),
+            f"the process of {EACH} has ended": lambda name: term.Answered(Question.DISCONNECTED, frozenset({name})),
             "time passes": Tick,
             **membership.EVENTS,
         }
@@ -70,7 +79,7 @@ class Leader:
     def _on(self, event: TermEvent) -> None:
         self.term, actions = term.step(self.term, event, self.now)
         self._actions += [(self.now, action) for action in actions]
-        self._asked += [action for action in actions if isinstance(action, RecordsAction)]
+        self._asked += [action for action in actions if isinstance(action, UseRecords)]
 
     def handle(self, event: str) -> list[str]:
         """Return a line for each action on an event; the records allow what they are asked, if the event says so."""
@@ -91,7 +100,7 @@ class Leader:
             what, more = re.subn(", the records allow all", "", what)
             for found in events(what, self._events):
                 self._on(found)
-            while more and self._actions and isinstance(self._actions[-1][1], RecordsAction):
+            while more and self._actions and isinstance(self._actions[-1][1], UseRecords):
                 self._on(term.RecordsAnswered(self._asked[-1], True))
         return [
             f"{f'at {round(moment - self._start, 3):g} ' * (kind == 'until')}{SHOWN[type(action)](action)}"

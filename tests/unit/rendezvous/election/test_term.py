@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TypeVar
 
 import pytest
 
 from slurm_elastic.rendezvous.election import term
-from slurm_elastic.rendezvous.election.term import AgentsEnded, AgentsGone, ProbeMembers, TermAction, TermEvent
+from slurm_elastic.rendezvous.election.term import Answered, Ask, Question, TermAction, TermEvent
 from slurm_elastic.rendezvous.membership.config import Base, Settings
 from slurm_elastic.rendezvous.membership.events import Connected, Joined, SignsOfLife, Tick
 from tests.unit.rendezvous.helpers.scenario import candidate
-
-Kind = TypeVar("Kind", bound=TermAction)
 
 
 class Play:
@@ -45,21 +42,22 @@ class Play:
         return actions
 
 
-def of(kind: type[Kind], actions: list[TermAction]) -> list[Kind]:
-    return [action for action in actions if isinstance(action, kind)]
+def probed(actions: list[TermAction]) -> list[tuple[str, ...]]:
+    """The members whose nodes are asked, by question."""
+    return [action.names for action in actions if isinstance(action, Ask) and action.question is Question.ENDED]
 
 
 def test_thousands_of_missing_members_may_come_by_themselves_before_they_are_probed() -> None:
     members = tuple(f"n{rank}" for rank in range(4608))
     play = Play(base=Base(4, members, members, "n0"), first_round=5, claimed=False)
-    assert of(ProbeMembers, play.wait(0.9)) == []
+    assert probed(play.wait(0.9)) == []
     play.join("n2")
-    assert of(ProbeMembers, play.wait(0.2)) == [ProbeMembers(tuple(name for name in members if name != "n2"))]
-    play.on(AgentsEnded(frozenset()))
-    assert of(ProbeMembers, play.wait(0.9)) == []
-    play.on(AgentsGone(frozenset(members[3:])))
-    play.on(AgentsEnded(frozenset()))
-    assert of(ProbeMembers, play.wait(0.2)) == [ProbeMembers(("n0", "n1"))]
+    assert probed(play.wait(0.2)) == [tuple(name for name in members if name != "n2")]
+    play.on(Answered(Question.ENDED, frozenset()))
+    assert probed(play.wait(0.9)) == []
+    play.on(Answered(Question.GONE, frozenset(members[3:])))
+    play.on(Answered(Question.ENDED, frozenset()))
+    assert probed(play.wait(0.2)) == [("n0", "n1")]
 
 
 @pytest.mark.parametrize("agent", ["m0", "coordinator"])

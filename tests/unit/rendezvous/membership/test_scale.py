@@ -11,7 +11,7 @@ import pytest
 
 from slurm_elastic.rendezvous import membership
 from slurm_elastic.rendezvous.election import term
-from slurm_elastic.rendezvous.election.term import CarryOut, RecordsAction, RecordsAnswered, Term
+from slurm_elastic.rendezvous.election.term import CarryOut, RecordsAnswered, Term, UseRecords
 from slurm_elastic.rendezvous.membership.agents import AgentInfo
 from slurm_elastic.rendezvous.membership.config import Base, Settings
 from slurm_elastic.rendezvous.membership.events import Connected, Disconnected, Event, Held, Joined, Returning, Tick
@@ -32,7 +32,7 @@ class Leader:
     def handle(self, event: Event) -> None:
         self.term, actions = term.step(self.term, event, self.now)
         # The last action that waits for the records.
-        while actions and isinstance(actions[-1], RecordsAction):
+        while actions and isinstance(actions[-1], UseRecords):
             self.term, actions = term.step(self.term, RecordsAnswered(actions[-1], True), self.now)
             actions = tuple(action for action in actions if not isinstance(action, CarryOut))
 
