@@ -40,8 +40,8 @@ LATE = 1 / 6
 """Part of the heartbeat limit: an agent whose tick comes this much late was paused."""
 SUSPICIOUS = 1 / 2
 """Part of the heartbeat limit after which an agent with a silent leader connects to it again."""
-RECONNECT, RECONNECT_AGAIN = 1 / 10, 1 / 20
-"""Of the heartbeat limit: how long such a connection may take, and the pause before the next one."""
+RECONNECT, RECONNECT_AGAIN = 1 / 10, 3 / 20
+"""Of the heartbeat limit: how long such a connection may take, and from the start of one to that of the next."""
 _FIRST_TRIED = 8
 """Agents that may follow the leader and are tried at once; one by an agent that searches among thousands."""
 _LEADS_NONE = (Answer.ENDED, Answer.IDLE)
@@ -55,8 +55,8 @@ class Due:
         self.state, self.now = replace(state), now
         self.config = state.config
         self.actions: list[events.Action] = []
-        # When the next attempts start, and how long the search goes before a campaign, once that is known.
-        self.attempts_at = self.rivals_at = self.delay = math.inf
+        # When the next attempt starts, and how long the search goes before a campaign, once that is known.
+        self.attempts_at = self.delay = math.inf
 
     def change(self, **changes: Any) -> None:
         """Change the state."""
@@ -102,13 +102,15 @@ class Due:
             self._search()
         if isinstance(self.state.campaign, Campaigning) and not self.state.over:
             self._watch_campaign(self.state.campaign)
+        if not self.state.over:
+            self._connect()
 
     def deadline(self) -> float:
         """When something is due that no event announces."""
         state = self.state
         if state.over:
             return math.inf
-        moments = []
+        moments = [self.attempts_at]
         link = state.link
         if link is not None:
             limit = state.heartbeat_limit
@@ -118,14 +120,10 @@ class Due:
                 moments.append(link.last_message_at + state.leader_limit)
                 if self.now < link.last_message_at + limit * FENCE:
                     moments.append(link.last_message_at + limit * FENCE)
-                if link.reconnect is None:
-                    moments.append(link.reconnect_at)
         else:
             moments += self._search_deadlines()
-        if isinstance(state.campaign, Campaigning):
-            moments.append(self.rivals_at)
-            if state.campaign.blocks_since is not None:
-                moments.append(state.campaign.blocks_since + BLOCKING_LIMIT)
+        if isinstance(state.campaign, Campaigning) and state.campaign.blocks_since is not None:
+            moments.append(state.campaign.blocks_since + BLOCKING_LIMIT)
         if state.lookup.pending is None and (link is None or isinstance(state.campaign, Campaigning)):
             moments.append(max(state.lookup.read_at + self._read_again(), state.search.asks_at))
         return min(moments)
@@ -133,7 +131,7 @@ class Due:
     def _search_deadlines(self) -> list[float]:
         state, config, search = self.state, self.config, self.state.search
         once = (search.asks_at, search.began + RESTORE, search.began + UNLED)
-        moments = [search.began + config.connect_timeout, self.attempts_at, *(at for at in once if self.now < at)]
+        moments = [search.began + config.connect_timeout, *(at for at in once if self.now < at)]
         if search.lost_at is not None:
             if state.campaign is None and config.campaign is not None and state.lookup.read_at >= search.lost_at:
                 moments.append(max(search.lost_at + self.delay, state.campaign_at))
@@ -146,11 +144,7 @@ class Due:
     # Following.
 
     def _watch(self, link: Following) -> None:
-        """Act on the silence of the leader.
-
-        While the leader is merely silent a second link is tried beside the first: either the leader is paused, then the
-        first one goes on; or the network was cut, and TCP would take many seconds to notice that it is whole again.
-        """
+        """Act on the silence of the leader."""
         limit = self.state.heartbeat_limit
         if self.now < link.last_message_at + limit * SUSPICIOUS:
             return
@@ -160,15 +154,10 @@ class Due:
             return
         if self.now >= link.last_message_at + limit * FENCE:
             self._fence("the leader is silent")
-        if link.reconnect is None and self.now >= link.reconnect_at:
-            number = self.number()
-            self.act(events.Connect(number, link.endpoint, limit * RECONNECT))
-            self.change(link=replace(link, reconnect=number))
 
     def _lose_link(self, link: Following) -> None:
         """The link to the leader is of no more use: search for one."""
-        if link.reconnect is not None:
-            self.act(events.CancelConnect(link.reconnect))
+        self._cancel_attempts()
         members, own = self.state.known, self.config.agent
         # One of the first successors leads next, so they search at full rate, and the others have it to wait for.
         first = any(successor.agent == own for successor in members.successors[:_FIRST_TRIED])
@@ -181,10 +170,12 @@ class Due:
             least_pause=search_pause(searching, own),
             asks_at=self.now + first_question_delay(searching, own),
         )
-        self.change(link=None, search=search, lookup=Lookup())
+        self.change(link=None, search=search, lookup=Lookup(), attempts=Attempts())
 
     def _follow(self, number: int, endpoint: Endpoint) -> None:
         """Follow the leader at the other end of this link."""
+        self._cancel_attempts(number)
+        self.change(attempts=Attempts())
         self.change(link=Following(number, endpoint, self.now), known=replace(self.state.known, resigned=False))
         follower, greeting = self.state.follower.greet(self.now)
         self.change(follower=follower)
@@ -215,16 +206,13 @@ class Due:
                 self.change_search(lost_at=lost_at)
         if self._read_location():
             return
-        search = self.state.search
-        starting, self.attempts_at = attempting.due(search.attempts, self._endpoints(), self.now)
-        if starting:
-            self.change_search(attempts=self._connect(search.attempts, starting))
+        search, problem = self.state.search, self.state.attempts.problem
         self._campaign_if_due()
         if self.now >= search.began + UNLED and not search.warned:
             self.change_search(warned=True)
-            self.act(events.Warn(self._no_leader_yet(search)))
+            left = search.began + self.config.connect_timeout - self.now
+            self.act(events.Warn(f"no leader found for {UNLED:g} s: {problem}; this agent tries for {left:.0f} s more"))
         if self.now >= search.began + self.config.connect_timeout:
-            problem = search.attempts.problem
             self._end(LeaderLost(problem) if search.lost is not None else self._unreachable(problem))
 
     def _read_location(self) -> bool:
@@ -248,20 +236,20 @@ class Due:
         """Since when it is certain that there is no leader where there was one; None as long as it is not."""
         state, search, now = self.state, self.state.search, self.now
         if search.lost is not None:
-            return now if search.attempts.answer(search.lost) in _LEADS_NONE or self._is_silent() else None
+            return now if self.state.attempts.answer(search.lost) in _LEADS_NONE or self._is_silent() else None
         location = state.lookup.location
         if not location.published:
             if now < search.began + UNLED or self.config.campaign is None:
                 return None
             # To lead the same run a second time is the last thing to do, also when the other leader is silent for once
             # or has finished it.
-            twins = search.attempts.with_answer(Answer.TWIN)
+            twins = self.state.attempts.with_answer(Answer.TWIN)
             if twins and not state.twins:
                 self.act(events.Warn(_twin(twins)))
             if not twins <= state.twins:
                 self.change(twins=state.twins | twins)
             return None if self.state.twins else now
-        gone = all(search.attempts.answer(endpoint) in _LEADS_NONE for endpoint in location.endpoints)
+        gone = all(self.state.attempts.answer(endpoint) in _LEADS_NONE for endpoint in location.endpoints)
         return now if gone or now >= search.began + self.state.leader_limit else None
 
     def _is_silent(self) -> bool:
@@ -276,19 +264,26 @@ class Due:
             return Unreachable(_twin(self.state.twins), usage=True)
         return Unreachable(f"{problem}, tried for {self.config.connect_timeout:g} s")
 
-    def _no_leader_yet(self, search: Search) -> str:
-        left = search.began + self.config.connect_timeout - self.now
-        return f"no leader found for {UNLED:g} s: {search.attempts.problem}; this agent tries for {left:.0f} s more"
+    def _connect(self) -> None:
+        """Start the attempts that are due.
 
-    def _connect(self, attempts: Attempts, endpoints: Collection[Endpoint]) -> Attempts:
-        for endpoint in endpoints:
-            number = self.number()
-            attempts = attempting.begin(attempts, endpoint, number, self.now)
-            self.act(events.Connect(number, endpoint))
-        return attempts
+        While the leader is merely silent a second link is tried beside the first: either the leader is paused, then the
+        first one goes on; or the network was cut, and TCP would take many seconds to notice that it is whole again.
+        """
+        state, link, limit = self.state, self.state.link, self.state.heartbeat_limit
+        endpoints = self._rivals() if isinstance(state.campaign, Campaigning) else ()
+        if link is None:
+            endpoints = (*self._endpoints(), *endpoints)
+        elif self.now >= link.last_message_at + limit * SUSPICIOUS:
+            endpoints = (link.endpoint, *endpoints)
+        starting, self.attempts_at = attempting.due(state.attempts, endpoints, self.now)
+        for endpoint in starting:
+            number, again = self.number(), link is not None and endpoint == link.endpoint
+            self.change(attempts=attempting.begin(self.state.attempts, endpoint, number, self.now))
+            self.act(events.Connect(number, endpoint, limit * RECONNECT if again else None))
 
-    def _cancel_attempts(self, attempts: Attempts, kept: int | None = None) -> None:
-        for number in attempts.pending():
+    def _cancel_attempts(self, kept: int | None = None) -> None:
+        for number in self.state.attempts.pending():
             if number != kept:
                 self.act(events.CancelConnect(number))
 
@@ -323,7 +318,7 @@ class Due:
             if successor.agent == self.config.agent:
                 continue
             yield successor.endpoint
-            in_vain = search.attempts.answer(successor.endpoint) in (Answer.ENDED, Answer.SILENT)
+            in_vain = self.state.attempts.answer(successor.endpoint) in (Answer.ENDED, Answer.SILENT)
             most -= not in_vain and successor.agent not in leaving
             if most <= 0:
                 return
@@ -348,7 +343,7 @@ class Due:
 
     def _succession(self) -> tuple[Sequence[Successor], set[str]]:
         """Return the order of succession, and the agents that are known to have ended or left for good."""
-        order, ended = self._order(), self.state.search.attempts.with_answer(Answer.ENDED)
+        order, ended = self._order(), self.state.attempts.with_answer(Answer.ENDED)
         return order, {successor.agent for successor in order if successor.endpoint in ended} | self.state.known.gone
 
     def _agent_at(self, endpoint: Endpoint, order: Sequence[Successor]) -> str:
@@ -380,7 +375,7 @@ class Due:
         order, gone = self._succession()
         silent = frozenset[str]()
         if search.lost is not None and (lost := self._agent_at(search.lost, order)):
-            if search.attempts.answer(search.lost) is Answer.ENDED:
+            if self.state.attempts.answer(search.lost) is Answer.ENDED:
                 gone |= {lost}
             elif self._is_silent() and lost not in gone:
                 silent = frozenset({lost})
@@ -389,32 +384,21 @@ class Due:
         )
 
     def _watch_campaign(self, campaign: Campaigning) -> None:
-        """Try endpoints of a leader and of candidates that precede this one; step down if this one blocks others."""
+        """Look for another leader, and step down if this candidate blocks others."""
         if self.state.link is not None:
             self._read_location()
         if campaign.blocks_since is not None and self.now >= campaign.blocks_since + BLOCKING_LIMIT:
             self._step_down()
-            return
-        starting, self.rivals_at = attempting.due(campaign.attempts, self._rivals(), self.now)
-        if starting:
-            self.change(campaign=replace(campaign, attempts=self._connect(campaign.attempts, starting)))
 
     def _step_down(self) -> None:
         """Leave it to another agent to lead."""
-        campaign = self.state.campaign
-        if isinstance(campaign, Campaigning):
-            self._cancel_attempts(campaign.attempts)
+        if isinstance(self.state.campaign, Campaigning):
             self.act(events.StopLeading())
             self.change(campaign=None, campaign_at=self.now + STEP_DOWN)
 
     def end(self) -> None:
         """The run has ended for this agent, or the agent ends: leave nothing under way."""
-        if self.state.link is None:
-            self._cancel_attempts(self.state.search.attempts)
-        elif self.state.link.reconnect is not None:
-            self.act(events.CancelConnect(self.state.link.reconnect))
-        if isinstance(self.state.campaign, Campaigning):
-            self._cancel_attempts(self.state.campaign.attempts)
+        self._cancel_attempts()
         if isinstance(self.state.campaign, Preparing):
             self.change(campaign=None)
         self.change(over=True)

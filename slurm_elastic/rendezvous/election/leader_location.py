@@ -155,7 +155,7 @@ _NEVER = Tried()
 
 @dataclass(frozen=True, slots=True)
 class Attempts:
-    """The attempts of one search.
+    """The attempts of an agent to connect, since it found or lost its leader last.
 
     Attributes:
         tried: The attempts at each endpoint.
@@ -175,6 +175,10 @@ class Attempts:
     def pending(self) -> tuple[int, ...]:
         """Return the numbers of the attempts that are under way."""
         return tuple(tried.number for tried in self.tried.values() if tried.number is not None)
+
+    def is_pending(self, endpoint: Endpoint) -> bool:
+        """Return whether an attempt at this endpoint is under way."""
+        return self.tried.get(endpoint, _NEVER).number is not None
 
     def with_answer(self, answer: Answer) -> frozenset[Endpoint]:
         """Return the endpoints whose newest answer is this one."""

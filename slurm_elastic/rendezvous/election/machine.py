@@ -34,7 +34,7 @@ from slurm_elastic.rendezvous.election import events
 from slurm_elastic.rendezvous.election import leader_location as attempting
 from slurm_elastic.rendezvous.election.due import RECONNECT_AGAIN, Due, address
 from slurm_elastic.rendezvous.election.events import LeaderLost, Unreachable
-from slurm_elastic.rendezvous.election.leader_location import Answer, Attempts
+from slurm_elastic.rendezvous.election.leader_location import Answer
 from slurm_elastic.rendezvous.election.state import Campaigning, Election, Leading, Lookup, Preparing
 from slurm_elastic.rendezvous.election.term import ReportBlocking, ReportClaimed
 from slurm_elastic.rendezvous.membership.events import (
@@ -70,28 +70,22 @@ class _Step(Due):
 
     def link_opened(self, event: events.LinkOpened) -> None:
         """Use the link if it leads to a leader of this term or a later one; close it in any other case."""
-        state, link, campaign = self.state, self.state.link, self.state.campaign
-        outdated = event.term < state.known.term
-        if link is not None and link.reconnect == event.number and not state.over:
-            if outdated:
-                self._close(event.number, _SUPERSEDED)
-            else:
-                # The leader has ended the older one for it.
-                self.act(events.CloseLink(link.number))
-                self._follow(event.number, event.endpoint)
-            return
-        searching = link is None and not state.over
-        endpoint = state.search.attempts.endpoint(event.number) if searching else None
-        if endpoint is not None:
-            if outdated:
-                self._close(event.number, f"{address(endpoint)} is {_SUPERSEDED}")
-                return
-            rival = isinstance(campaign, Campaigning) and endpoint in self._rivals()
-            if endpoint not in self._endpoints() and not rival:
-                self._close(event.number, f"{address(endpoint)} is asked no more")
-                return
-            self._cancel_attempts(state.search.attempts, kept=event.number)
-            self.change_search(attempts=Attempts())
+        state, link = self.state, self.state.link
+        endpoint = state.attempts.endpoint(event.number)
+        rival = isinstance(state.campaign, Campaigning) and endpoint in self._rivals()
+        if endpoint is None or state.over:
+            self.act(events.CloseLink(event.number))
+        elif event.term < state.known.term:
+            self._close(event.number, f"{address(endpoint)} is a leader that another one has superseded")
+        elif link is not None and endpoint == link.endpoint:
+            # The leader has ended the older one for it.
+            self.act(events.CloseLink(link.number))
+            self._follow(event.number, event.endpoint)
+        elif link is not None and rival:
+            # A candidate follows itself, and the rival next.
+            self._step_down()
+            self.act(events.CloseLink(event.number))
+        elif link is None and (rival or endpoint in self._endpoints()):
             if event.endpoint not in self.config.endpoints:
                 # A candidate would withdraw at the next break of this link.
                 self._step_down()
@@ -99,14 +93,8 @@ class _Step(Due):
                 # An agent that has found a leader does not campaign, however long the records take.
                 self.change(campaign=None)
             self._follow(event.number, event.endpoint)
-            return
-        rival_at = campaign.attempts.endpoint(event.number) if isinstance(campaign, Campaigning) else None
-        if rival_at is not None and outdated:
-            self._close(event.number, f"{address(rival_at)} is {_SUPERSEDED}")
-            return
-        self.act(events.CloseLink(event.number))
-        if rival_at is not None:
-            self._step_down()
+        else:
+            self._close(event.number, f"{address(endpoint)} is asked no more")
 
     def _close(self, number: int, why: str) -> None:
         """Close a link that leads to no leader to follow; its attempt has failed."""
@@ -115,30 +103,32 @@ class _Step(Due):
 
     def link_failed(self, event: events.LinkFailed) -> None:
         """Note what the failure says about the other side."""
-        state, link, campaign = self.state, self.state.link, self.state.campaign
-        if link is not None and link.reconnect == event.number:
-            again_at = self.now + self.state.heartbeat_limit * RECONNECT_AGAIN
-            self.change(link=replace(link, reconnect=None, reconnect_at=again_at))
-            if link.closed:
-                self._lose_link(replace(link, reconnect=None))
+        state, link = self.state, self.state.link
+        endpoint = state.attempts.endpoint(event.number)
+        if endpoint is None:
             return
-        endpoint = state.search.attempts.endpoint(event.number) if link is None else None
-        if endpoint is not None:
-            failed = attempting.answered(
-                state.search.attempts, endpoint, event.answer, event.problem, event.busy, state.search.least_pause
-            )
-            self.change_search(attempts=failed)
+        again = link is not None and endpoint == link.endpoint
+        least_pause = state.heartbeat_limit * RECONNECT_AGAIN if again else 0.0
+        failed = attempting.answered(
+            state.attempts,
+            endpoint,
+            event.answer,
+            event.problem,
+            event.busy,
+            state.search.least_pause if link is None else least_pause,
+        )
+        self.change(attempts=failed)
+        if link is None:
             if event.answer is Answer.VERSION and not state.over:
                 self._end(Unreachable(event.problem, usage=True))
-        elif isinstance(campaign, Campaigning) and (rival := campaign.attempts.endpoint(event.number)) is not None:
-            failed = attempting.answered(campaign.attempts, rival, event.answer, event.problem, event.busy)
-            self.change(campaign=replace(campaign, attempts=failed))
+        elif again and link.closed:
+            self._lose_link(link)
 
     def link_closed(self, event: events.LinkClosed) -> None:
         link = self.state.link
         if link is None or link.number != event.number:
             return
-        if link.reconnect is not None:
+        if self.state.attempts.is_pending(link.endpoint):
             self.change(link=replace(link, closed=True))
         else:
             self._lose_link(link)
@@ -149,7 +139,7 @@ class _Step(Due):
             return
         if location.published and not lookup.location.published and self.state.search.lost is None:
             # What was answered before a leader listened there says nothing about it.
-            self.change_search(attempts=self.state.search.attempts.without_answers(location.endpoints))
+            self.change(attempts=self.state.attempts.without_answers(location.endpoints))
         self.change(lookup=Lookup(location, lookup.began))
 
     def campaign_records_read(self, event: events.CampaignRecordsRead) -> None:
@@ -185,7 +175,6 @@ class _Step(Due):
             return
         match event.report:
             case ReportClaimed():
-                self._cancel_attempts(campaign.attempts)
                 self.change(campaign=Leading(campaign.number))
             case ReportBlocking(blocks):
                 self.change(campaign=replace(campaign, blocks_since=self.now if blocks else None))
@@ -194,8 +183,6 @@ class _Step(Due):
         campaign = self.state.campaign
         if campaign is None or campaign.number != event.number:
             return
-        if isinstance(campaign, Campaigning):
-            self._cancel_attempts(campaign.attempts)
         self.change(campaign=None)
         if event.problem:
             self.act(events.Deliver(LeaderLost(event.problem)))
@@ -293,6 +280,3 @@ _HANDLERS: dict[type, Callable[[_Step, Any], None]] = {
 }
 
 _BEAT = messages.Heartbeat()
-
-_SUPERSEDED = "a leader that another one has superseded"
-"""Of an endpoint, in the reason of a failure: its term is not the newest."""

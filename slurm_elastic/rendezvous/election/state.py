@@ -42,8 +42,6 @@ class Following:
 
     Attributes:
         allowed: The value that `last_message_at` got when the agent itself had been paused.
-        reconnect: Number of the attempt at a second link, while the leader is silent.
-        reconnect_at: When the next such attempt starts.
         closed: True if the link has ended while a second one is being opened, for which the leader ends the first.
     """
 
@@ -51,8 +49,6 @@ class Following:
     endpoint: Endpoint
     last_message_at: float
     allowed: float = -math.inf
-    reconnect: int | None = None
-    reconnect_at: float = -math.inf
     closed: bool = False
 
 
@@ -73,7 +69,6 @@ class Search:
     lost: Endpoint | None = None
     last_message_at: float = -math.inf
     lost_at: float | None = None
-    attempts: Attempts = field(default_factory=Attempts)
     warned: bool = False
     least_pause: float = 0.0
     asks_at: float = -math.inf
@@ -112,7 +107,6 @@ class Campaigning:
     """
 
     number: int
-    attempts: Attempts = field(default_factory=Attempts)
     blocks_since: float | None = None
 
 
@@ -132,6 +126,7 @@ class Election:
         heartbeat_limit: The limit in force, from the last leader; all limits of fencing derive from it.
         follower: The messages that the agent has sent to leaders and received from them.
         link: The link to the leader; None while the agent searches.
+        attempts: Those at links to a leader; to the same one again while it is silent; to rivals of a candidate.
         campaign: The agent's own campaign or term; None while it neither campaigns nor leads.
         waited_for: Terms whose new leaders got the time to publish their endpoint.
         twins: Endpoints of leaders of this run with another run directory.
@@ -147,6 +142,7 @@ class Election:
     deadline: float = -math.inf
     known: Leadership = field(default_factory=Leadership)
     link: Following | None = None
+    attempts: Attempts = field(default_factory=Attempts)
     lookup: Lookup = field(default_factory=Lookup)
     campaign: Preparing | Campaigning | Leading | None = None
     campaign_at: float = -math.inf

@@ -154,7 +154,7 @@ class Agent(Play):
         kind, moment, what = (*event.split(" ", 2), "")[:3]
         if kind == "show":
             link = self.state.link
-            second = "under way" if link is not None and link.reconnect is not None else "none"
+            second = "under way" if link is not None and self.state.attempts.is_pending(link.endpoint) else "none"
             return [second if "second" in event else str(len(self.times(events.Connect)))]
         before, then = len(self.actions), float(moment.rstrip(","))
         if what == "it sleeps":

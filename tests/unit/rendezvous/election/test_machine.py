@@ -150,4 +150,4 @@ def test_that_a_lost_leader_has_ended_is_remembered_when_the_records_still_show_
     play = election.member(2, connect=election.idle, campaign=None).run(0.05)
     play.state = replace(play.state, lookup=Lookup(pending=999))
     play.handle(LeaderLocationRead(999, election.PUBLISHED))
-    assert play.state.search.attempts.answer(election.FIRST) is Answer.ENDED
+    assert play.state.attempts.answer(election.FIRST) is Answer.ENDED
