@@ -8,9 +8,9 @@ import math
 import random
 import socket
 import time
-import zlib
 from collections import Counter
 from collections.abc import Callable, Sequence
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from slurm_elastic.descriptors import connections_at_most
@@ -22,62 +22,46 @@ from slurm_elastic.text import printable
 if TYPE_CHECKING:
     from slurm_elastic.rendezvous.leader.leader import Leader
 
-_GROUPS = 64
+_TURNS = 64
 _TOGETHER = 256
 """Agents whose answers may arrive together: 6 ms, in which the leader can do nothing else. With 64 it is awake four
 times as often, and each heartbeat of 1,024 agents costs it a third more."""
 
 
 class HeartbeatSchedule:
-    """Makes each agent due once in an interval: few agents all together, so that an idle leader sleeps, many in groups.
-
-    An agent stays in its group when others come and go, so that none is missed.
+    """Makes each agent due once in an interval: few agents all together, so that an idle leader sleeps, many in turns.
 
     Attributes:
-        next_at: The time at which the next group is due.
+        next_at: The time at which the next turn is due.
     """
 
     def __init__(self) -> None:
         self.next_at = -math.inf
-        self._groups: list[dict[str, None]] = [{} for _ in range(_GROUPS)]
-        self._at = [-math.inf] * _GROUPS
-        self._size = 0
+        self._agents: dict[str, None] = {}
 
     def add(self, agent: str) -> None:
-        """Add an agent."""
-        group = self._group(agent)
-        self._size += agent not in group
-        group[agent] = None
+        """Add an agent, which is due after all others."""
+        self._agents[agent] = None
 
     def remove(self, agent: str) -> None:
         """Remove an agent."""
-        group = self._group(agent)
-        if agent in group:
-            del group[agent]
-            self._size -= 1
+        self._agents.pop(agent, None)
 
     def due(self, now: float, interval: float) -> list[str]:
         """Return the agents that are due now, with these seconds between two heartbeats of one agent."""
-        turns = max(1, min(_GROUPS, self._size // _TOGETHER))
-        # A leader that is awake already asks a little early, and sleeps on.
-        latest = now + interval / turns / 4
-        if latest < self.next_at:
+        turns = max(1, min(_TURNS, len(self._agents) // _TOGETHER))
+        pause, at = interval / turns, min(self.next_at, now + interval)
+        # A leader that is awake already asks a little early, and sleeps on; one that is late makes up for turns.
+        late = now + pause / 4 - at
+        if late < 0:
             return []
-        agents: list[str] = []
-        for number, at in enumerate(self._at):
-            if latest >= at:
-                agents += self._groups[number]
-                # The next moment of its own turn.
-                phase = number % turns * interval / turns
-                self._at[number] = now + interval if turns == 1 else latest + interval - (latest - phase) % interval
-            else:
-                # The interval, or the number of turns, may have become smaller.
-                self._at[number] = min(at, now + interval)
-        self.next_at = min(self._at)
+        due = min(turns, 1 + late // pause)
+        self.next_at = at + due * pause if due < turns else now + pause
+        # Those that were asked first come first again, so none is passed over when others come and go.
+        agents = [*islice(self._agents, math.ceil(len(self._agents) * due / turns))]
+        for agent in agents:
+            self._agents[agent] = self._agents.pop(agent)
         return agents
-
-    def _group(self, agent: str) -> dict[str, None]:
-        return self._groups[zlib.crc32(agent.encode(errors="surrogatepass")) % _GROUPS]
 
 
 logger = logging.getLogger(__name__)
