@@ -249,7 +249,7 @@ def _facts(status: RunStatus, now: float) -> Iterable[str]:
     left = "" if status.restarts_left is None else f", {status.restarts_left} left"
     facts.append(f"restarts {status.restarts}{left}")
     if status.live is not None:
-        facts.append(f"{status.live.answered} of {status.live.asked} answer")
+        facts.append(f"{status.live.answer.answered} of {status.live.answer.asked} answer")
     elif status.state in GOES_ON:
         facts.append("[yellow]no live answer: from the run directory[/]")
     yield "  ".join(facts)
@@ -286,7 +286,7 @@ def _row(agent: AgentView, times: StepTimes | None, status: RunStatus, now: floa
         f"{min(relative):.2f}" if relative else "",
         _least(worker.checkpoint for worker in agent.answers),
         escape(agent.job),
-        ago(now - agent.since) if agent.since else "",
+        ago(now - agent.since),
     )
 
 

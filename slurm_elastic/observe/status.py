@@ -9,7 +9,7 @@ from typing import Any
 
 from slurm_elastic.agent.event_log import json_number
 from slurm_elastic.failures.history import Loop, find_loops
-from slurm_elastic.observe.records import Event, Round, RunRecords
+from slurm_elastic.observe.records import Event, RunRecords, Worker
 from slurm_elastic.observe.views import (
     GOES_ON,
     RUNS,
@@ -19,6 +19,7 @@ from slurm_elastic.observe.views import (
     JobInQueue,
     LiveAgent,
     LiveRun,
+    LiveWorker,
     NoticeView,
     RankScore,
     Replacing,
@@ -26,6 +27,7 @@ from slurm_elastic.observe.views import (
     RunState,
     RunStatus,
     SlowRankView,
+    live_json,
 )
 from slurm_elastic.rendezvous.membership.agents import AgentIdentity
 from slurm_elastic.slow_ranks import scores
@@ -63,20 +65,21 @@ def run_status(
     cause, final = _root_cause(records)
     queued = None if jobs is None else _in_queue(jobs, jobs_of(records), now)
     state, problems = _state(records, agents, queued, leader_answers, final)
+    goes_on = state in GOES_ON
     training = [agent for agent in agents if agent.state in TRAINS] if state is RunState.RUNNING else []
     in_round = [event for event in records.progress if newest is not None and event.round == newest.number]
-    workers = [worker for event in in_round for worker in event.workers if worker.reports]
     limit = next(
         (event.whole("max_restarts") for event in reversed(records.progress) if event.kind == "agent_started"), None
     )
     restarts = newest.restarts if newest else 0
     answered = [worker for agent in agents for worker in agent.answers]
-    newest_loss = next(
-        ((answer.loss, answer.loss_step) for answer in answered if answer.rank == 0 and answer.loss is not None), None
-    )
-    loss, loss_step = _loss(records.progress) if newest_loss is None else (float(newest_loss[0]), newest_loss[1])
-    steps = [worker.step for worker in workers] + [answer.step for answer in answered]
-    checkpoints = [answer.checkpoint for answer in answered if answer.checkpoint is not None]
+    steps = [worker.step for event in in_round for worker in event.workers if worker.reports]
+    steps += [answer.step for answer in answered]
+    told: list[LiveWorker | Worker] = [*answered]
+    told += [worker for event in reversed(records.progress) for worker in event.workers]
+    losses = ((worker.loss, worker.loss_step) for worker in told if worker.rank == 0)
+    loss, loss_step = next((pair for pair in losses if pair[0] is not None), (None, None))
+    saved = [answer.checkpoint for answer in answered if answer.checkpoint is not None]
     answered_speeds = [answer.steps_per_second for answer in answered if answer.steps_per_second is not None]
     recorded_speeds = speeds(in_round)
     return RunStatus(
@@ -91,24 +94,24 @@ def run_status(
         restarts=restarts,
         restarts_left=None if limit is None else max(0, limit - restarts),
         step=max((step for step in steps if step is not None), default=None),
-        checkpoint=max(checkpoints, default=_checkpoint(records.progress)),
-        loss=loss,
+        checkpoint=max(saved, default=_checkpoint(records.progress)),
+        loss=None if loss is None else float(loss),
         loss_step=loss_step,
         steps_per_second=round(recorded_speeds[-1][1], 3) if recorded_speeds else min(answered_speeds, default=None),
         leader=_leader(records),
-        leader_answers=leader_answers if state in GOES_ON else None,
-        live=None if live is None else live.leader,
-        agents=agents if state in GOES_ON else tuple(_over(agent) for agent in agents),
-        replacing=_replacing(records) if state in GOES_ON else None,
-        notices=_notices(records, agents, now) if state in GOES_ON else (),
+        leader_answers=leader_answers if goes_on else None,
+        live=live,
+        agents=agents if goes_on else tuple(_over(agent) for agent in agents),
+        replacing=_replacing(records) if goes_on else None,
+        notices=_notices(records, agents, now) if goes_on else (),
         jobs=queued,
         root_cause=cause,
         slow=slow_ranks(records.events, newest.number) if newest and state is RunState.RUNNING else (),
         scores=() if live is None or newest is None else rank_scores(live.agents, newest.number),
-        loops=_loops(records, now) if state in GOES_ON else (),
+        loops=_loops(records, now) if goes_on else (),
         events=records.events[-_NEWEST_EVENTS:],
         updated=max((events[-1].time for events in (records.events, records.progress) if events), default=None),
-        holds="" if state in GOES_ON else _holds(agents, queued or ()),
+        holds="" if goes_on else _holds(agents, queued or ()),
         problems=(*records.problems, *problems, *(live.problems if live is not None else ())),
     )
 
@@ -124,7 +127,8 @@ def _replacing(records: RunRecords) -> Replacing | None:
 
 def jobs_of(records: RunRecords) -> frozenset[str]:
     """Return the ids of the jobs whose agents have taken part in the run, and its own id, if that may be a job's."""
-    jobs = {identity.job for agent in _identities(records) if (identity := AgentIdentity.parse(agent))}
+    agents = {event.agent for event in records.progress}
+    jobs = {identity.job for agent in agents if (identity := AgentIdentity.parse(agent))}
     if own := _OWN_ID.fullmatch(records.run_id):
         jobs.add(own[1])
     return frozenset(jobs - {"0"})
@@ -139,36 +143,24 @@ def status_json(status: RunStatus) -> dict[str, Any]:
     """Return the state of a run as JSON; docs/events.md has the schema."""
     content = asdict(status)
     content["state"] = status.state.value
+    content["live"] = None if status.live is None else live_json(status.live)
     content["loss"] = json_number(status.loss)
     content["events"] = [dict(event.fields) for event in status.events]
     return {"schema": STATUS_SCHEMA, **content}
 
 
-def _identities(records: RunRecords) -> set[str]:
-    return {event.agent for event in records.progress} | {agent for round_ in records.rounds for agent in round_.agents}
-
-
 def _agents(records: RunRecords) -> tuple[AgentView, ...]:
     """Return the newest agent of every node and job, in the order of domains and nodes."""
     by_agent: dict[str, AgentView] = {}
-    for round_ in records.rounds:
-        # An agent of an earlier release writes no progress.
-        for node, agent, (rank, workers) in zip(round_.nodes, round_.agents, round_.ranks, strict=False):
-            by_agent[agent] = AgentView(
-                node, _identity(agent).job, agent, "training", 0.0, round_.number, rank, workers
-            )
     for event in records.progress:
         if event.agent:
             by_agent[event.agent] = _next(by_agent.get(event.agent), event)
-    by_place: dict[tuple[str, str], AgentView] = {}
-    for view in sorted(by_agent.values(), key=lambda view: (_identity(view.agent).restarts, view.since)):
-        by_place[view.node, view.job] = view
-    views = [_seen_by_leader(view, records.events, records.newest) for view in by_place.values()]
+    oldest_first = sorted(by_agent.values(), key=lambda view: (_identity(view.agent).restarts, view.since))
     # Slurm starts a job again when it has ended all processes of its last start.
-    starts: dict[str, int] = {}
-    for view in views:
-        starts[view.job] = max(starts.get(view.job, 0), _identity(view.agent).restarts)
-    views = [view if _identity(view.agent).restarts == starts[view.job] else _over(view) for view in views]
+    starts = {view.job: _identity(view.agent).restarts for view in oldest_first}
+    by_place = {(view.node, view.job): view for view in oldest_first}
+    views = (_seen_by_leader(view, records.events) for view in by_place.values())
+    views = (view if _identity(view.agent).restarts == starts[view.job] else _over(view) for view in views)
     return tuple(sorted(views, key=_place))
 
 
@@ -223,13 +215,10 @@ _STATE_AFTER = {"node_lost": "lost", "leader_changed": "lost", "node_left": "end
 """The state of a node's agent after what a leader has recorded of it; the next leader records that one was lost."""
 
 
-def _seen_by_leader(view: AgentView, events: Sequence[Event], newest: Round | None) -> AgentView:
+def _seen_by_leader(view: AgentView, events: Sequence[Event]) -> AgentView:
     """Return an agent with what the leader has recorded of its node since its own last record."""
     if view.state == "ended":
         return view
-    if not view.since and newest is not None and view.agent not in newest.agents:
-        # It has written no progress, and is in no round any more.
-        return replace(view, state="ended")
     for event in reversed(events):
         if event.time < view.since:
             break
@@ -269,9 +258,7 @@ def _state(
         return RunState.FAILED, []
     if any(agent.state in TRAINS for agent in alive):
         return RunState.RUNNING, problems
-    if alive or any(job.state in WAITS for job in queued or ()):
-        return RunState.WAITING, problems
-    if queued and any(job.state in RUNS for job in queued):
+    if alive or any(job.state in WAITS | RUNS for job in queued or ()):
         return RunState.WAITING, problems
     return (RunState.FAILED if failed else RunState.STOPPED), problems
 
@@ -294,29 +281,24 @@ def _root_cause(records: RunRecords) -> tuple[RootCause | None, bool]:
     for record in records.failures.values():
         # No identity is used twice: with another agent it is the failure of an earlier incarnation.
         if members is None or str(record.get("agent")) in members:
-            return _of_record(record), True
+            text = str(record.get("message") or f"exit code {record.get('exit_code')}")
+            log = str(record.get("log") or record.get("error_file") or "")
+            return _cause(record, str(record.get("node", "")), record.get("rank"), text, log), True
     for event in reversed(records.events):
+        node = next(iter(event.nodes), "")
         if event.kind == "run_ended":
             failed = event.word("outcome") in ("failed", "timed_out")
             started = any(other.kind == "agent_started" and other.time > event.time for other in records.progress)
             if failed and not started:
-                return _of_event(event, event.whole("rank"), event.text), True
+                return _cause(event.fields, node, event.whole("rank"), event.text), True
         if event.kind == "round_ended" and event.word("reason") == "worker_failed":
-            return _of_event(event, None, event.word("detail") or event.text), False
+            return _cause(event.fields, node, None, event.word("detail") or event.text), False
     return None, False
 
 
-def _of_event(event: Event, rank: int | None, text: str) -> RootCause:
-    words = {name: event.word(name) for name in ("cause", "domain", "outlook")}
-    return RootCause(next(iter(event.nodes), ""), rank, text, **words)
-
-
-def _of_record(record: Mapping[str, Any]) -> RootCause:
-    rank, code = record.get("rank"), record.get("exit_code")
-    message = str(record.get("message") or f"exit code {code}")
-    log = str(record.get("log") or record.get("error_file") or "")
-    words = {name: str(record.get(name, "")) for name in ("cause", "domain", "outlook")}
-    return RootCause(str(record.get("node", "")), rank if isinstance(rank, int) else None, message, log, **words)
+def _cause(fields: Mapping[str, Any], node: str, rank: object, text: str, log: str = "") -> RootCause:
+    words = {name: str(fields.get(name, "")) for name in ("cause", "domain", "outlook")}
+    return RootCause(node, rank if isinstance(rank, int) else None, text, log, **words)
 
 
 def _in_queue(jobs: Iterable[QueuedJob], ids: frozenset[str], now: float) -> tuple[JobInQueue, ...]:
@@ -363,14 +345,6 @@ def _checkpoint(progress: Sequence[Event]) -> int | None:
         if steps:
             return max(steps)
     return None
-
-
-def _loss(progress: Sequence[Event]) -> tuple[float | None, int | None]:
-    for event in reversed(progress):
-        for worker in event.workers:
-            if worker.rank == 0 and worker.loss_step is not None:
-                return worker.loss, worker.loss_step
-    return None, None
 
 
 def speeds(progress: Sequence[Event]) -> tuple[tuple[float, float], ...]:
@@ -436,16 +410,10 @@ def rank_scores(agents: Mapping[str, LiveAgent], round_: int | None) -> tuple[Ra
         for worker in agent.workers
         if (pace := worker.pace) is not None
     }
-    by_rank = scores({rank: pace for rank, (_, pace) in paces.items()})
-    return tuple(
-        RankScore(
-            rank,
-            node,
-            None if by_rank[rank].relative is None else round(by_rank[rank].relative or 0.0, 3),
-            round(by_rank[rank].individual, 3),
-            pace.busy,
-            pace.loading,
-            pace.waiting,
-        )
-        for rank, (node, pace) in sorted(paces.items())
-    )
+    ranked = []
+    for rank, score in sorted(scores({rank: pace for rank, (_, pace) in paces.items()}).items()):
+        node, pace = paces[rank]
+        relative = None if score.relative is None else round(score.relative, 3)
+        seconds = pace.busy, pace.loading, pace.waiting
+        ranked.append(RankScore(rank, node, relative, round(score.individual, 3), *seconds))
+    return tuple(ranked)

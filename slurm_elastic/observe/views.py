@@ -8,7 +8,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from slurm_elastic import typed_json
 from slurm_elastic.failures.history import Loop
@@ -251,32 +251,17 @@ class Replacing:
 
 
 @dataclass(frozen=True, slots=True)
-class LiveAnswer:
-    """The leader's own part of a live answer.
+class LiveRun:
+    """The answer of a leader with the reports of its agents.
 
     Attributes:
-        phase_seconds: Since this phase began.
         seconds: That the answer took.
     """
 
-    leader: str
-    phase: str
-    phase_seconds: float = 0.0
-    min_nodes: int = 0
-    max_nodes: int = 0
-    asked: int = 0
-    answered: int = 0
-    silent: str = ""
-    seconds: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class LiveRun:
-    """The answer of a leader with the reports of its agents."""
-
-    leader: LiveAnswer
+    answer: StatusAnswer
     agents: Mapping[str, LiveAgent] = field(default_factory=dict)
     problems: tuple[str, ...] = ()
+    seconds: float = 0.0
 
     @property
     def round(self) -> int:
@@ -299,18 +284,15 @@ def live_run(answer: StatusAnswer, reports: Mapping[str, str], seconds: float) -
             problems.append(f"the report of {name} cannot be read: {error}")
     if any(agent.schema > _SCHEMA for agent in agents.values()):
         problems.append("some agents are of a newer release: what is new in their reports is not shown")
-    leader = LiveAnswer(
-        leader=answer.leader,
-        phase=answer.phase,
-        phase_seconds=answer.seconds,
-        min_nodes=answer.min_nodes,
-        max_nodes=answer.max_nodes,
-        asked=answer.asked,
-        answered=answer.answered,
-        silent=answer.silent,
-        seconds=round(seconds, 3),
-    )
-    return LiveRun(leader, agents, tuple(problems))
+    return LiveRun(answer, agents, tuple(problems), round(seconds, 3))
+
+
+def live_json(live: LiveRun) -> dict[str, Any]:
+    """Return the leader's own part of a live answer as JSON."""
+    answer = live.answer
+    phase = {"leader": answer.leader, "phase": answer.phase, "phase_seconds": answer.seconds}
+    others = ("min_nodes", "max_nodes", "asked", "answered", "silent")
+    return {**phase, **{name: getattr(answer, name) for name in others}, "seconds": live.seconds}
 
 
 @dataclass(frozen=True, slots=True)
@@ -334,7 +316,7 @@ class RunStatus:
     steps_per_second: float | None = None
     leader: str = ""
     leader_answers: bool | None = None
-    live: LiveAnswer | None = None
+    live: LiveRun | None = None
     agents: tuple[AgentView, ...] = ()
     replacing: Replacing | None = None
     notices: tuple[NoticeView, ...] = ()

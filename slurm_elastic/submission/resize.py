@@ -142,7 +142,7 @@ def resize(
         if grows(job, run_dir)
         and (job.state in ("PENDING", "CONFIGURING") or (job.state == "RUNNING" and job.job_id not in jobs))
     ]
-    plan = plan_resize(change, size, agents, coming, live.leader.min_nodes, live.leader.max_nodes)
+    plan = plan_resize(change, size, agents, coming, live.answer.min_nodes, live.answer.max_nodes)
     # First what may be refused.
     if plan.submit:
         plan = _submit(run_dir, plan, live, options or {})
@@ -162,8 +162,8 @@ def _ask(run_dir: RunDir) -> tuple[LeaderEndpoint, LiveRun]:
     except NoAnswerError as error:
         raise UsageError(f"run {run_dir.run_id} does not train: {error}") from None
     live = live_run(answer, reports, time.monotonic() - begin)
-    silent = live.leader.silent
-    if silent or live.leader.phase == "closed":
+    silent = live.answer.silent
+    if silent or live.answer.phase == "closed":
         why = f"no answer from {silent}; try again" if silent else "it is ending"
         raise UsageError(f"run {run_dir.run_id} keeps its size: {why}")
     return leader, live
@@ -205,7 +205,7 @@ def _submit(run_dir: RunDir, plan: ResizePlan, live: LiveRun, options: Mapping[s
             f"how run {run_dir.run_id} was started is not on record: its batch script has to have the lines of "
             "slurm-elastic template, with job-end wait beside srun, and one run"
         )
-    script = further_job(run_dir, started, plan.submit, f"{live.leader.min_nodes}:{live.leader.max_nodes}", options)
+    script = further_job(run_dir, started, plan.submit, f"{live.answer.min_nodes}:{live.answer.max_nodes}", options)
     job = submit([f"--chdir={started.directory}"] if "chdir" not in options else [], script=script.text())
     changed = f"{started.program} has changed since the run was started: nodes that join run it as it is now"
     return replace(plan, job=job, warning=changed if started.has_changed() else "")

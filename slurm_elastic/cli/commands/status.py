@@ -133,18 +133,17 @@ def _facts(status: RunStatus, now: float) -> Iterable[tuple[str, str]]:
     if (jobs := status.replacing) is not None:
         yield "replaces", f"lost nodes, after {jobs.after:g} s; {jobs.submitted} of at most {jobs.limit} jobs submitted"
     if status.leader:
-        answer = {None: "", True: "", False: " (does not answer)"}[status.leader_answers]
-        yield "leader", f"{status.leader}{answer}"
+        yield "leader", f"{status.leader}{' (does not answer)' if status.leader_answers is False else ''}"
     for slow in status.slow:
         yield "slow", f"rank {slow.rank} on {slow.node} since {clock(slow.since, now)}: {_slow(slow, status)}"
     for loop in status.loops:
         yield "loop", f"{printable(loop.text)}; {printable(loop.advice)}"
-    live = status.live
-    if live is not None:
-        silent = f"; no answer from {live.silent}" if live.silent else ""
-        yield "live", f"{live.answered} of {live.asked} agents have answered in {live.seconds:.2f} s{silent}"
-        if live.phase == "forming":
-            yield "forming", f"the next round, since {ago(live.phase_seconds)}; it needs {live.min_nodes} nodes"
+    if status.live is not None:
+        answer = status.live.answer
+        silent = f"; no answer from {answer.silent}" if answer.silent else ""
+        yield "live", f"{answer.answered} of {answer.asked} agents have answered in {status.live.seconds:.2f} s{silent}"
+        if answer.phase == "forming":
+            yield "forming", f"the next round, since {ago(answer.seconds)}; it needs {answer.min_nodes} nodes"
     for notice in status.notices:
         left = "" if notice.seconds is None else f"; {notice.seconds:.0f} s left"
         node = f"{notice.node}, " if notice.node else ""
@@ -176,8 +175,7 @@ def _nodes(status: RunStatus, now: float) -> Iterable[dict[str, str]]:
             row["SAVED"] = _span(worker.checkpoint for worker in workers)
         if has_snapshots:
             row["SNAPSHOTS"] = _sizes(members)
-        since = [agent.since for agent in members if agent.since]
-        yield {**row, "JOB": job, "SINCE": ago(now - min(since)) if since else ""}
+        yield {**row, "JOB": job, "SINCE": ago(now - min(agent.since for agent in members))}
 
 
 def _sizes(agents: Iterable[AgentView]) -> str:

@@ -19,7 +19,8 @@ import pytest
 
 from slurm_elastic.cli import main
 from slurm_elastic.cli.commands.status import _facts, _nodes
-from slurm_elastic.observe.views import AgentView, LiveAgent, LiveAnswer, RunState, RunStatus
+from slurm_elastic.observe.views import AgentView, LiveAgent, LiveRun, RunState, RunStatus
+from slurm_elastic.rendezvous.transport.messages import StatusAnswer
 from slurm_elastic.rundir import join_named
 from tests.conftest import Cli
 from tests.unit.observe.runs import WrittenRun
@@ -295,8 +296,8 @@ def test_memory_for_snapshots_and_the_safe_step() -> None:
         live = LiveAgent("training", round=0, snapshot_bytes=size, safe_step=safe)
         return AgentView(node, "7", f"{node}/7.0/1", "training", 0.0, 0, live=live)
 
-    answer = LiveAnswer("n1/7.0/1", "running", 1.0, 1, 3, 3, 3, "", 0.1)
-    status = RunStatus("7", "/run", RunState.RUNNING, live=answer)
+    live = LiveRun(StatusAnswer("n1/7.0/1", 1, "running", 1.0, 3, 3))
+    status = RunStatus("7", "/run", RunState.RUNNING, live=live)
     agents = (agent("n1", 3 << 30, 117), agent("n2", 3 << 29, 118), agent("n3", 3 << 29, None))
     status = replace(status, agents=agents)
     assert ("snapshots", "step 118 is safe on other nodes") in list(_facts(status, 1.0))

@@ -4,7 +4,8 @@ import json
 import math
 
 from slurm_elastic.observe.status import run_status, status_json
-from slurm_elastic.observe.views import LiveAgent, LiveAnswer, LiveLeave, LiveRun, LiveWorker, RunState, RunStatus
+from slurm_elastic.observe.views import LiveAgent, LiveLeave, LiveRun, LiveWorker, RunState, RunStatus
+from slurm_elastic.rendezvous.transport.messages import StatusAnswer
 from slurm_elastic.rundir import JobRecords
 from slurm_elastic.slurm import QueuedJob
 from tests.unit.observe.runs import START, WrittenRun, iso
@@ -139,20 +140,12 @@ def test_notices_count_down(run: WrittenRun) -> None:
     assert status(run, 300).notices[0].seconds == 0.0
 
 
-def test_agents_of_an_earlier_release_write_no_progress(run: WrittenRun) -> None:
-    trains(run)
-    for path in (run.path / "progress").iterdir():
-        path.unlink()
-    seen = status(run, 30, queued())
-    assert (seen.state, seen.nodes, seen.world_size, seen.step) == (RunState.RUNNING, 3, 6, None)
-
-
 def test_what_agents_answer_goes_before_their_records(run: WrittenRun) -> None:
     trains(run)
     newcomer = "n4/8.0/1"
     worker = LiveWorker(0, step=160, checkpoint=150, loss="inf", loss_step=159)
     answer = LiveRun(
-        LiveAnswer(A, "running", asked=4, answered=3, silent="n10"),
+        StatusAnswer(A, 1, "running", 1.0, asked=4, answered=3, silent="n10"),
         agents={
             A: LiveAgent("training", seconds=9.0, round=0, workers=(worker,)),
             B: LiveAgent("leaving", round=0, leave=LiveLeave("preempted", "preempted by job 9", 12.5)),
@@ -182,7 +175,7 @@ def test_a_notice_on_record_gives_way_to_what_its_agent_says(run: WrittenRun) ->
     trains(run)
     JobRecords(run.run_dir, "7").publish_notice(0, {"text": "preempted", "seconds": 60.0, "time": iso(29)})
     leave = LiveLeave("preempted", "preempted by job 9", 12.5)
-    answer = LiveRun(LiveAnswer(A, "running"), agents={B: LiveAgent("training", leave=leave)})
+    answer = LiveRun(StatusAnswer(A, 1, "running", 1.0, 3, 3), agents={B: LiveAgent("training", leave=leave)})
     assert [each.text for each in status(run, 30, queued()).notices] == ["preempted"]
     (notice,) = run_status(run.records(), START + 30, [queued()], True, answer).notices
     assert (notice.node, notice.seconds) == ("n2", 12.5)

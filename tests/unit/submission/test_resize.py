@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from slurm_elastic.errors import UsageError
-from slurm_elastic.observe.views import LiveAgent, LiveAnswer, LiveLeave, LiveRun
+from slurm_elastic.observe.views import LiveAgent, LiveLeave, LiveRun
 from slurm_elastic.rendezvous.leader_client import LeaderEndpoint
-from slurm_elastic.rendezvous.transport.messages import LeaveAnswer, LeaveRequest
+from slurm_elastic.rendezvous.transport.messages import LeaveAnswer, LeaveRequest, StatusAnswer
 from slurm_elastic.rundir import RunDir
 from slurm_elastic.slurm import QueuedJob
 from slurm_elastic.submission import resize as resizing
@@ -100,7 +100,7 @@ def cluster(
     program("squeue", f"printf '{QUEUED}' 11 11 11 'slurm-elastic grows {run_dir.path}' 12 12 12 mine")
     agents = {agent: LiveAgent("training") for agent in (*FIRST, *SECOND)}
     agents["n5/9.1/15"] = LiveAgent("leaving", leave=LiveLeave("drained"))
-    live = LiveRun(LiveAnswer("n1/7.0/11", "running", min_nodes=1, max_nodes=8), agents)
+    live = LiveRun(StatusAnswer("n1/7.0/11", 1, "running", 1.0, 4, 4, min_nodes=1, max_nodes=8), agents)
     leader = LeaderEndpoint("127.0.0.1", 1, "7.0", b"")
 
     def leave(_: LeaderEndpoint, request: LeaveRequest) -> LeaveAnswer:
