@@ -25,7 +25,7 @@ from slurm_elastic.observe.find import find_run, newest_run
 from slurm_elastic.observe.records import RunRecords, read_records
 from slurm_elastic.observe.status import jobs_of, run_status
 from slurm_elastic.observe.views import JobInQueue, LiveRun, RunState, RunStatus, live_run
-from slurm_elastic.rundir import RunContents, RunDir, RunDirError, known_directories
+from slurm_elastic.rundir import RunContents, RunDir, RunDirError
 from slurm_elastic.slurm import Controller, QueuedJob
 from slurm_elastic.text import local_time, printable
 
@@ -119,41 +119,28 @@ def open_run(options: argparse.Namespace, queue: Queue, *, exact: bool = False) 
     Raises:
         UsageError: There is no such run, there are several, or the run belongs to another user.
     """
-    base, name = Path(options.run_dir or Path.cwd()), options.run_id
-    if name is None:
-        run_dir = newest_run(base)
+    base = Path(options.run_dir) if options.run_dir is not None else None
+    if options.run_id is None:
+        run_dir = newest_run(base or Path.cwd())
         options.run_id = run_dir.run_id
         return run_dir
-    if options.run_dir is not None:
-        return find_run(base, name, queued=lambda job: queue.directory(job) and base, exact=exact)
-    return find_run(
-        base,
-        name,
-        lambda: (*filter(None, (queue.directory(name),)), *known_directories()),
-        queue.directory,
-        exact=exact,
-    )
+    return find_run(base, options.run_id, queue.directory, exact=exact)
 
 
-def present_status(
-    run_dir: RunDir, queue: Queue, *, live: bool = False, records: RunRecords | None = None
-) -> RunStatus:
+def present_status(run_dir: RunDir, queue: Queue, *, live: bool = False) -> RunStatus:
     """Read a run, ask Slurm and the leader about it unless it is finished, and return its state.
 
     Args:
         live: True to have the leader ask all agents; False to see only whether it can be reached.
-        records: Of the run, if they were read before; they are read again if agents answer of a later round.
     """
-    earlier, records = records, records or read_records(RunContents(run_dir), run_dir.run_id)
-    if records.done is not None:
-        return run_status(records, time.time())
-    answers = _leader_answers(records)
+    records = read_records(RunContents(run_dir), run_dir.run_id)
+    answers = _leader_answers(records) if records.done is None else None
     answer, problems = _ask_all(run_dir) if live and answers else (None, ())
-    if answer is not None and (earlier is None or answer.round > earlier.newest_round):
+    if answer is not None:
         # Agents may take seconds for their answers, in which another round follows, or the run ends.
         records = read_records(RunContents(run_dir), run_dir.run_id)
-        if records.done is not None:
-            return run_status(records, time.time())
+    if records.done is not None:
+        return run_status(records, time.time())
     status = run_status(records, time.time(), queue.jobs, answers, answer)
     if queue.jobs is None and jobs_of(records):
         where = "the records" if answer is None else "the agents"

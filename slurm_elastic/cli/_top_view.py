@@ -17,6 +17,7 @@ from textual.screen import ModalScreen
 from textual.widgets import DataTable, Footer, RichLog, Static
 
 from slurm_elastic.cli._run_view import COLOURS, ago, clock, rank_list
+from slurm_elastic.cli.commands.status import facts
 from slurm_elastic.cli.commands.top import RunSource
 from slurm_elastic.errors import SlurmElasticError
 from slurm_elastic.observe.views import GOES_ON, TRAINS, AgentView, RunState, RunStatus
@@ -26,6 +27,8 @@ _COLUMNS = ("NODE", "STATE", "ROUND", "RANKS", "STEP", "S/STEP", "STEP TIMES", "
 _SPARK = 10
 """Step times that are kept and shown of a node."""
 _BLOCKS = "▁▂▃▄▅▆▇█"
+_PAUSES = 3.0
+"""The least time between two looks, in times of one: a run of 500 nodes has a thousand files on a shared disk."""
 _CALM = ("training", "done", "spare", "ended")
 
 
@@ -37,7 +40,7 @@ class TopView(App[None]):
     """
 
     CSS = """
-    #facts { height: auto; padding: 0 1; }
+    #facts { height: auto; max-height: 40%; padding: 0 1; }
     #nodes { height: 2fr; }
     #title { height: 1; padding: 0 1; background: $panel; }
     #lower { height: 1fr; padding: 0 1; }
@@ -78,7 +81,6 @@ class TopView(App[None]):
         """Begin to look."""
         self._facts.update(f"run {escape(self._source.run_id)}")
         self._look()
-        self.set_interval(self._interval, self._look)
 
     def on_data_table_row_highlighted(self) -> None:
         """Show the first rank of the node that is selected now."""
@@ -120,12 +122,15 @@ class TopView(App[None]):
 
     @work(thread=True, exclusive=True, group="status")
     def _look(self) -> None:
+        begin = time.monotonic()
         try:
             status = self._source.status()
         except SlurmElasticError as error:
             self.call_from_thread(self.notify, escape(str(error)), severity="error")
         else:
             self.call_from_thread(self._seen, status)
+        pause = max(self._interval, _PAUSES * (time.monotonic() - begin))
+        self.call_from_thread(self.set_timer, pause, self._look)
 
     @work(thread=True, exclusive=True, group="lower")
     def _read(self, what: str, agent: AgentView, rank: int) -> None:
@@ -236,36 +241,13 @@ def attention_first(status: RunStatus) -> list[AgentView]:
 
 def _facts(status: RunStatus, now: float) -> Iterable[str]:
     state = f"[bold {COLOURS[status.state][0]}]{status.state.value}[/]"
-    round_ = "" if status.round is None else f"  round {status.round} after {escape(status.reason.replace('_', ' '))}"
-    size = f"  {status.nodes} nodes, {status.world_size} workers" if status.nodes else ""
-    yield f"run [b]{escape(status.run)}[/b]  {state}{round_}{size}"
-    facts = []
-    if status.step is not None:
-        facts.append(f"step {status.step}")
-    if status.steps_per_second:
-        facts.append(f"{status.steps_per_second:.4g} a second")
-    if status.checkpoint is not None:
-        facts.append(f"saved {status.checkpoint}")
-    left = "" if status.restarts_left is None else f", {status.restarts_left} left"
-    facts.append(f"restarts {status.restarts}{left}")
-    if status.live is not None:
-        facts.append(f"{status.live.answer.answered} of {status.live.answer.asked} answer")
-    elif status.state in GOES_ON:
-        facts.append("[yellow]no live answer: from the run directory[/]")
-    yield "  ".join(facts)
+    shown = (f"[dim]{name}[/] {escape(value)}" for name, value in facts(status, now) if name != "command")
+    yield "   ".join((f"run [b]{escape(status.run)}[/b] {state}", *shown))
+    if status.live is None and status.state in GOES_ON:
+        yield "[yellow]no live answer: from the run directory[/]"
     states = Counter(agent.state for agent in attention_first(status))
     if len(states) > 1:
         yield "nodes: " + ", ".join(f"{count} {escape(state)}" for state, count in states.items())
-    for slow in status.slow[:3]:
-        yield f"[yellow]slow[/] {escape(printable(slow.text))}"
-    for notice in status.notices[:3]:
-        seconds = "" if notice.seconds is None else f", {notice.seconds:.0f} s left"
-        who = escape(notice.node or f"job {notice.job}")
-        yield f"[yellow]notice[/] {who}: {escape(printable(notice.text))}{seconds}"
-    for job in status.jobs or ():
-        if job.state != "RUNNING":
-            start = f", expected at {clock(job.start, now)}" if job.start else ""
-            yield f"job {escape(job.job)} {job.state.lower()} ({escape(job.reason or 'no reason')}){start}"
     if status.root_cause is not None and status.state is RunState.FAILED:
         yield f"[red]root cause[/] {escape(printable(status.root_cause.text.strip().rpartition(chr(10))[2], 150))}"
 

@@ -2,34 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-import pwd
 import re
 import shlex
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 
 from slurm_elastic.errors import UsageError, did_you_mean
-from slurm_elastic.rundir import RUNS, RunContents, RunDir, RunDirError, run_ids, run_start
+from slurm_elastic.rundir import RUNS, RunContents, RunDir, RunDirError, known_directories, run_ids, run_start
 from slurm_elastic.text import printable
 
 _MOST_SHOWN = 8
 
 
 def find_run(
-    base: Path,
-    name: str,
-    elsewhere: Callable[[], Iterable[Path]] = tuple,
-    queued: Callable[[str], Path | None] = lambda _: None,
-    *,
-    exact: bool = False,
+    run_dir: Path | None, name: str, queued: Callable[[str], Path | None] = lambda _: None, *, exact: bool = False
 ) -> RunDir:
     """Return the directory of a run.
 
     Args:
+        run_dir: The directory below which it is; None for the current one, or for another one in which a job was
+            submitted if there is no such run here.
         name: Path of the run directory; or id of the run, the beginning of its id, or the id of a job of the run.
-        elsewhere: Returns other directories in which jobs were submitted. Called only if there is no such run below
-            `base`.
         queued: Returns the directory in which a job was submitted that Slurm has in its queue; None if it has none.
             Its run may have no directory yet.
         exact: True if the beginning of an id is not enough.
@@ -37,15 +32,14 @@ def find_run(
     Raises:
         UsageError: There is no such run, there are several, or the run belongs to another user.
     """
-    words, (base, name) = name, base_and_id(base, name)
-    if name != words:
-        elsewhere, queued = tuple, lambda _: None
+    words, (base, name) = name, base_and_id(run_dir or Path.cwd(), name)
     names = run_ids(base)
     matching = [RunDir.for_run(base, match) for match in _matching(name, names) or _with_job(base, name, names)]
     if not matching and not exact:
         matching = [RunDir.for_run(base, candidate) for candidate in names if name and candidate.startswith(name)]
-    if not matching:
-        others = dict.fromkeys(other.absolute() for other in elsewhere() if other.absolute() != base.absolute())
+    submitted = queued(name) if not matching and name == words else None
+    if not matching and name == words and run_dir is None:
+        others = dict.fromkeys(other.absolute() for other in (submitted, *known_directories()) if other is not None)
         matching = [RunDir.for_run(other, match) for other in others for match in _matching(name, run_ids(other))]
     if len(matching) > 1:
         shown = ", ".join(_described(run_dir, matching) for run_dir in matching[:_MOST_SHOWN])
@@ -53,9 +47,8 @@ def find_run(
         raise UsageError(f"{len(matching)} runs match {printable(name)!r}: {shown}{more}; give more of the id")
     if matching:
         return _own(matching[0])
-    submitted = queued(name)
     if submitted is not None:
-        return RunDir.for_run(submitted, name)
+        return RunDir.for_run(run_dir or submitted, name)
     fix = "change to the directory in which sbatch was called, or give --run-dir"
     runs = base.absolute() / RUNS
     if not os.access(base, os.R_OK | os.X_OK) or (runs.is_dir() and not os.access(runs, os.R_OK | os.X_OK)):
@@ -105,13 +98,12 @@ def _described(run_dir: RunDir, others: list[RunDir]) -> str:
 
 def own_run_dirs(base: Path) -> list[RunDir]:
     """Return the directories of all runs of this user below a directory."""
-    run_dirs = (RunDir.for_run(base, name) for name in run_ids(base))
-    return [run_dir for run_dir in run_dirs if _owner(run_dir.path) in (os.geteuid(), None) or os.geteuid() == 0]
+    return [run_dir for name in run_ids(base) if _is_own(run_dir := RunDir.for_run(base, name))]
 
 
 def newest_runs(base: Path) -> list[RunDir]:
     """Return the directories of the runs of this user below a directory, first that which has begun or ended last."""
-    times = {run_dir: changed for run_dir in own_run_dirs(base) if (changed := _changed(run_dir.path)) is not None}
+    times = {run_dir: status.st_mtime for run_dir in own_run_dirs(base) if (status := _status(run_dir)) is not None}
     return sorted(times, key=lambda run_dir: times[run_dir], reverse=True)
 
 
@@ -129,32 +121,25 @@ def newest_run(base: Path) -> RunDir:
     return run_dirs[0]
 
 
-def _changed(path: Path) -> float | None:
-    try:
-        return path.stat().st_mtime
-    except OSError:
-        return None
-
-
 def _own(run_dir: RunDir) -> RunDir:
-    owner = _owner(run_dir.path)
-    if owner not in (os.geteuid(), None) and os.geteuid() != 0:
-        raise UsageError(
-            f"run {run_dir.run_id} belongs to {_user(owner)}; only that user and root can look at it; ask "
-            f"them for the output of slurm-elastic status {run_dir.run_id}"
-        )
-    return run_dir
-
-
-def _owner(path: Path) -> int | None:
+    if _is_own(run_dir):
+        return run_dir
     try:
-        return path.stat().st_uid
-    except OSError:
-        return None
+        user = f"user {run_dir.path.owner()}"
+    except (KeyError, OSError):
+        user = "another user"
+    raise UsageError(
+        f"run {run_dir.run_id} belongs to {user}; only that user and root can look at it; ask them for the output of "
+        f"slurm-elastic status {run_dir.run_id}"
+    )
 
 
-def _user(uid: int | None) -> str:
-    try:
-        return f"user {pwd.getpwuid(uid or 0).pw_name}"
-    except KeyError:
-        return f"another user (uid {uid})"
+def _is_own(run_dir: RunDir) -> bool:
+    status = _status(run_dir)
+    return status is None or os.geteuid() in (0, status.st_uid)
+
+
+def _status(run_dir: RunDir) -> os.stat_result | None:
+    with contextlib.suppress(OSError):
+        return run_dir.path.stat()
+    return None

@@ -263,11 +263,6 @@ class LiveRun:
     problems: tuple[str, ...] = ()
     seconds: float = 0.0
 
-    @property
-    def round(self) -> int:
-        """The newest round of an agent; -1 before the first."""
-        return max((agent.round for agent in self.agents.values() if agent.round is not None), default=-1)
-
 
 def live_run(answer: StatusAnswer, reports: Mapping[str, str], seconds: float) -> LiveRun:
     """Read what the leader and the agents have said.

@@ -81,7 +81,7 @@ def _show(status: RunStatus, terminal: Terminal, now: float, each_worker: bool) 
     state = terminal.state(status.state)
     since = f", last change {ago(now - status.updated)} ago" if status.updated else ""
     write(f"run {terminal.bold(status.run)}: {state}{since}")
-    tables: list[Sequence[Sequence[str]]] = [list(_facts(status, now))]
+    tables: list[Sequence[Sequence[str]]] = [list(facts(status, now))]
     if status.agents:
         tables.append(titled(_nodes(status, now)))
     if each_worker:
@@ -109,7 +109,8 @@ def _show(status: RunStatus, terminal: Terminal, now: float, each_worker: bool) 
             write(f"  {terminal.faint(clock(event.time, now))}  {printable(event.text)}")
 
 
-def _facts(status: RunStatus, now: float) -> Iterable[tuple[str, str]]:
+def facts(status: RunStatus, now: float) -> Iterable[tuple[str, str]]:
+    """Yield what is known of a run, each fact with its name."""
     if status.command:
         yield "command", printable(shlex.join(status.command), 200)
     if status.round is not None:

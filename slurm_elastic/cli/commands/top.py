@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import socket
 import sys
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Sequence
+from typing import Any
 
 from slurm_elastic import typed_json
 from slurm_elastic.cli._command import Parser
 from slurm_elastic.cli._run_view import Queue, ViewCommand, add_run, open_run, present_status, request_leave
 from slurm_elastic.errors import SlurmElasticError, UsageError
-from slurm_elastic.observe.records import RunRecords, read_records
 from slurm_elastic.observe.views import RunStatus
 from slurm_elastic.rundir import RunContents, RunDir
 from slurm_elastic.text import printable
 
 _ASK_SLURM = 30.0
 """Seconds between two questions to Slurm."""
-_READING = 0.1
-"""Share of the time in which the records are read; a run of 500 nodes has a thousand files on a shared disk."""
 _TAIL = 32768
 """Bytes at the end of a log that are shown."""
 _HTTP = 8.0
@@ -67,8 +65,6 @@ class RunSource:
     def __init__(self, run_dir: RunDir) -> None:
         self._run_dir = run_dir
         self._queue, self._asked = Queue(), time.monotonic()
-        self._records: RunRecords | None = None
-        self._read_at, self._reading = 0.0, 0.0
 
     @property
     def run_id(self) -> str:
@@ -79,16 +75,7 @@ class RunSource:
         """Return the present state of the run."""
         if time.monotonic() - self._asked > _ASK_SLURM:
             self._queue, self._asked = Queue(), time.monotonic()
-        begin = time.monotonic()
-        if self._records is None or begin - self._read_at > self._reading / _READING:
-            self._records = read_records(RunContents(self._run_dir), self.run_id)
-            self._read_at = time.monotonic()
-            self._reading = self._read_at - begin
-        status = present_status(self._run_dir, self._queue, live=True, records=self._records)
-        if status.round is not None and status.round > self._records.newest_round:
-            # They were read again for this look.
-            self._records = None
-        return status
+        return present_status(self._run_dir, self._queue, live=True)
 
     def log(self, round_number: int, rank: int) -> list[str]:
         """Return the last lines of what a worker has printed: of stderr first, then of stdout."""
@@ -108,13 +95,12 @@ class RunSource:
         Raises:
             UsageError: This machine does not reach the port.
         """
-        targets = [
-            target
-            for file in RunContents(self._run_dir).health()
-            if file.stem.rpartition(".")[0] == node
-            for group in _groups(file.content)
-            for target in group.get("targets", ())
-        ]
+        targets: list[str] = []
+        for file in RunContents(self._run_dir).health():
+            if file.stem.rpartition(".")[0] == node:
+                with contextlib.suppress(typed_json.JSONError):
+                    groups = typed_json.decode(file.content, list[dict[str, Any]])
+                    targets += [target for group in groups for target in group.get("targets", ())]
         if not targets:
             raise UsageError(f"{node} has no health port; give its agent --health-port")
         if targets[-1].startswith(("127.", "[::1]", "localhost")) and node != socket.gethostname():
@@ -128,7 +114,7 @@ class RunSource:
             # No proxy: it would be shown the token.
             with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=_HTTP) as answer:
                 text = answer.read(1 << 22).decode(errors="replace")
-        except (OSError, ValueError, urllib.error.URLError) as error:
+        except (OSError, ValueError) as error:
             raise UsageError(
                 f"the health port of {node} at {targets[-1]} cannot be reached from here: {error}"
             ) from None
@@ -141,11 +127,3 @@ class RunSource:
         except SlurmElasticError as error:
             return str(error)
         return f"asked to leave: {', '.join(answer.nodes)}" if answer.nodes else "no agent there"
-
-
-def _groups(content: bytes) -> list[dict[str, list[str]]]:
-    try:
-        groups = typed_json.loads(content)
-    except ValueError:
-        return []
-    return [group for group in groups if isinstance(group, dict)] if isinstance(groups, list) else []

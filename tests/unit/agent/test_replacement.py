@@ -26,7 +26,7 @@ from slurm_elastic.agent.job.replacement import (
 )
 from slurm_elastic.agent.lifecycle.actions import AnnounceLeave
 from slurm_elastic.agent.option_values import OptionValues
-from slurm_elastic.cli.commands.status import _facts
+from slurm_elastic.cli.commands.status import facts
 from slurm_elastic.errors import ExitCode
 from slurm_elastic.observe.records import read_records
 from slurm_elastic.observe.status import _replacing
@@ -280,7 +280,7 @@ def test_a_node_is_replaced_once_and_what_waits_is_cancelled(
 
     replacing = _replacing(read_records(RunContents(world.run_dir), "7"))
     row = "replaces", "lost nodes, after 20 s; 3 of at most 3 jobs submitted"
-    assert row in list(_facts(RunStatus("7", "", RunState.RUNNING, replacing=replacing), 0.0))
+    assert row in list(facts(RunStatus("7", "", RunState.RUNNING, replacing=replacing), 0.0))
 
     # What waits when the run ends, also if a person has asked for it.
     world.queue["40"] = QueuedJob("40", "40", "PENDING", 1, comment(world.run_dir))

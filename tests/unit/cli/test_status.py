@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from slurm_elastic.cli import main
-from slurm_elastic.cli.commands.status import _facts, _nodes
+from slurm_elastic.cli.commands.status import _nodes, facts
 from slurm_elastic.observe.views import AgentView, LiveAgent, LiveRun, RunState, RunStatus
 from slurm_elastic.rendezvous.transport.messages import StatusAnswer
 from slurm_elastic.rundir import join_named
@@ -300,13 +300,13 @@ def test_memory_for_snapshots_and_the_safe_step() -> None:
     status = RunStatus("7", "/run", RunState.RUNNING, live=live)
     agents = (agent("n1", 3 << 30, 117), agent("n2", 3 << 29, 118), agent("n3", 3 << 29, None))
     status = replace(status, agents=agents)
-    assert ("snapshots", "step 118 is safe on other nodes") in list(_facts(status, 1.0))
+    assert ("snapshots", "step 118 is safe on other nodes") in list(facts(status, 1.0))
     (row,) = _nodes(status, 1.0)
     assert (row["SNAPSHOTS"], row["JOB"]) == ("1.5 GiB to 3 GiB", "7")
     # Without snapshots there is no column.
     plain = replace(status, agents=(agent("n1", 0, None),))
     assert set(next(iter(_nodes(plain, 1.0)))) == set(row) - {"SNAPSHOTS"}
-    assert not any(name == "snapshots" for name, _ in _facts(plain, 1.0))
+    assert not any(name == "snapshots" for name, _ in facts(plain, 1.0))
 
 
 @pytest.mark.parametrize("command", [["status"], ["drain", "n1"], ["requeue"]])

@@ -89,7 +89,6 @@ def test_nodes_of_a_failure_domain_are_beside_each_other(run: WrittenRun) -> Non
         assert len(table.columns) == 11
         run.started(2, A, domain="s10")
         run.started(2, B, domain="s2")
-        app._source._records = None
         app._look()
         await settled(pilot, app)
         assert [table.get_row_at(index)[:2] for index in range(2)] == [["n2", "s2"], ["n1", "s10"]]

@@ -40,10 +40,10 @@ def test_the_newest_run_is_the_one_that_began_or_ended_last(tmp_path: Path) -> N
 def test_a_path_is_as_good_as_an_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     RunDir.for_run(tmp_path, "7").open()
     monkeypatch.chdir(tmp_path)
-    found = find_run(Path.cwd(), name.format(base=tmp_path, there=tmp_path.name))
+    found = find_run(None, name.format(base=tmp_path, there=tmp_path.name))
     assert (found.run_id, found.path.resolve()) == ("7", tmp_path / "elastic-runs/7")
     with pytest.raises(UsageError, match=r"no run 8 in .*elastic-runs"):
-        find_run(Path.cwd(), "elastic-runs/8", queued=lambda _: tmp_path)
+        find_run(None, "elastic-runs/8", queued=lambda _: tmp_path)
 
 
 def test_a_job_of_several_runs_names_them(tmp_path: Path) -> None:
@@ -78,26 +78,27 @@ def test_what_stops_nodes_takes_no_beginning_of_an_id(tmp_path: Path) -> None:
         find_run(tmp_path, "12", exact=True)
 
 
-def test_runs_are_found_from_any_directory(tmp_path: Path, home: Path) -> None:
+def test_runs_are_found_from_any_directory(tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     home.mkdir()
     first, second, here = (tmp_path / name for name in ("first", "second", "here"))
     for directory in (first, second, here):
         directory.mkdir()
+    monkeypatch.chdir(here)
     for directory in (first, second, first):
         remember_directory(directory)
     assert sorted(known_directories()) == [first, second]
     assert (home / ".local/state/slurm_elastic/runs").stat().st_mode & 0o777 == 0o700
     begin(first, 0, "t.py")
-    assert find_run(here, "12", known_directories).path == first / "elastic-runs/12"
+    assert find_run(None, "12").path == first / "elastic-runs/12"
     with pytest.raises(UsageError, match="no run 1 in"):
-        find_run(here, "1", known_directories)
+        find_run(None, "1")
     begin(second, 0, "t.py")
     both = rf"2 runs match '12': {first}/elastic-runs/12 \(t\.py\), {second}/elastic-runs/12 \(t\.py\)"
     with pytest.raises(UsageError, match=both):
-        find_run(here, "12", known_directories)
+        find_run(None, "12")
     # The current directory comes first.
     begin(here, 0, "t.py")
-    assert find_run(here, "12", known_directories).path == here / "elastic-runs/12"
+    assert find_run(None, "12").path == here / "elastic-runs/12"
 
 
 def test_a_home_that_is_not_there_is_not_made(tmp_path: Path, home: Path) -> None:
@@ -107,6 +108,8 @@ def test_a_home_that_is_not_there_is_not_made(tmp_path: Path, home: Path) -> Non
 
 
 def test_the_run_of_a_job_that_waits_may_have_no_directory(tmp_path: Path) -> None:
-    found = find_run(tmp_path, "12", queued={"12": tmp_path / "there"}.get)
+    there = tmp_path / "there"
+    found = find_run(None, "12", {"12": there}.get)
     assert (found.run_id, os.path.lexists(found.path)) == ("12", False)
-    assert found.path == tmp_path / "there/elastic-runs/12"
+    assert found.path == there / "elastic-runs/12"
+    assert find_run(tmp_path, "12", {"12": there}.get).path == tmp_path / "elastic-runs/12"
