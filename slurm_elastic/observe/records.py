@@ -18,7 +18,7 @@ from slurm_elastic.text import parse_time
 
 SCHEMA = 1
 """The newest schema of events and progress that this release knows."""
-_KINDS = ("rounds", "failures", "notices", "requeues", "endpoints", "starts", "replacements", "replaced")
+_KINDS = ("rounds", "failures", "notices", "endpoints", "starts", "replacements", "replaced")
 _MOST = 2**53
 """Numbers from here on are damage: beyond it a double does not hold each whole number."""
 _MOST_RANKS = 1 << 20
@@ -128,7 +128,6 @@ class RunRecords:
     Attributes:
         failures: Root causes by incarnation.
         notices: Notices by ``<job>.<restart count>``.
-        requeues: Requeues by ``<job>.<restart count>``.
         endpoints: Endpoints of leaders by incarnation.
         starts: Starts by their numbers.
         replacements: Jobs for lost nodes by their numbers; number 0 has the user's options.
@@ -142,7 +141,6 @@ class RunRecords:
     done: Mapping[str, Any] | None = None
     failures: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     notices: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    requeues: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     endpoints: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     starts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     replacements: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -174,49 +172,28 @@ class RunRecords:
 
 def read_records(contents: RunContents, run_id: str) -> RunRecords:
     """Read a run directory."""
-    return run_records(
-        run_id,
-        str(contents.path),
-        events=contents.events(),
-        progress=contents.progress(),
-        done=contents.done(),
-        **{kind: contents.records(kind) for kind in _KINDS},
-        problems=contents.problems,
-    )
+    files = {"events": contents.events(), "progress": contents.progress(), "done": contents.done()}
+    files |= {kind: contents.records(kind) for kind in _KINDS}
+    return run_records(run_id, files, str(contents.path), contents.problems)
 
 
 def run_records(
-    run_id: str,
-    directory: str = "",
-    *,
-    rounds: Sequence[RunFile] = (),
-    events: Sequence[RunFile] = (),
-    progress: Sequence[RunFile] = (),
-    done: RunFile | None = None,
-    problems: Sequence[str] = (),
-    **others: Sequence[RunFile],
+    run_id: str, files: Mapping[str, Sequence[RunFile]], directory: str = "", problems: Sequence[str] = ()
 ) -> RunRecords:
-    """Return what the files of a run directory say; `others` are files of the other kinds of records. Pure."""
+    """Return what the files of a run directory, by their kind, say. Pure."""
     damaged: list[str] = []
-
-    def objects(files: Sequence[RunFile]) -> dict[str, Mapping[str, Any]]:
-        return {file.stem: record for file in files if (record := _object(file, damaged)) is not None}
-
-    parsed_rounds = tuple(
-        _round(int(stem), record) for stem, record in sorted(objects(rounds).items()) if stem.isdigit()
+    objects = {
+        kind: {file.stem: record for file in files.get(kind, ()) if (record := _object(file, damaged)) is not None}
+        for kind in _KINDS
+    }
+    rounds = tuple(
+        _round(int(stem), record) for stem, record in sorted(objects.pop("rounds").items()) if stem.isdigit()
     )
-    parsed_events, parsed_progress = _events(events, damaged), _events(progress, damaged)
-    missing = _missing(parsed_rounds, parsed_events)
-    return RunRecords(
-        run_id,
-        directory,
-        rounds=parsed_rounds,
-        events=parsed_events,
-        progress=parsed_progress,
-        done=None if done is None else _object(done, damaged) or {},
-        **{kind: objects(files) for kind, files in others.items()},
-        problems=(*problems, *damaged, *missing),
-    )
+    events, progress = (_events(files.get(kind, ()), damaged) for kind in ("events", "progress"))
+    done = next((_object(file, damaged) or {} for file in files.get("done", ())), None)
+    missing = _missing(rounds, events)
+    problems = (*problems, *damaged, *missing)
+    return RunRecords(run_id, directory, rounds, events, progress, done, **objects, problems=problems)
 
 
 def _object(file: RunFile, problems: list[str]) -> Mapping[str, Any] | None:

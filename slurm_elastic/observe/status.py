@@ -107,7 +107,7 @@ def run_status(
         jobs=queued,
         root_cause=cause,
         slow=slow_ranks(records.events, newest.number) if newest and state is RunState.RUNNING else (),
-        scores=() if live is None or newest is None else rank_scores(live.agents, newest.number),
+        scores=() if live is None or newest is None else rank_scores(live.reports, newest.number),
         loops=_loops(records, now) if goes_on else (),
         events=records.events[-_NEWEST_EVENTS:],
         updated=max((events[-1].time for events in (records.events, records.progress) if events), default=None),
@@ -401,19 +401,15 @@ def slow_ranks(events: Sequence[Event], round_: int | None) -> tuple[SlowRankVie
     return tuple(view for view in views if view.until is None)
 
 
-def rank_scores(agents: Mapping[str, LiveAgent], round_: int | None) -> tuple[RankScore, ...]:
-    """Return the scores of all ranks of a round whose pace is known, in the order of ranks."""
-    paces = {
-        worker.rank: (name.partition("/")[0], pace)
-        for name, agent in agents.items()
-        if agent.round == round_ and agent.state == "training"
-        for worker in agent.workers
-        if (pace := worker.pace) is not None
-    }
+def rank_scores(reports: Mapping[str, str], round_: int) -> tuple[RankScore, ...]:
+    """Return the scores of all ranks of a round whose pace is known, in the order of ranks, from agents' reports."""
+    # It imports msgspec.
+    from slurm_elastic.agent.step_timing import paces_of
+
+    paces, nodes = paces_of(reports, round_)
     ranked = []
-    for rank, score in sorted(scores({rank: pace for rank, (_, pace) in paces.items()}).items()):
-        node, pace = paces[rank]
+    for rank, score in sorted(scores(paces).items()):
         relative = None if score.relative is None else round(score.relative, 3)
-        seconds = pace.busy, pace.loading, pace.waiting
-        ranked.append(RankScore(rank, node, relative, round(score.individual, 3), *seconds))
+        seconds = paces[rank].busy, paces[rank].loading, paces[rank].waiting
+        ranked.append(RankScore(rank, nodes[rank], relative, round(score.individual, 3), *seconds))
     return tuple(ranked)

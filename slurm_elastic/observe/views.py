@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Literal
 from slurm_elastic import typed_json
 from slurm_elastic.failures.history import Loop
 from slurm_elastic.observe.records import Event
-from slurm_elastic.slow_ranks import Pace
 
 if TYPE_CHECKING:
     # It imports msgspec.
@@ -114,14 +113,6 @@ class LiveWorker:
     waiting_seconds: float | None = None
     best_busy_seconds: float | None = None
     paces: int = 0
-
-    @property
-    def pace(self) -> Pace | None:
-        """Its pace; None if it is unknown."""
-        if self.pace_seconds is None or self.busy_seconds is None or self.best_busy_seconds is None:
-            return None
-        loading, waiting = self.loading_seconds or 0.0, self.waiting_seconds or 0.0
-        return Pace(self.pace_seconds, self.busy_seconds, loading, waiting, self.best_busy_seconds, self.paces)
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,11 +246,13 @@ class LiveRun:
     """The answer of a leader with the reports of its agents.
 
     Attributes:
+        reports: The same as they came, as JSON.
         seconds: That the answer took.
     """
 
     answer: StatusAnswer
     agents: Mapping[str, LiveAgent] = field(default_factory=dict)
+    reports: Mapping[str, str] = field(default_factory=dict)
     problems: tuple[str, ...] = ()
     seconds: float = 0.0
 
@@ -279,7 +272,7 @@ def live_run(answer: StatusAnswer, reports: Mapping[str, str], seconds: float) -
             problems.append(f"the report of {name} cannot be read: {error}")
     if any(agent.schema > _SCHEMA for agent in agents.values()):
         problems.append("some agents are of a newer release: what is new in their reports is not shown")
-    return LiveRun(answer, agents, tuple(problems), round(seconds, 3))
+    return LiveRun(answer, agents, reports, tuple(problems), round(seconds, 3))
 
 
 def live_json(live: LiveRun) -> dict[str, Any]:

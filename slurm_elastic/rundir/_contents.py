@@ -85,9 +85,9 @@ class RunContents:
         """The run directory."""
         return self._run_dir.path
 
-    def done(self) -> RunFile | None:
-        """Return the record of a finished run; None if the run is not finished."""
-        return next(iter(self._records([self.path / "done.json"])), None)
+    def done(self) -> list[RunFile]:
+        """Return the record of a finished run; none if the run is not finished."""
+        return self._records([self.path / "done.json"])
 
     def records(self, kind: str) -> list[RunFile]:
         """Return the signed records of a kind, in the order of their names: ``rounds``, ``endpoints``, ..."""

@@ -202,18 +202,10 @@ def run_files(content: bytes) -> None:
     def file(name: str) -> list[RunFile]:
         return [RunFile(name, content)]
 
-    records = run_records(
-        "7",
-        "/runs/7",
-        rounds=file("rounds/000001.json"),
-        events=file("events/n1.jsonl"),
-        progress=file("progress/n1.7.jsonl"),
-        done=file("done.json")[0] if content.startswith(b"{") else None,
-        failures=file("failures/7.0.json"),
-        notices=file("notices/7.0.json"),
-        requeues=file("requeues/7.0.json"),
-        endpoints=file("endpoints/7.0.json"),
-    )
+    kinds = {kind: file(f"{kind}/7.0.json") for kind in ("failures", "notices", "endpoints", "starts", "replacements")}
+    kinds |= {"rounds": file("rounds/000001.json"), "done": file("done.json") if content.startswith(b"{") else []}
+    kinds |= {"events": file("events/n1.jsonl"), "progress": file("progress/n1.7.jsonl")}
+    records = run_records("7", kinds, "/runs/7")
     status = run_status(records, 1e9)
     json.dumps(status_json(status))
     _show(status, Terminal(io.StringIO()), 1e9, True)
@@ -279,7 +271,7 @@ LIVE = {"state": "training", "schema": 1, "round": 1, "leave": {"reason": "drain
 def reports(content: bytes) -> None:
     told = {NAME: text(content)}
     answer = live_run(StatusAnswer(NAME, 1, "running", 1.0, 1, 1), told, 0.1)
-    status = run_status(run_records("7", rounds=[RunFile("rounds/000001.json", js(ROUND))]), 1e9, live=answer)
+    status = run_status(run_records("7", {"rounds": [RunFile("rounds/000001.json", js(ROUND))]}), 1e9, live=answer)
     json.dumps(status_json(status))
     paces_of(told, 1)
 

@@ -16,9 +16,7 @@ from slurm_elastic.control import TimeUse, WorkerProgress
 from slurm_elastic.errors import SlurmElasticError
 from slurm_elastic.observe.records import Event
 from slurm_elastic.observe.status import rank_scores, slow_by_round, slow_ranks
-from slurm_elastic.observe.views import live_run
 from slurm_elastic.rendezvous.run_events import Entry
-from slurm_elastic.rendezvous.transport.messages import StatusAnswer
 from slurm_elastic.slow_ranks import LOOKS, Pace, Score, SlowRank
 from tests.local.waiting import eventually
 from tests.unit.agent.helpers.rounds import placed
@@ -40,12 +38,11 @@ def test_paces_travel_in_reports() -> None:
     texts = {A: report(0, pace), B: report(1, replace(pace, busy=0.5)), "n3/7.0/3": report(2, None)}
     assert paces_of(texts, 3) == ({0: pace, 1: replace(pace, busy=0.5)}, {0: "n1", 1: "n2", 2: "n3"})
     assert paces_of(texts, 4) == ({}, {}), "of another round"
-    run = live_run(StatusAnswer(A, 1, "running", 1.0, 3, 3), texts, 0.1)
-    assert [(each.rank, each.node, each.relative_score) for each in rank_scores(run.agents, 3)] == [
+    assert [(each.rank, each.node, each.relative_score) for each in rank_scores(texts, 3)] == [
         (0, "n1", 1.0),
         (1, "n2", 0.5),
     ]
-    assert rank_scores(run.agents, 4) == ()
+    assert rank_scores(texts, 4) == ()
 
 
 def test_reports_that_cannot_be_read_are_left_out() -> None:

@@ -43,7 +43,7 @@ def test_a_record_of_gigabytes_is_none_and_a_file_of_gigabytes_is_one_line(run_d
         os.truncate(run_dir.path / name, 3 << 30)
     assert not run_dir.is_done()
     contents = RunContents(run_dir)
-    assert contents.done() is None
+    assert contents.done() == []
     assert contents.events() == []
     assert [line.partition(": ")[2] for line in contents.problems if "n1.jsonl" in line] == [
         "larger than any file of a run; remove it"
