@@ -14,8 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from slurm_elastic.control import TimeUse
-from slurm_elastic.observe.records import Event, RunRecords, Worker
-from slurm_elastic.rendezvous.membership.agents import AgentIdentity
+from slurm_elastic.observe.records import Event, RunRecords, Worker, identity_of
 
 
 class Bucket(enum.Enum):
@@ -183,8 +182,12 @@ def segments(records: RunRecords, now: float) -> tuple[Segment, ...]:
         now: Where the time of agents ends that still run, in seconds since 1970.
     """
     steps = round_progress(records)
+    by_agent: dict[str, list[Event]] = {}
+    for event in records.progress:
+        by_agent.setdefault(event.agent, []).append(event)
+    by_agent.pop("", None)
     spans: list[Segment] = []
-    for agent, own in _by_agent(records.progress).items():
+    for agent, own in by_agent.items():
         spans += _agent_segments(agent, own, _end(own, records, now), records, steps)
     return (*spans, *_queue(spans))
 
@@ -290,14 +293,6 @@ def _unsaved(records: RunRecords, rounds: Mapping[int, Worker]) -> dict[int, int
     return unsaved
 
 
-def _by_agent(progress: Sequence[Event]) -> dict[str, list[Event]]:
-    by_agent: dict[str, list[Event]] = {}
-    for event in progress:
-        if event.agent:
-            by_agent.setdefault(event.agent, []).append(event)
-    return by_agent
-
-
 _GONE = frozenset({"node_lost", "node_left", "leader_changed"})
 """Events that name the nodes whose agents are gone; a leader that was lost has no other one."""
 
@@ -307,14 +302,11 @@ def _end(own: Sequence[Event], records: RunRecords, now: float) -> float:
     last = own[-1]
     if last.kind == "agent_ended":
         return last.time
-    identity = AgentIdentity.parse(last.agent)
-    later = [
-        begun
-        for event in records.progress
-        if event.kind == "agent_started" and _is_next_start(identity, event.agent)
-        for begun in [event.time - (event.number("seconds") or 0.0)]
-        if begun > last.time
-    ]
+    mine = identity_of(last.agent)
+    starts = [(identity_of(event.agent), event) for event in records.progress if event.kind == "agent_started"]
+    starts = [(other, event) for other, event in starts if other.job == mine.job and other.restarts > mine.restarts]
+    begun = (event.time - (event.number("seconds") or 0.0) for _, event in starts)
+    later = [time for time in begun if time > last.time]
     # What happens on the node after the next start of the job happens to another agent.
     before_next = min(later, default=math.inf)
     for event in records.events:
@@ -331,15 +323,8 @@ def _end(own: Sequence[Event], records: RunRecords, now: float) -> float:
         # It was killed before the leader knew of it.
         return last.time
     # When it was killed is unknown.
-    same = [event.time for event in (*records.progress, *records.events) if last.time <= event.time]
-    return max((time for time in same if time < before_next), default=last.time)
-
-
-def _is_next_start(identity: AgentIdentity | None, agent: str) -> bool:
-    other = AgentIdentity.parse(agent)
-    if identity is None or other is None:
-        return False
-    return other.job == identity.job and other.restarts > identity.restarts
+    events = (*records.progress, *records.events)
+    return max((event.time for event in events if last.time <= event.time < before_next), default=last.time)
 
 
 def _agent_segments(
@@ -358,12 +343,9 @@ def _agent_segments(
             at = to
 
     def waiting(to: float) -> Iterator[Segment]:
-        bucket = begins_with
-        waits = [time for time in spare if at <= time <= to]
-        if waits:
-            yield from until(waits[0], bucket)
-            bucket = Bucket.SPARE
-        yield from until(to, bucket)
+        waits = (time for time in spare if at <= time <= to)
+        yield from until(next(waits, to), begins_with)
+        yield from until(to, Bucket.SPARE)
 
     starts = [event for event in own if event.kind == "workers_started"]
     for started in starts:
@@ -373,21 +355,19 @@ def _agent_segments(
             (e for e in own if e.kind == "workers_ended" and e.round == number and e.time >= started.time), None
         )
         over = ended.time if ended is not None else end
-        progress = steps.get(number, RoundProgress(-1)) if number is not None else RoundProgress(-1)
+        progress = steps.get(-1 if number is None else number, RoundProgress(-1))
         workers = [worker for worker in ended.workers if worker.reports] if ended is not None else []
-        mine = workers[0] if workers else None
-        begun = (mine.first if mine is not None else None) or progress.first
-        if not progress.worker.reports:
-            yield from until(over, Bucket.UNREPORTED, number)
-        elif begun is None:
-            # No step was taken.
-            yield from until(over, begins_with, number)
+        mine = workers[0] if workers else Worker()
+        begun = mine.first or progress.first
+        if begun is None or not progress.worker.reports:
+            # No step was taken, as far as is known.
+            yield from until(over, begins_with if progress.worker.reports else Bucket.UNREPORTED, number)
         else:
             first_step = started.time + begun
             before = _mean([worker.before_first for worker in workers]) or progress.before_first or TimeUse()
             for bucket, seconds in _start_parts(begins_with, max(0.0, first_step - at), before):
                 yield from until(at + seconds, bucket, number)
-            last = started.time + mine.last if mine is not None and mine.last is not None else over
+            last = started.time + mine.last if mine.last is not None else over
             shares = _mean([_shares(worker) for worker in workers]) or progress.shares or TimeUse()
             steps_seconds = max(0.0, min(last, end) - at)
             for bucket, share in _step_parts(progress.share(progress.redone), shares):
@@ -426,8 +406,8 @@ def _queue(spans: Sequence[Segment]) -> Iterator[Segment]:
     """Yield the time between the starts of a job, for each node that it got by the later one."""
     starts: dict[tuple[str, int], list[Segment]] = {}
     for segment in spans:
-        identity = AgentIdentity.parse(segment.agent)
-        if identity is not None and identity.in_slurm:
+        identity = identity_of(segment.agent)
+        if identity.job not in ("", "0"):
             starts.setdefault((identity.job, identity.restarts), []).append(segment)
     for (job, restarts), own in starts.items():
         before = [spans_before for (other, count), spans_before in starts.items() if other == job and count < restarts]

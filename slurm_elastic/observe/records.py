@@ -13,6 +13,7 @@ from typing import Any
 
 from slurm_elastic import typed_json
 from slurm_elastic.control import TimeUse
+from slurm_elastic.rendezvous.membership.agents import AgentIdentity
 from slurm_elastic.rundir import RunContents, RunFile
 from slurm_elastic.text import parse_time
 
@@ -168,6 +169,11 @@ class RunRecords:
         """The endpoint of the newest leader; None if none is on record."""
         incarnation = self.rounds[-1].incarnation if self.rounds else ""
         return self.endpoints.get(incarnation) or next(iter(self.endpoints.values()), None)
+
+
+def identity_of(agent: str) -> AgentIdentity:
+    """Return the identity of an agent on record; one without a job if the record is damaged."""
+    return AgentIdentity.parse(agent) or AgentIdentity("", "", 0, 0)
 
 
 def read_records(contents: RunContents, run_id: str) -> RunRecords:

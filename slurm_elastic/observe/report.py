@@ -13,10 +13,9 @@ from typing import Any
 
 from slurm_elastic.agent.event_log import json_number
 from slurm_elastic.observe.goodput import Goodput, RoundProgress, Segment, goodput, last_step, round_progress, segments
-from slurm_elastic.observe.records import Event, Round, RunRecords, Worker
+from slurm_elastic.observe.records import Event, Round, RunRecords, Worker, identity_of
 from slurm_elastic.observe.status import slow_by_round, speeds
 from slurm_elastic.observe.views import GOES_ON, RunStatus, SlowRankView
-from slurm_elastic.rendezvous.membership.agents import AgentIdentity
 from slurm_elastic.slurm.hostlist import natural_key
 from slurm_elastic.text import counted, duration_text
 
@@ -95,8 +94,7 @@ def report(records: RunRecords, status: RunStatus, now: float) -> Report:
     spans, steps = segments(records, until), round_progress(records)
     by_start: dict[int, list[Segment]] = {}
     for segment in spans:
-        identity = AgentIdentity.parse(segment.agent)
-        by_start.setdefault(identity.restarts if identity else 0, []).append(segment)
+        by_start.setdefault(identity_of(segment.agent).restarts, []).append(segment)
     return Report(
         status=status,
         start=min((segment.start for segment in spans), default=until),
@@ -219,22 +217,18 @@ def _goodput_json(content: Goodput) -> dict[str, Any]:
 def _rounds(records: RunRecords, steps: Mapping[int, RoundProgress], until: float) -> tuple[RoundReport, ...]:
     formed = {event.round: event.time for event in records.events if event.kind == "round_formed"}
     ended = {event.round: event for event in records.events if event.kind == "round_ended"}
-    ends: dict[int, float] = {}
-    for event in records.progress:
-        if event.kind == "workers_ended" and event.round is not None:
-            ends[event.round] = max(ends.get(event.round, 0.0), event.time)
+    ends = {event.round: event.time for event in records.progress if event.kind == "workers_ended"}
     slow = slow_by_round(records.events)
     views = []
-    for index, round_ in enumerate(records.rounds):
+    neighbours = zip((None, *records.rounds), records.rounds, (*records.rounds[1:], None), strict=False)
+    for before, round_, following in neighbours:
         number = round_.number
-        following = records.rounds[index + 1].number if index + 1 < len(records.rounds) else None
-        start = formed.get(number)
-        if start is None:
+        if number not in formed:
             continue
-        over = ends.get(number) or (ended[number].time if number in ended else formed.get(following, until))
-        before = ended.get(records.rounds[index - 1].number) if index else None
-        cause = before.text if before is not None else ""
-        progress = steps.get(number, RoundProgress(number))
+        over = formed.get(following.number, until) if following is not None else until
+        over = ends.get(number) or (ended[number].time if number in ended else over)
+        cause = ended[before.number].text if before is not None and before.number in ended else ""
+        progress, start = steps.get(number, RoundProgress(number)), formed[number]
         views.append(RoundReport(round_, start, max(start, over), cause, progress, slow.get(number, ())))
     return tuple(views)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from slurm_elastic.agent.event_log import json_number
 from slurm_elastic.failures.history import Loop, find_loops
-from slurm_elastic.observe.records import Event, RunRecords, Worker
+from slurm_elastic.observe.records import Event, RunRecords, Worker, identity_of
 from slurm_elastic.observe.views import (
     GOES_ON,
     RUNS,
@@ -29,7 +29,6 @@ from slurm_elastic.observe.views import (
     SlowRankView,
     live_json,
 )
-from slurm_elastic.rendezvous.membership.agents import AgentIdentity
 from slurm_elastic.slow_ranks import scores
 from slurm_elastic.slurm import QueuedJob
 from slurm_elastic.slurm.hostlist import compress, natural_key
@@ -127,16 +126,15 @@ def _replacing(records: RunRecords) -> Replacing | None:
 
 def jobs_of(records: RunRecords) -> frozenset[str]:
     """Return the ids of the jobs whose agents have taken part in the run, and its own id, if that may be a job's."""
-    agents = {event.agent for event in records.progress}
-    jobs = {identity.job for agent in agents if (identity := AgentIdentity.parse(agent))}
+    jobs = {identity_of(agent).job for agent in {event.agent for event in records.progress}}
     if own := _OWN_ID.fullmatch(records.run_id):
         jobs.add(own[1])
-    return frozenset(jobs - {"0"})
+    return frozenset(jobs - {"", "0"})
 
 
 def agents_of(records: RunRecords, job: str, restarts: int) -> tuple[AgentView, ...]:
     """Return the agents of one start of a job, in the order of nodes."""
-    return tuple(view for view in _agents(records) if view.job == job and _identity(view.agent).restarts == restarts)
+    return tuple(view for view in _agents(records) if view.job == job and identity_of(view.agent).restarts == restarts)
 
 
 def status_json(status: RunStatus) -> dict[str, Any]:
@@ -155,12 +153,12 @@ def _agents(records: RunRecords) -> tuple[AgentView, ...]:
     for event in records.progress:
         if event.agent:
             by_agent[event.agent] = _next(by_agent.get(event.agent), event)
-    oldest_first = sorted(by_agent.values(), key=lambda view: (_identity(view.agent).restarts, view.since))
+    oldest_first = sorted(by_agent.values(), key=lambda view: (identity_of(view.agent).restarts, view.since))
     # Slurm starts a job again when it has ended all processes of its last start.
-    starts = {view.job: _identity(view.agent).restarts for view in oldest_first}
+    starts = {view.job: identity_of(view.agent).restarts for view in oldest_first}
     by_place = {(view.node, view.job): view for view in oldest_first}
     views = (_seen_by_leader(view, records.events) for view in by_place.values())
-    views = (view if _identity(view.agent).restarts == starts[view.job] else _over(view) for view in views)
+    views = (view if identity_of(view.agent).restarts == starts[view.job] else _over(view) for view in views)
     return tuple(sorted(views, key=_place))
 
 
@@ -174,7 +172,7 @@ def _with_answers(agents: Sequence[AgentView], live: LiveRun, now: float) -> tup
     answers = dict(live.agents)
     views = [_answering(view, answers.pop(view.agent, None), now) for view in agents]
     for name, answer in answers.items():
-        identity = _identity(name)
+        identity = identity_of(name)
         views.append(_answering(AgentView(identity.node, identity.job, name, "joining", now), answer, now))
     return tuple(sorted(views, key=_place))
 
@@ -197,7 +195,7 @@ def _answering(view: AgentView, answer: LiveAgent | None, now: float) -> AgentVi
 
 def _next(view: AgentView | None, event: Event) -> AgentView:
     if view is None:
-        view = AgentView(event.node, _identity(event.agent).job, event.agent, "training", event.time, event.round)
+        view = AgentView(event.node, identity_of(event.agent).job, event.agent, "training", event.time, event.round)
     match event.kind:
         case "agent_started":
             return replace(view, state="joining", since=event.time, domain=event.word("domain"))
@@ -319,7 +317,7 @@ def _loops(records: RunRecords, now: float) -> tuple[Loop, ...]:
 
 
 def _notices(records: RunRecords, agents: Sequence[AgentView], now: float) -> tuple[NoticeView, ...]:
-    identities = [(_identity(agent.agent), agent.job) for agent in agents if agent.alive]
+    identities = [(identity_of(agent.agent), agent.job) for agent in agents if agent.alive]
     leaving = {f"{identity.job}.{identity.restarts}": job for identity, job in identities}
     notices = [
         NoticeView(agent.job, agent.live.leave.text or agent.live.leave.reason, agent.live.leave.seconds, agent.node)
@@ -371,10 +369,6 @@ def speeds(progress: Sequence[Event]) -> tuple[tuple[float, float], ...]:
 def _leader(records: RunRecords) -> str:
     of_round = records.newest.leader if records.newest else ""
     return str((records.endpoint or {}).get("agent", of_round)).partition("/")[0]
-
-
-def _identity(agent: str) -> AgentIdentity:
-    return AgentIdentity.parse(agent) or AgentIdentity("", "", 0, 0)
 
 
 def slow_by_round(events: Sequence[Event]) -> dict[int, tuple[SlowRankView, ...]]:
