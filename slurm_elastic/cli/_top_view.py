@@ -16,11 +16,12 @@ from textual.containers import Vertical
 from textual.screen import ModalScreen
 from textual.widgets import DataTable, Footer, RichLog, Static
 
-from slurm_elastic.cli._run_view import COLOURS, ago, clock, rank_list
+from slurm_elastic.cli._run_view import COLOURS, Queue, ago, clock, present_status, rank_list, request_leave
 from slurm_elastic.cli.commands.status import facts
-from slurm_elastic.cli.commands.top import RunSource
+from slurm_elastic.cli.commands.top import last_lines, stacks
 from slurm_elastic.errors import SlurmElasticError
 from slurm_elastic.observe.views import GOES_ON, TRAINS, AgentView, RunState, RunStatus
+from slurm_elastic.rundir import RunDir
 from slurm_elastic.text import printable
 
 _COLUMNS = ("NODE", "STATE", "ROUND", "RANKS", "STEP", "S/STEP", "STEP TIMES", "SCORE", "SAVED", "JOB", "SINCE")
@@ -29,6 +30,8 @@ _SPARK = 10
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _PAUSES = 3.0
 """The least time between two looks, in times of one: a run of 500 nodes has a thousand files on a shared disk."""
+_ASK_SLURM = 30.0
+"""Seconds between two questions to Slurm."""
 _CALM = ("training", "done", "spare", "ended")
 
 
@@ -57,9 +60,10 @@ class TopView(App[None]):
         ("r", "requeue", "requeue"),
     ]
 
-    def __init__(self, source: RunSource, interval: float) -> None:
+    def __init__(self, run_dir: RunDir, interval: float) -> None:
         super().__init__()
-        self._source, self._interval = source, interval
+        self._run_dir, self._interval = run_dir, interval
+        self._queue, self._asked = Queue(), time.monotonic()
         self._status: RunStatus | None = None
         self._times: dict[str, StepTimes] = {}
         self._shown, self._rank = "events", 0
@@ -79,7 +83,7 @@ class TopView(App[None]):
 
     def on_mount(self) -> None:
         """Begin to look."""
-        self._facts.update(f"run {escape(self._source.run_id)}")
+        self._facts.update(f"run {escape(self._run_dir.run_id)}")
         self._look()
 
     def on_data_table_row_highlighted(self) -> None:
@@ -109,7 +113,7 @@ class TopView(App[None]):
 
     def action_requeue(self) -> None:
         """Requeue the run, after a question."""
-        self._ask(f"Requeue run {self._source.run_id}? All workers save, and its job starts again.", "requeued", ())
+        self._ask(f"Requeue run {self._run_dir.run_id}? All workers save, and its job starts again.", "requeued", ())
 
     def _ask(self, question: str, reason: str, nodes: tuple[str, ...]) -> None:
         def answered(yes: bool | None) -> None:
@@ -124,7 +128,9 @@ class TopView(App[None]):
     def _look(self) -> None:
         begin = time.monotonic()
         try:
-            status = self._source.status()
+            if begin - self._asked > _ASK_SLURM:
+                self._queue, self._asked = Queue(), begin
+            status = present_status(self._run_dir, self._queue, live=True)
         except SlurmElasticError as error:
             self.call_from_thread(self.notify, escape(str(error)), severity="error")
         else:
@@ -136,16 +142,21 @@ class TopView(App[None]):
     def _read(self, what: str, agent: AgentView, rank: int) -> None:
         try:
             if what == "stacks":
-                lines = self._source.stacks(agent.node)
+                lines = stacks(self._run_dir, agent.node)
             else:
-                lines = [] if agent.round is None else self._source.log(agent.round, rank)
+                lines = [] if agent.round is None else last_lines(self._run_dir, agent.round, rank)
         except SlurmElasticError as error:
             lines = [str(error)]
         self.call_from_thread(self._fill, lines or ["nothing yet"])
 
     @work(thread=True, group="leave")
     def _leave(self, reason: str, nodes: tuple[str, ...]) -> None:
-        self.call_from_thread(self.notify, escape(self._source.leave(reason, nodes)))
+        try:
+            answer = request_leave(self._run_dir, nodes, reason)
+            line = f"asked to leave: {', '.join(answer.nodes)}" if answer.nodes else "no agent there"
+        except SlurmElasticError as error:
+            line = str(error)
+        self.call_from_thread(self.notify, escape(line))
 
     # In the main thread.
 

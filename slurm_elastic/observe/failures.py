@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from slurm_elastic.agent.root_cause import last_output
 from slurm_elastic.failures.causes import attribute, explanation, named
-from slurm_elastic.observe.records import Event, RunRecords
+from slurm_elastic.observe.records import RunRecords
 from slurm_elastic.rundir import RunContents
 
 _TRACEBACK = "Traceback (most recent call last):"
@@ -106,24 +105,23 @@ def round_failures(records: RunRecords, errors: Sequence[WorkerError]) -> list[R
         last = max((round_.number for round_ in records.rounds if set(round_.agents) & set(agents)), default=number)
         final = next((finals[agent] for agent in agents if agent in finals), None) if number == last else None
         mine = [error for error in errors if error.round == number]
-        end = ends.get(number)
-        cause, rank, node = end.text if end is not None else f"round {number} ended", None, ""
+        end, rank, node = ends.get(number), None, ""
+        cause, detail = (end.text, end.word("detail")) if end is not None else (f"round {number} ended", "")
         if final is not None:
             rank, node = final.get("rank"), str(final.get("node", ""))
             cause = "the run failed"
         elif end is not None and end.word("reason") == "worker_failed":
-            match = _ROOT_RANK.match(end.word("detail"))
+            match = _ROOT_RANK.match(detail)
             rank, node = int(match[1]) if match else None, next(iter(end.nodes), "")
         root = next((error for error in mine if error.rank == rank), None)
-        text = str(final.get("message") or "") if final is not None else ""
-        recorded = _known_cause(final, end)
+        record = final or {}
+        text, recorded = str(record.get("message") or ""), str(record.get("cause") or "")
+        recorded = recorded or (end.word("cause") if end is not None else "")
         first = _root(mine) if rank is not None and _is_consequence(recorded or _cause(root)) else None
         if first is not None:
             # The round was ended before the worker that had caused it was known.
             root, rank, node, text, recorded = first, first.rank, first.node, first.text, ""
-        text = text or (
-            root.text if root else _ROOT_RANK.sub("", end.word("detail"), count=1) if end is not None else ""
-        )
+        text = text or (root.text if root else _ROOT_RANK.sub("", detail, count=1))
         failures.append(
             RoundFailure(
                 rounds=(number,),
@@ -131,18 +129,13 @@ def round_failures(records: RunRecords, errors: Sequence[WorkerError]) -> list[R
                 node=node,
                 rank=rank if isinstance(rank, int) else None,
                 text=text,
-                log=root.log if root else str(final.get("log", "")) if final is not None else "",
+                log=root.log if root else str(record.get("log", "")),
                 followed=_grouped([error for error in mine if error is not root]),
                 final=final is not None,
                 attribution=recorded or (attribute(text).cause.name if isinstance(rank, int) else ""),
             )
         )
     return sorted(_counted(failures), key=lambda failure: (not failure.final, failure.rounds))
-
-
-def _known_cause(final: Mapping[str, Any] | None, end: Event | None) -> str:
-    name = (final or {}).get("cause") or (end.fields.get("cause") if end is not None else None)
-    return name if isinstance(name, str) else ""
 
 
 def _root(errors: Sequence[WorkerError]) -> WorkerError | None:

@@ -44,7 +44,7 @@ class Event:
 
     def number(self, name: str) -> float | None:
         """Return a field that should be a number; None if it is not."""
-        return _number(self.fields.get(name))
+        return number(self.fields.get(name))
 
     def whole(self, name: str) -> int | None:
         """Return a field that should be a whole number; None if it is not."""
@@ -296,8 +296,8 @@ def _worker(record: Mapping[str, Any]) -> Worker:
         checkpoint=_whole(record.get("checkpoint")),
         loss=_loss(record.get("loss")),
         loss_step=_whole(record.get("loss_step")),
-        first=_number(record.get("first")),
-        last=_number(record.get("last")),
+        first=number(record.get("first")),
+        last=number(record.get("last")),
         before_first=_use(record.get("before_first")),
         since_first=_use(record.get("since_first")),
     )
@@ -306,8 +306,8 @@ def _worker(record: Mapping[str, Any]) -> Worker:
 def _use(value: object) -> TimeUse | None:
     if not isinstance(value, dict):
         return None
-    loading, saving, restoring = (_number(value.get(name)) or 0.0 for name in ("loading", "saving", "restoring"))
-    return TimeUse(_number(value.get("waiting")), loading, saving, restoring)
+    loading, saving, restoring = (number(value.get(name)) or 0.0 for name in ("loading", "saving", "restoring"))
+    return TimeUse(number(value.get("waiting")), loading, saving, restoring)
 
 
 def _list(value: object) -> list[Any]:
@@ -327,10 +327,11 @@ def _count(value: object) -> int:
     return number if 0 <= number <= _MOST_RANKS else 0
 
 
-def _number(value: object) -> float | None:
+def number(value: object) -> float | None:
+    """Return a number on record; None if it is none."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < _MOST
     return float(value) if is_number else None  # type: ignore[arg-type]
 
 
 def _loss(value: object) -> float | None:
-    return float(value) if value in ("nan", "inf", "-inf") and isinstance(value, str) else _number(value)
+    return float(value) if value in ("nan", "inf", "-inf") and isinstance(value, str) else number(value)

@@ -7,12 +7,21 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from slurm_elastic.agent.event_log import json_number
-from slurm_elastic.observe.goodput import Goodput, RoundProgress, Segment, goodput, last_step, round_progress, segments
+from slurm_elastic.observe.goodput import (
+    Bucket,
+    Goodput,
+    RoundProgress,
+    Segment,
+    goodput,
+    last_step,
+    round_progress,
+    segments,
+)
 from slurm_elastic.observe.records import Event, Round, RunRecords, Worker, identity_of
 from slurm_elastic.observe.status import slow_by_round, speeds
 from slurm_elastic.observe.views import GOES_ON, RunStatus, SlowRankView
@@ -235,9 +244,7 @@ def _rounds(records: RunRecords, steps: Mapping[int, RoundProgress], until: floa
 
 def _rank_spans(progress: Sequence[Event], spans: Sequence[Segment]) -> Iterator[RankSpan]:
     """Yield what each rank did in each round: until its first step, from then to its last step, and afterwards."""
-    lives: dict[str, float] = {}
-    for segment in spans:
-        lives[segment.agent] = max(segment.end, lives.get(segment.agent, segment.end))
+    lives = {segment.agent: segment.end for segment in spans if segment.bucket is not Bucket.QUEUE}
     ends = {(event.agent, event.round): event for event in progress if event.kind == "workers_ended"}
     for event in progress:
         first, count = event.whole("rank"), event.whole("local_world_size")
@@ -249,22 +256,17 @@ def _rank_spans(progress: Sequence[Event], spans: Sequence[Segment]) -> Iterator
         for rank in range(first, first + count):
             worker, at = workers.get(rank), event.time
             for until, name in _rank_parts(worker, event.time, over):
-                if until > at:
-                    yield RankSpan(event.node, rank, event.round, at, until, name, worker)
+                if min(until, over) > at:
+                    yield RankSpan(event.node, rank, event.round, at, min(until, over), name, worker)
                     at = until
 
 
-def _rank_parts(worker: Worker | None, begun: float, over: float) -> Iterator[tuple[float, str]]:
+def _rank_parts(worker: Worker | None, begun: float, over: float) -> Iterable[tuple[float, str]]:
     if worker is None or worker.first is None or worker.last is None:
-        yield over, "workers run"
-        return
+        return [(over, "workers run")]
     has_steps = worker.first_step is not None and worker.step is not None
-    yield min(begun + worker.first, over), "start"
-    yield (
-        min(begun + worker.last, over),
-        f"steps {worker.first_step} to {worker.step}" if has_steps else f"{worker.steps} steps",
-    )
-    yield over, "end"
+    steps = f"steps {worker.first_step} to {worker.step}" if has_steps else f"{worker.steps} steps"
+    return [(begun + worker.first, "start"), (begun + worker.last, steps), (over, "end")]
 
 
 def summary(records: RunRecords, now: float) -> str:

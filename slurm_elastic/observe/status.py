@@ -8,8 +8,8 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from slurm_elastic.agent.event_log import json_number
-from slurm_elastic.failures.history import Loop, find_loops
-from slurm_elastic.observe.records import Event, RunRecords, Worker, identity_of
+from slurm_elastic.failures.history import find_loops
+from slurm_elastic.observe.records import Event, RunRecords, Worker, identity_of, number
 from slurm_elastic.observe.views import (
     GOES_ON,
     RUNS,
@@ -81,6 +81,7 @@ def run_status(
     saved = [answer.checkpoint for answer in answered if answer.checkpoint is not None]
     answered_speeds = [answer.steps_per_second for answer in answered if answer.steps_per_second is not None]
     recorded_speeds = speeds(in_round)
+    history = ((event.time, event.fields) for event in (*records.events, *records.progress))
     return RunStatus(
         run=records.run_id,
         directory=records.directory,
@@ -107,7 +108,7 @@ def run_status(
         root_cause=cause,
         slow=slow_ranks(records.events, newest.number) if newest and state is RunState.RUNNING else (),
         scores=() if live is None or newest is None else rank_scores(live.reports, newest.number),
-        loops=_loops(records, now) if goes_on else (),
+        loops=find_loops(history, now) if goes_on else (),
         events=records.events[-_NEWEST_EVENTS:],
         updated=max((events[-1].time for events in (records.events, records.progress) if events), default=None),
         holds="" if goes_on else _holds(agents, queued or ()),
@@ -312,28 +313,19 @@ def _in_queue(jobs: Iterable[QueuedJob], ids: frozenset[str], now: float) -> tup
     return tuple(queued)
 
 
-def _loops(records: RunRecords, now: float) -> tuple[Loop, ...]:
-    return find_loops([(event.time, event.fields) for event in (*records.events, *records.progress)], now)
-
-
 def _notices(records: RunRecords, agents: Sequence[AgentView], now: float) -> tuple[NoticeView, ...]:
-    identities = [(identity_of(agent.agent), agent.job) for agent in agents if agent.alive]
-    leaving = {f"{identity.job}.{identity.restarts}": job for identity, job in identities}
     notices = [
-        NoticeView(agent.job, agent.live.leave.text or agent.live.leave.reason, agent.live.leave.seconds, agent.node)
+        NoticeView(agent.job, leave.text or leave.reason, leave.seconds, agent.node)
         for agent in agents
-        if agent.live is not None and agent.live.leave is not None
+        if agent.live is not None and (leave := agent.live.leave) is not None
     ]
-    jobs = {notice.job for notice in notices}
+    told = {notice.job for notice in notices}
+    leaving = {f"{agent.job}.{identity_of(agent.agent).restarts}": agent.job for agent in agents if agent.alive}
     for name, record in records.notices.items():
-        if name in leaving and leaving[name] not in jobs:
-            when, seconds = parse_time(record.get("time")), record.get("seconds")
-            if not isinstance(seconds, int | float) or abs(seconds) >= 2**53:
-                seconds = None
-            left = None if when is None or seconds is None else max(0.0, seconds - (now - when))
-            notices.append(
-                NoticeView(leaving[name], str(record.get("text", "")), None if left is None else round(left, 1))
-            )
+        if name in leaving and leaving[name] not in told:
+            when, seconds = parse_time(record.get("time")), number(record.get("seconds"))
+            left = None if when is None or seconds is None else round(max(0.0, seconds - (now - when)), 1)
+            notices.append(NoticeView(leaving[name], str(record.get("text", "")), left))
     return tuple(notices)
 
 

@@ -7,7 +7,7 @@ import datetime
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from slurm_elastic.cli._command import Parser
 from slurm_elastic.cli._run_view import Queue, Terminal, ViewCommand, add_run, open_run, problems_to_stderr, rank_list
@@ -134,23 +134,19 @@ def _wanted(options: argparse.Namespace, contents: RunContents) -> LogFilter:
             pattern = re.compile(options.grep)
         except re.error as error:
             raise UsageError(f"--grep {options.grep!r} is no regular expression: {error}") from None
-    rounds = _numbers("--round", options.round, "0,2-4 or last", lambda: contents.log_rounds()[-1:])
+    last = str(max(contents.log_rounds(), default=0)) if options.round == "last" else None
     return LogFilter(
         ranks=_numbers("--rank", options.rank, "0,4-7"),
         nodes=None if options.node is None else frozenset(expand(options.node)),
-        rounds=rounds,
+        rounds=_numbers("--round", last or options.round, "0,2-4 or last"),
         since=None if options.since is None else _since(options.since, time.time()),
         pattern=pattern,
     )
 
 
-def _numbers(
-    option: str, text: str | None, example: str, last: Callable[[], list[int]] | None = None
-) -> list[range] | None:
+def _numbers(option: str, text: str | None, example: str) -> list[range] | None:
     if text is None:
         return None
-    if text == "last" and last is not None:
-        return [range(number, number + 1) for number in last()]
     ranges = parse_ranges(text)
     if ranges is None:
         raise UsageError(f"{option} {text!r} is no list of numbers; write it as in {example}")

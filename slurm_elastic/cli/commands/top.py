@@ -6,21 +6,17 @@ import contextlib
 import importlib.util
 import socket
 import sys
-import time
 import urllib.request
 from collections.abc import Sequence
 from typing import Any
 
 from slurm_elastic import typed_json
 from slurm_elastic.cli._command import Parser
-from slurm_elastic.cli._run_view import Queue, ViewCommand, add_run, open_run, present_status, request_leave
-from slurm_elastic.errors import SlurmElasticError, UsageError
-from slurm_elastic.observe.views import RunStatus
+from slurm_elastic.cli._run_view import Queue, ViewCommand, add_run, open_run
+from slurm_elastic.errors import UsageError
 from slurm_elastic.rundir import RunContents, RunDir
 from slurm_elastic.text import printable
 
-_ASK_SLURM = 30.0
-"""Seconds between two questions to Slurm."""
 _TAIL = 32768
 """Bytes at the end of a log that are shown."""
 _HTTP = 8.0
@@ -49,81 +45,54 @@ class Top(ViewCommand):
             raise UsageError(f"--interval {options.interval:g}: give 1 to 3600 seconds")
         if importlib.util.find_spec("textual") is None:
             raise UsageError("top needs the package textual; pip install 'slurm_elastic[top]'")
-        source = RunSource(open_run(options, Queue()))
+        run_dir = open_run(options, Queue())
         # textual writes to stderr.
         if not all(stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr)):
             raise UsageError("top needs a terminal; for other programs there is slurm-elastic status --json")
         from slurm_elastic.cli._top_view import TopView
 
-        TopView(source, options.interval).run()
+        TopView(run_dir, options.interval).run()
         return 0
 
 
-class RunSource:
-    """The facts and actions of the view; every method blocks."""
+def last_lines(run_dir: RunDir, round_number: int, rank: int) -> list[str]:
+    """Return the last lines of what a worker has printed: of stderr first, then of stdout."""
+    contents = RunContents(run_dir)
+    lines: list[str] = []
+    for log in contents.logs(round_number):
+        if log.rank == rank:
+            size = contents.size(log.path) or 0
+            text = contents.read(log.path, max(0, size - _TAIL), _TAIL).decode(errors="replace").rstrip("\r\n")
+            if text:
+                lines += [f"--- {log.stream}", *(line.rpartition("\r")[2] for line in text.split("\n"))]
+    return [printable(line.replace("\t", "        "), 4096) for line in lines]
 
-    def __init__(self, run_dir: RunDir) -> None:
-        self._run_dir = run_dir
-        self._queue, self._asked = Queue(), time.monotonic()
 
-    @property
-    def run_id(self) -> str:
-        """Id of the run."""
-        return self._run_dir.run_id
+def stacks(run_dir: RunDir, node: str) -> list[str]:
+    """Return the stacks of a node's workers, from its health port.
 
-    def status(self) -> RunStatus:
-        """Return the present state of the run."""
-        if time.monotonic() - self._asked > _ASK_SLURM:
-            self._queue, self._asked = Queue(), time.monotonic()
-        return present_status(self._run_dir, self._queue, live=True)
-
-    def log(self, round_number: int, rank: int) -> list[str]:
-        """Return the last lines of what a worker has printed: of stderr first, then of stdout."""
-        contents = RunContents(self._run_dir)
-        lines: list[str] = []
-        for log in contents.logs(round_number):
-            if log.rank == rank:
-                size = contents.size(log.path) or 0
-                text = contents.read(log.path, max(0, size - _TAIL), _TAIL).decode(errors="replace").rstrip("\r\n")
-                if text:
-                    lines += [f"--- {log.stream}", *(line.rpartition("\r")[2] for line in text.split("\n"))]
-        return [printable(line.replace("\t", "        "), 4096) for line in lines]
-
-    def stacks(self, node: str) -> list[str]:
-        """Return the stacks of a node's workers, from its health port.
-
-        Raises:
-            UsageError: This machine does not reach the port.
-        """
-        targets: list[str] = []
-        for file in RunContents(self._run_dir).health():
-            if file.stem.rpartition(".")[0] == node:
-                with contextlib.suppress(typed_json.JSONError):
-                    groups = typed_json.decode(file.content, list[dict[str, Any]])
-                    targets += [target for group in groups for target in group.get("targets", ())]
-        if not targets:
-            raise UsageError(f"{node} has no health port; give its agent --health-port")
-        if targets[-1].startswith(("127.", "[::1]", "localhost")) and node != socket.gethostname():
-            # Another program may listen there on this machine, and would be shown the token.
-            raise UsageError(
-                f"the health port of {node} listens on its loopback alone; docs/howto/monitoring.md has the srun for it"
-            )
-        request = urllib.request.Request(f"http://{targets[-1]}/stacks")
-        request.add_header("Authorization", f"Bearer {self._run_dir.health_token()}")
-        try:
-            # No proxy: it would be shown the token.
-            with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=_HTTP) as answer:
-                text = answer.read(1 << 22).decode(errors="replace")
-        except (OSError, ValueError) as error:
-            raise UsageError(
-                f"the health port of {node} at {targets[-1]} cannot be reached from here: {error}"
-            ) from None
-        return [printable(line, 4096) for line in text.splitlines()]
-
-    def leave(self, reason: str, nodes: tuple[str, ...]) -> str:
-        """Have agents leave; no nodes for all. Return a line for the user."""
-        try:
-            answer = request_leave(self._run_dir, nodes, reason)
-        except SlurmElasticError as error:
-            return str(error)
-        return f"asked to leave: {', '.join(answer.nodes)}" if answer.nodes else "no agent there"
+    Raises:
+        UsageError: This machine does not reach the port.
+    """
+    targets: list[str] = []
+    for file in RunContents(run_dir).health():
+        if file.stem.rpartition(".")[0] == node:
+            with contextlib.suppress(typed_json.JSONError):
+                groups = typed_json.decode(file.content, list[dict[str, Any]])
+                targets += [target for group in groups for target in group.get("targets", ())]
+    if not targets:
+        raise UsageError(f"{node} has no health port; give its agent --health-port")
+    if targets[-1].startswith(("127.", "[::1]", "localhost")) and node != socket.gethostname():
+        # Another program may listen there on this machine, and would be shown the token.
+        raise UsageError(
+            f"the health port of {node} listens on its loopback alone; docs/howto/monitoring.md has the srun for it"
+        )
+    request = urllib.request.Request(f"http://{targets[-1]}/stacks")
+    request.add_header("Authorization", f"Bearer {run_dir.health_token()}")
+    try:
+        # No proxy: it would be shown the token.
+        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=_HTTP) as answer:
+            text = answer.read(1 << 22).decode(errors="replace")
+    except (OSError, ValueError) as error:
+        raise UsageError(f"the health port of {node} at {targets[-1]} cannot be reached from here: {error}") from None
+    return [printable(line, 4096) for line in text.splitlines()]

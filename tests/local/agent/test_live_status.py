@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 
 from slurm_elastic.cli import main
-from slurm_elastic.cli.commands.top import RunSource
 from slurm_elastic.rundir import RunDir
 from tests.conftest import Cli
 from tests.local.agents import Allocation
@@ -32,7 +31,7 @@ async def watch_and_drain(nodes: Allocation, node: str) -> None:
 
     from slurm_elastic.cli._top_view import TopView
 
-    app = TopView(RunSource(RunDir.for_run(nodes.directory, nodes.job_id)), 1.0)
+    app = TopView(RunDir.for_run(nodes.directory, nodes.job_id), 1.0)
     async with app.run_test(size=(80, 24)) as pilot:
         table, deadline = app.query_one(DataTable), time.monotonic() + HANG
         while table.row_count < 2 or not re.search("[▁-█]", str(table.get_cell_at(Coordinate(1, 6)))):

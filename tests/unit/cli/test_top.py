@@ -13,7 +13,6 @@ from textual.pilot import Pilot
 from textual.widgets import DataTable, RichLog, Static
 
 from slurm_elastic.cli._top_view import TopView
-from slurm_elastic.cli.commands.top import RunSource
 from tests.conftest import Cli
 from tests.unit.observe.runs import WrittenRun
 
@@ -38,7 +37,7 @@ def view(run: WrittenRun, steps: Steps, size: tuple[int, int] = (80, 24)) -> Non
     """Run the view without a terminal, and these steps once it has looked at the run."""
 
     async def go() -> None:
-        app = TopView(RunSource(run.run_dir), 3600.0)
+        app = TopView(run.run_dir, 3600.0)
         async with app.run_test(size=size) as pilot:
             await settled(pilot, app)
             await steps(pilot, app)
