@@ -38,33 +38,31 @@ class LogLine:
     text: str
 
 
+ALL = (range(sys.maxsize),)
+"""All numbers."""
+
+
 @dataclass(frozen=True, slots=True)
 class LogFilter:
-    """The lines that are wanted; None for all."""
+    """The lines that are wanted; nodes are None for all."""
 
-    ranks: Collection[range] | None = None
+    ranks: Collection[range] = ALL
     nodes: Collection[str] | None = None
-    rounds: Collection[range] | None = None
-    since: float | None = None
-    pattern: re.Pattern[str] | None = None
+    rounds: Collection[range] = ALL
+    since: float = 0.0
+    pattern: re.Pattern[str] = re.compile("")
 
     def wants_round(self, number: int) -> bool:
         """Return True if logs of this round are wanted."""
-        return _has(self.rounds, number)
+        return any(number in numbers for numbers in self.rounds)
 
     def wants_log(self, log: LogFile) -> bool:
         """Return True if lines of this log are wanted."""
-        return _has(self.ranks, log.rank) and (self.nodes is None or log.node in self.nodes)
+        return any(log.rank in numbers for numbers in self.ranks) and (self.nodes is None or log.node in self.nodes)
 
     def wants_line(self, line: LogLine) -> bool:
         """Return True if this line is wanted."""
-        if self.since is not None and line.time < self.since:
-            return False
-        return self.pattern is None or self.pattern.search(line.text) is not None
-
-
-def _has(ranges: Collection[range] | None, number: int) -> bool:
-    return ranges is None or any(number in numbers for numbers in ranges)
+        return line.time >= self.since and self.pattern.search(line.text) is not None
 
 
 _Times = tuple[Sequence[int], Sequence[float]]

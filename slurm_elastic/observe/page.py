@@ -29,17 +29,10 @@ _NUMBER, _SENTENCE = ' class="n"', ' class="cause"'
 _NAMES = {
     Bucket.PRODUCTIVE: "steps that counted",
     Bucket.COLLECTIVES: "of these: waiting, as for other ranks",
-    Bucket.DATA_LOADING: "data loading",
-    Bucket.CHECKPOINT_SAVE: "checkpoint save",
-    Bucket.CHECKPOINT_RESTORE: "checkpoint restore",
     Bucket.WASTED: "steps taken again",
-    Bucket.INITIALIZATION: "initialization",
-    Bucket.RECOVERY: "infrastructure recovery",
-    Bucket.SPARE: "spare",
     Bucket.UNREPORTED: "workers without reports",
-    Bucket.SHUTDOWN: "shutdown",
-    Bucket.QUEUE: "queue",
 }
+"""Names of buckets where they are not those in JSON."""
 
 _Points = Sequence[tuple[float, float]]
 _STYLE = Path(__file__).with_name("page.css")
@@ -191,8 +184,12 @@ def _goodput(report: Report) -> Iterator[str]:
         yield f"been {_share(report.total.share_without_planned_stops)} (it was {_share(report.total.share)}).</p>"
 
 
+def _name(bucket: Bucket) -> str:
+    return _NAMES.get(bucket, bucket.value.replace("_", " "))
+
+
 def _named(bucket: Bucket) -> str:
-    return f'<span class="dot {bucket.value}"></span>{_NAMES[bucket]}'
+    return f'<span class="dot {bucket.value}"></span>{_name(bucket)}'
 
 
 def _bar(goodput: Goodput) -> Iterator[str]:
@@ -200,7 +197,7 @@ def _bar(goodput: Goodput) -> Iterator[str]:
     yield '<div class="bar" role="img" aria-label="node time by bucket">'
     for bucket, seconds in goodput.seconds.items():
         if seconds / whole >= 0.0005:
-            title = f"{_NAMES[bucket]}: {_duration(seconds)}"
+            title = f"{_name(bucket)}: {_duration(seconds)}"
             yield f'<span class="{bucket.value}" style="width:{100 * seconds / whole:.3f}%" title="{title}"></span>'
     yield "</div>"
 
@@ -230,7 +227,7 @@ def _node_rows(report: Report, nodes: Sequence[str], domains: Mapping[str, str],
         left, right = _x(segment.start, report), _x(segment.end, report)
         if right - left >= _SHORTEST:
             round_ = "" if segment.round is None else f", round {segment.round}"
-            title = f"{escape(segment.node)}: {_NAMES[segment.bucket]}{round_}, {_duration(segment.seconds)}"
+            title = f"{escape(segment.node)}: {_name(segment.bucket)}{round_}, {_duration(segment.seconds)}"
             yield (
                 f'<rect class="{segment.bucket.value}" x="{left:.1f}" y="{top[segment.node] + 1}" '
                 f'width="{right - left:.1f}" height="{row - 2}"><title>{title}</title></rect>'

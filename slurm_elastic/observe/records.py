@@ -155,20 +155,14 @@ class RunRecords:
         return tuple(map(str, words))
 
     @property
-    def newest(self) -> Round | None:
-        """The newest round; None before the first."""
-        return self.rounds[-1] if self.rounds else None
-
-    @property
-    def newest_round(self) -> int:
-        """The number of the newest round; -1 before the first."""
-        return self.rounds[-1].number if self.rounds else -1
+    def newest(self) -> Round:
+        """The newest round; before the first, one with the number -1."""
+        return self.rounds[-1] if self.rounds else Round(-1)
 
     @property
     def endpoint(self) -> Mapping[str, Any] | None:
         """The endpoint of the newest leader; None if none is on record."""
-        incarnation = self.rounds[-1].incarnation if self.rounds else ""
-        return self.endpoints.get(incarnation) or next(iter(self.endpoints.values()), None)
+        return self.endpoints.get(self.newest.incarnation) or next(iter(self.endpoints.values()), None)
 
 
 def identity_of(agent: str) -> AgentIdentity:

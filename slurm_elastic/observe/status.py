@@ -66,11 +66,10 @@ def run_status(
     state, problems = _state(records, agents, queued, leader_answers, final)
     goes_on = state in GOES_ON
     training = [agent for agent in agents if agent.state in TRAINS] if state is RunState.RUNNING else []
-    in_round = [event for event in records.progress if newest is not None and event.round == newest.number]
+    in_round = [event for event in records.progress if event.round == newest.number]
     limit = next(
         (event.whole("max_restarts") for event in reversed(records.progress) if event.kind == "agent_started"), None
     )
-    restarts = newest.restarts if newest else 0
     answered = [worker for agent in agents for worker in agent.answers]
     steps = [worker.step for event in in_round for worker in event.workers if worker.reports]
     steps += [answer.step for answer in answered]
@@ -87,12 +86,12 @@ def run_status(
         directory=records.directory,
         state=state,
         command=records.command,
-        round=newest.number if newest else None,
-        reason=newest.reason if newest else "",
-        nodes=len({agent.node for agent in training}) if training else 0,
+        round=newest.number if newest.number >= 0 else None,
+        reason=newest.reason,
+        nodes=len({agent.node for agent in training}),
         world_size=sum(agent.workers for agent in training),
-        restarts=restarts,
-        restarts_left=None if limit is None else max(0, limit - restarts),
+        restarts=newest.restarts,
+        restarts_left=None if limit is None else max(0, limit - newest.restarts),
         step=max((step for step in steps if step is not None), default=None),
         checkpoint=max(saved, default=_checkpoint(records.progress)),
         loss=None if loss is None else float(loss),
@@ -106,8 +105,8 @@ def run_status(
         notices=_notices(records, agents, now) if goes_on else (),
         jobs=queued,
         root_cause=cause,
-        slow=slow_ranks(records.events, newest.number) if newest and state is RunState.RUNNING else (),
-        scores=() if live is None or newest is None else rank_scores(live.reports, newest.number),
+        slow=slow_ranks(records.events, newest.number) if state is RunState.RUNNING else (),
+        scores=() if live is None else rank_scores(live.reports, newest.number),
         loops=find_loops(history, now) if goes_on else (),
         events=records.events[-_NEWEST_EVENTS:],
         updated=max((events[-1].time for events in (records.events, records.progress) if events), default=None),
@@ -170,12 +169,11 @@ def _place(view: AgentView) -> tuple[Any, ...]:
 
 def _with_answers(agents: Sequence[AgentView], live: LiveRun, now: float) -> tuple[AgentView, ...]:
     """Return the agents with what they have answered themselves, and those that have written no record yet."""
-    answers = dict(live.agents)
-    views = [_answering(view, answers.pop(view.agent, None), now) for view in agents]
-    for name, answer in answers.items():
+    views = {view.agent: view for view in agents}
+    for name in live.agents:
         identity = identity_of(name)
-        views.append(_answering(AgentView(identity.node, identity.job, name, "joining", now), answer, now))
-    return tuple(sorted(views, key=_place))
+        views.setdefault(name, AgentView(identity.node, identity.job, name, "joining", now))
+    return tuple(sorted((_answering(view, live.agents.get(view.agent), now) for view in views.values()), key=_place))
 
 
 def _answering(view: AgentView, answer: LiveAgent | None, now: float) -> AgentView:
@@ -276,10 +274,9 @@ def _holds(agents: Sequence[AgentView], queued: Sequence[JobInQueue]) -> str:
 
 def _root_cause(records: RunRecords) -> tuple[RootCause | None, bool]:
     """Return the root cause, and whether it has ended the run."""
-    members = set(records.newest.agents) if records.newest is not None else None
     for record in records.failures.values():
         # No identity is used twice: with another agent it is the failure of an earlier incarnation.
-        if members is None or str(record.get("agent")) in members:
+        if not records.rounds or str(record.get("agent")) in records.newest.agents:
             text = str(record.get("message") or f"exit code {record.get('exit_code')}")
             log = str(record.get("log") or record.get("error_file") or "")
             return _cause(record, str(record.get("node", "")), record.get("rank"), text, log), True
@@ -359,8 +356,7 @@ def speeds(progress: Sequence[Event]) -> tuple[tuple[float, float], ...]:
 
 
 def _leader(records: RunRecords) -> str:
-    of_round = records.newest.leader if records.newest else ""
-    return str((records.endpoint or {}).get("agent", of_round)).partition("/")[0]
+    return str((records.endpoint or {}).get("agent", records.newest.leader)).partition("/")[0]
 
 
 def slow_by_round(events: Sequence[Event]) -> dict[int, tuple[SlowRankView, ...]]:
@@ -381,10 +377,9 @@ def slow_by_round(events: Sequence[Event]) -> dict[int, tuple[SlowRankView, ...]
     return {round_: tuple(views) for round_, views in by_round.items()}
 
 
-def slow_ranks(events: Sequence[Event], round_: int | None) -> tuple[SlowRankView, ...]:
+def slow_ranks(events: Sequence[Event], round_: int) -> tuple[SlowRankView, ...]:
     """Return the ranks of a round that stay slow."""
-    views = slow_by_round(events).get(round_, ()) if round_ is not None else ()
-    return tuple(view for view in views if view.until is None)
+    return tuple(view for view in slow_by_round(events).get(round_, ()) if view.until is None)
 
 
 def rank_scores(reports: Mapping[str, str], round_: int) -> tuple[RankScore, ...]:

@@ -132,7 +132,7 @@ def _cost(before: RunRecords, records: RunRecords) -> tuple[list[str], bool]:
     events = [
         event for event in records.events if event.kind in _OF_ROUNDS and event.time > newest.get(event.node, 0.0)
     ]
-    workers = [worker for each in records.progress if each.round == before.newest_round for worker in each.workers]
+    workers = [worker for each in records.progress if each.round == before.newest.number for worker in each.workers]
     steps = [worker.step for worker in workers if worker.step is not None]
     saved = [worker.checkpoint for worker in workers if worker.checkpoint is not None]
     nodes = len(before.rounds[-1].nodes) if before.rounds else None

@@ -13,7 +13,7 @@ from slurm_elastic.cli._command import Parser
 from slurm_elastic.cli._run_view import Queue, Terminal, ViewCommand, add_run, open_run, problems_to_stderr, rank_list
 from slurm_elastic.errors import UsageError
 from slurm_elastic.observe.failures import RoundFailure, read_failures
-from slurm_elastic.observe.log_lines import LogFilter, LogLine, LogReader, parse_ranges
+from slurm_elastic.observe.log_lines import ALL, LogFilter, LogLine, LogReader, parse_ranges
 from slurm_elastic.observe.records import read_records
 from slurm_elastic.observe.status import run_status
 from slurm_elastic.observe.views import RunState
@@ -128,25 +128,23 @@ def _failure(failure: RoundFailure, terminal: Terminal) -> Iterator[str]:
 
 
 def _wanted(options: argparse.Namespace, contents: RunContents) -> LogFilter:
-    pattern = None
-    if options.grep is not None:
-        try:
-            pattern = re.compile(options.grep)
-        except re.error as error:
-            raise UsageError(f"--grep {options.grep!r} is no regular expression: {error}") from None
+    try:
+        pattern = re.compile(options.grep or "")
+    except re.error as error:
+        raise UsageError(f"--grep {options.grep!r} is no regular expression: {error}") from None
     last = str(max(contents.log_rounds(), default=0)) if options.round == "last" else None
     return LogFilter(
         ranks=_numbers("--rank", options.rank, "0,4-7"),
         nodes=None if options.node is None else frozenset(expand(options.node)),
         rounds=_numbers("--round", last or options.round, "0,2-4 or last"),
-        since=None if options.since is None else _since(options.since, time.time()),
+        since=0.0 if options.since is None else _since(options.since, time.time()),
         pattern=pattern,
     )
 
 
-def _numbers(option: str, text: str | None, example: str) -> list[range] | None:
+def _numbers(option: str, text: str | None, example: str) -> Sequence[range]:
     if text is None:
-        return None
+        return ALL
     ranges = parse_ranges(text)
     if ranges is None:
         raise UsageError(f"{option} {text!r} is no list of numbers; write it as in {example}")
