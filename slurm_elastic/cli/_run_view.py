@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import functools
 import getpass
+import itertools
 import logging
 import os
 import shutil
@@ -288,13 +289,9 @@ def clock(seconds: float, now: float) -> str:
 
 def rank_list(numbers: Iterable[int]) -> str:
     """Return ascending numbers as ``0-7,16-23``."""
-    spans: list[list[int]] = []
-    for number in numbers:
-        if spans and spans[-1][1] + 1 == number:
-            spans[-1][1] = number
-        else:
-            spans.append([number, number])
-    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in spans)
+    ascending = itertools.groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0])
+    spans = ([number for _, number in span] for _, span in ascending)
+    return ",".join(f"{span[0]}-{span[-1]}" if len(span) > 1 else str(span[0]) for span in spans)
 
 
 _MARK_COLOURS = {"ok": "green", "unknown": "yellow", "limit": "yellow", "broken": "bold red"}

@@ -410,11 +410,8 @@ def _queue(spans: Sequence[Segment]) -> Iterator[Segment]:
         if identity.job not in ("", "0"):
             starts.setdefault((identity.job, identity.restarts), []).append(segment)
     for (job, restarts), own in starts.items():
-        before = [spans_before for (other, count), spans_before in starts.items() if other == job and count < restarts]
-        if not before:
-            continue
-        ended = max(segment.end for spans_before in before for segment in spans_before)
-        agents = {segment.agent: segment for segment in reversed(own)}
-        for agent, first in agents.items():
+        earlier = (spans for (other, count), spans in starts.items() if other == job and count < restarts)
+        ended = max((segment.end for spans in earlier for segment in spans), default=math.inf)
+        for agent, first in {segment.agent: segment for segment in reversed(own)}.items():
             if first.start > ended:
                 yield Segment(first.node, agent, ended, first.start, Bucket.QUEUE)

@@ -97,9 +97,7 @@ def report(records: RunRecords, status: RunStatus, now: float) -> Report:
     Args:
         now: Seconds since 1970, where the time of agents ends that still run.
     """
-    live = status.state in GOES_ON
-    newest = max((events[-1].time for events in (records.events, records.progress) if events), default=now)
-    until = now if live else newest
+    until = now if status.state in GOES_ON or status.updated is None else status.updated
     spans, steps = segments(records, until), round_progress(records)
     by_start: dict[int, list[Segment]] = {}
     for segment in spans:

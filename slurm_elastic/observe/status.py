@@ -78,6 +78,7 @@ def run_status(
     losses = ((worker.loss, worker.loss_step) for worker in told if worker.rank == 0)
     loss, loss_step = next((pair for pair in losses if pair[0] is not None), (None, None))
     saved = [answer.checkpoint for answer in answered if answer.checkpoint is not None]
+    saved = saved or [worker.checkpoint for worker in told if worker.checkpoint is not None][:1]
     answered_speeds = [answer.steps_per_second for answer in answered if answer.steps_per_second is not None]
     recorded_speeds = speeds(in_round)
     history = ((event.time, event.fields) for event in (*records.events, *records.progress))
@@ -93,11 +94,11 @@ def run_status(
         restarts=newest.restarts,
         restarts_left=None if limit is None else max(0, limit - newest.restarts),
         step=max((step for step in steps if step is not None), default=None),
-        checkpoint=max(saved, default=_checkpoint(records.progress)),
+        checkpoint=max(saved, default=None),
         loss=None if loss is None else float(loss),
         loss_step=loss_step,
         steps_per_second=round(recorded_speeds[-1][1], 3) if recorded_speeds else min(answered_speeds, default=None),
-        leader=_leader(records),
+        leader=str((records.endpoint or {}).get("agent", newest.leader)).partition("/")[0],
         leader_answers=leader_answers if goes_on else None,
         live=live,
         agents=agents if goes_on else tuple(_over(agent) for agent in agents),
@@ -326,14 +327,6 @@ def _notices(records: RunRecords, agents: Sequence[AgentView], now: float) -> tu
     return tuple(notices)
 
 
-def _checkpoint(progress: Sequence[Event]) -> int | None:
-    for event in reversed(progress):
-        steps = [worker.checkpoint for worker in event.workers if worker.checkpoint is not None]
-        if steps:
-            return max(steps)
-    return None
-
-
 def speeds(progress: Sequence[Event]) -> tuple[tuple[float, float], ...]:
     """Return the steps per second between records of rank 0 in a round, each by the time in the middle of them."""
     started: dict[tuple[str, int | None], float] = {}
@@ -353,10 +346,6 @@ def speeds(progress: Sequence[Event]) -> tuple[tuple[float, float], ...]:
             points.append((started[key] + (at + worker.last) / 2, (worker.steps - steps) / (worker.last - at)))
         before[key] = worker.steps, worker.last
     return tuple(points)
-
-
-def _leader(records: RunRecords) -> str:
-    return str((records.endpoint or {}).get("agent", records.newest.leader)).partition("/")[0]
 
 
 def slow_by_round(events: Sequence[Event]) -> dict[int, tuple[SlowRankView, ...]]:

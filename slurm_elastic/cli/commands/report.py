@@ -29,8 +29,8 @@ _NAMED = 4
 _RECEIVER = 30.0
 """Seconds for an answer of a receiver of events."""
 
-_INFO, _WARN, _ERROR = (9, "INFO"), (13, "WARN"), (17, "ERROR")
-_SEVERITIES = {"node_lost": _WARN, "node_check_failed": _WARN, "worker_hung": _WARN}
+_SEVERITIES = {"INFO": 9, "WARN": 13, "ERROR": 17}
+_WARNINGS = frozenset({"node_lost", "node_check_failed", "worker_hung"})
 _IN_RECORD = frozenset({"time", "event", "text", "schema"})
 """Fields that are no attributes of a record."""
 
@@ -163,22 +163,22 @@ def log_requests(records: RunRecords, most: int = 1000) -> Iterator[dict[str, An
 
 
 def _record(event: Event) -> dict[str, Any]:
-    number, name = _severity(event)
+    severity = _severity(event)
     return {
         "timeUnixNano": str(round(event.time * 1e6) * 1000),
-        "severityNumber": number,
-        "severityText": name,
+        "severityNumber": _SEVERITIES[severity],
+        "severityText": severity,
         "eventName": f"slurm_elastic.{event.kind}",
         "body": {"stringValue": event.text or event.kind},
         "attributes": _attributes({key: value for key, value in event.fields.items() if key not in _IN_RECORD}),
     }
 
 
-def _severity(event: Event) -> tuple[int, str]:
+def _severity(event: Event) -> str:
     failed = event.kind == "run_ended" and event.word("outcome") in ("failed", "timed_out")
     if failed or (event.kind == "round_ended" and event.word("reason") == "worker_failed"):
-        return _ERROR
-    return _SEVERITIES.get(event.kind, _INFO)
+        return "ERROR"
+    return "WARN" if event.kind in _WARNINGS else "INFO"
 
 
 def _attributes(fields: Mapping[str, Any]) -> list[dict[str, Any]]:
