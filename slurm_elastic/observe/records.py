@@ -52,8 +52,7 @@ class Event:
 
     def word(self, name: str) -> str:
         """Return a field that should be text; empty if it is not."""
-        value = self.fields.get(name)
-        return value if isinstance(value, str) else ""
+        return _text(self.fields.get(name))
 
     @property
     def round(self) -> int | None:
@@ -210,23 +209,16 @@ def _object(file: RunFile, problems: list[str]) -> Mapping[str, Any] | None:
 def _events(files: Sequence[RunFile], problems: list[str]) -> tuple[Event, ...]:
     events: list[Event] = []
     for file in files:
-        newer = 0
-        damaged: list[int] = []
-        cut = not file.content.endswith(b"\n") and file.content != b""
-        lines = file.content.split(b"\n")[:-1]
-        for number, line in enumerate(lines, 1):
-            event = _event(line)
-            if event is None:
-                damaged.append(number)
-                continue
-            schema = event.whole("schema")
-            newer = max(newer, schema or 0)
-            events.append(event)
-        if cut:
+        *lines, rest = file.content.split(b"\n")
+        parsed = [_event(line) for line in lines]
+        events += [event for event in parsed if event is not None]
+        damaged = [str(number) for number, event in enumerate(parsed, 1) if event is None]
+        newer = max((event.whole("schema") or 0 for event in parsed if event is not None), default=0)
+        if rest:
             problems.append(f"{file.name} is cut short: its last line is left out")
         if damaged:
             lines_, are = ("line", "is") if len(damaged) == 1 else ("lines", "are")
-            shown = ", ".join(map(str, damaged[:5])) + (", ..." if len(damaged) > 5 else "")
+            shown = ", ".join(damaged[:5]) + (", ..." if len(damaged) > 5 else "")
             problems.append(f"{file.name}: {lines_} {shown} {are} damaged and left out")
         if newer > SCHEMA:
             problems.append(
@@ -246,10 +238,7 @@ def _event(line: bytes) -> Event | None:
     time, kind, node = parse_time(record.get("time")), record.get("event"), record.get("node")
     if time is None or not isinstance(kind, str) or not isinstance(node, str):
         return None
-    agent, text = record.get("agent", ""), record.get("text", "")
-    return Event(
-        time, kind, node, agent if isinstance(agent, str) else "", text if isinstance(text, str) else "", record
-    )
+    return Event(time, kind, node, _text(record.get("agent")), _text(record.get("text")), record)
 
 
 def _round(number: int, record: Mapping[str, Any]) -> Round:
