@@ -61,11 +61,8 @@ class ViewCommand(Command):
 def until_seen_enough(show: Callable[[], int]) -> int:
     """Show something until its reader, such as ``head``, or its user has seen enough; return the exit code."""
     # One line of ours says that Slurm does not answer or that a record is forged; squeue's own words are many.
-    loggers = [logging.getLogger(name) for name in ("slurm_elastic", Controller.__module__)]
-    levels = [log.level for log in loggers]
+    logging.disable(logging.WARNING)
     try:
-        for log in loggers:
-            log.setLevel(logging.ERROR)
         code = show()
         sys.stdout.flush()
         return code
@@ -76,8 +73,7 @@ def until_seen_enough(show: Callable[[], int]) -> int:
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     finally:
-        for log, level in zip(loggers, levels, strict=True):
-            log.setLevel(level)
+        logging.disable(logging.NOTSET)
 
 
 class Queue:

@@ -24,7 +24,6 @@ from slurm_elastic.observe.views import GOES_ON, TRAINS, AgentView, RunState, Ru
 from slurm_elastic.rundir import RunDir
 from slurm_elastic.text import printable
 
-_COLUMNS = ("NODE", "STATE", "ROUND", "RANKS", "STEP", "S/STEP", "STEP TIMES", "SCORE", "SAVED", "JOB", "SINCE")
 _SPARK = 10
 """Step times that are kept and shown of a node."""
 _BLOCKS = "▁▂▃▄▅▆▇█"
@@ -67,8 +66,7 @@ class TopView(App[None]):
         self._status: RunStatus | None = None
         self._times: dict[str, StepTimes] = {}
         self._shown, self._rank = "events", 0
-        self._rows: dict[str, tuple[str, ...]] = {}
-        self._columns: tuple[str, ...] = ()
+        self._rows: dict[str, dict[str, str]] = {}
         self._table: DataTable[str] = DataTable(id="nodes", cursor_type="row", zebra_stripes=True)
         self._facts, self._title = Static(id="facts"), Static(id="title")
         self._lower = RichLog(id="lower", wrap=False, auto_scroll=True, max_lines=5000)
@@ -166,27 +164,25 @@ class TopView(App[None]):
         self._facts.update("\n".join(_facts(status, now)))
         agents = attention_first(status)
         rows = {agent.agent: _row(agent, self._times.get(agent.agent), status, now) for agent in agents}
-        columns = ("NODE", "DOMAIN", *_COLUMNS[1:]) if status.has_domains else _COLUMNS
-        if list(rows) != list(self._rows) or columns != self._columns:
-            self._columns = columns
+        if list(rows) != list(self._rows) or any(row.keys() != self._rows[name].keys() for name, row in rows.items()):
             self._fill_table(rows)
         else:
             for name, row in rows.items():
-                for column, cell, before in zip(columns, row, self._rows[name], strict=True):
-                    if cell != before:
+                for column, cell in row.items():
+                    if cell != self._rows[name][column]:
                         self._table.update_cell(name, column, cell)
         self._rows = rows
         if self._shown != "stacks":
             self._show_lower()
 
-    def _fill_table(self, rows: dict[str, tuple[str, ...]]) -> None:
+    def _fill_table(self, rows: dict[str, dict[str, str]]) -> None:
         """Fill the table anew, with the cursor on the node on which it was."""
         selected = self._selected_name()
         self._table.clear(columns=True)
-        for name in self._columns:
-            self._table.add_column(name, key=name)
+        for title in next(iter(rows.values()), {}):
+            self._table.add_column(title, key=title)
         for name, row in rows.items():
-            self._table.add_row(*row, key=name)
+            self._table.add_row(*row.values(), key=name)
         if selected in rows:
             self._table.move_cursor(row=list(rows).index(selected))
 
@@ -263,24 +259,26 @@ def _facts(status: RunStatus, now: float) -> Iterable[str]:
         yield f"[red]root cause[/] {escape(printable(status.root_cause.text.strip().rpartition(chr(10))[2], 150))}"
 
 
-def _row(agent: AgentView, times: StepTimes | None, status: RunStatus, now: float) -> tuple[str, ...]:
+def _row(agent: AgentView, times: StepTimes | None, status: RunStatus, now: float) -> dict[str, str]:
+    """Return the cells of an agent by the titles of their columns."""
     seconds = times.seconds if times is not None else ()
     scores = [score.relative_score for score in status.scores if score.rank in agent.ranks]
     relative = [score for score in scores if score is not None]
-    return (
-        escape(agent.node),
-        *((escape(printable(agent.domain)),) if status.has_domains else ()),
-        agent.state,
-        "" if agent.round is None else str(agent.round),
-        rank_list(agent.ranks) if agent.state in TRAINS else "",
-        _least(worker.step for worker in agent.answers),
-        f"{seconds[-1]:.3g}" if seconds else "",
-        sparkline(seconds).ljust(_SPARK),
-        f"{min(relative):.2f}" if relative else "",
-        _least(worker.checkpoint for worker in agent.answers),
-        escape(agent.job),
-        ago(now - agent.since),
-    )
+    domain = {"DOMAIN": escape(printable(agent.domain))} if status.has_domains else {}
+    return {
+        "NODE": escape(agent.node),
+        **domain,
+        "STATE": agent.state,
+        "ROUND": "" if agent.round is None else str(agent.round),
+        "RANKS": rank_list(agent.ranks) if agent.state in TRAINS else "",
+        "STEP": _least(worker.step for worker in agent.answers),
+        "S/STEP": f"{seconds[-1]:.3g}" if seconds else "",
+        "STEP TIMES": sparkline(seconds).ljust(_SPARK),
+        "SCORE": f"{min(relative):.2f}" if relative else "",
+        "SAVED": _least(worker.checkpoint for worker in agent.answers),
+        "JOB": escape(agent.job),
+        "SINCE": ago(now - agent.since),
+    }
 
 
 def _least(values: Iterable[int | None]) -> str:

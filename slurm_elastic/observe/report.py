@@ -28,8 +28,6 @@ from slurm_elastic.observe.views import GOES_ON, RunStatus, SlowRankView
 from slurm_elastic.slurm.hostlist import natural_key
 from slurm_elastic.text import counted, duration_text
 
-REPORT_SCHEMA = 2
-
 
 @dataclass(frozen=True, slots=True)
 class RoundReport:
@@ -125,7 +123,7 @@ def report(records: RunRecords, status: RunStatus, now: float) -> Report:
 def report_json(content: Report) -> dict[str, Any]:
     """Return a report as JSON; docs/events.md has the schema."""
     return {
-        "schema": REPORT_SCHEMA,
+        "schema": 2,
         "run": content.status.run,
         "state": content.status.state.value,
         "command": list(content.status.command),

@@ -34,7 +34,6 @@ from slurm_elastic.slurm import QueuedJob
 from slurm_elastic.slurm.hostlist import compress, natural_key
 from slurm_elastic.text import parse_time
 
-STATUS_SCHEMA = 1
 _NEWEST_EVENTS = 10
 _OWN_ID = re.compile(r"([0-9]+(?:_[0-9]+)?)(?:\.[0-9]+)?")
 """Id of a run of one step, with the name of its job: ``12``, ``12.1``, ``12_3``."""
@@ -145,7 +144,7 @@ def status_json(status: RunStatus) -> dict[str, Any]:
     content["live"] = None if status.live is None else live_json(status.live)
     content["loss"] = json_number(status.loss)
     content["events"] = [dict(event.fields) for event in status.events]
-    return {"schema": STATUS_SCHEMA, **content}
+    return {"schema": 1, **content}
 
 
 def _agents(records: RunRecords) -> tuple[AgentView, ...]:

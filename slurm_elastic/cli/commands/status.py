@@ -180,9 +180,8 @@ def _nodes(status: RunStatus, now: float) -> Iterable[dict[str, str]]:
 
 
 def _sizes(agents: Iterable[AgentView]) -> str:
-    sizes = sorted(agent.live.snapshot_bytes for agent in agents if agent.live is not None)
-    texts = dict.fromkeys(size_text(size) for size in (sizes[0], sizes[-1])) if sizes else ()
-    return " to ".join(texts)
+    sizes = [agent.live.snapshot_bytes for agent in agents if agent.live is not None]
+    return " to ".join(dict.fromkeys(size_text(end(sizes)) for end in (min, max))) if sizes else ""
 
 
 def _workers(status: RunStatus) -> Iterable[tuple[str, ...]]:
