@@ -293,7 +293,7 @@ def _root_cause(records: RunRecords) -> tuple[RootCause | None, bool]:
 
 
 def _cause(fields: Mapping[str, Any], node: str, rank: object, text: str, log: str = "") -> RootCause:
-    words = {name: str(fields.get(name, "")) for name in ("cause", "domain", "outlook")}
+    words = {name: str(fields.get(name) or "") for name in ("cause", "domain", "outlook")}
     return RootCause(node, rank if isinstance(rank, int) else None, text, log, **words)
 
 
