@@ -69,14 +69,12 @@ def html_comparison(reports: Sequence[Report]) -> str:
 
 
 def _page(title: str, *parts: Iterator[str]) -> str:
+    names = [bucket.value for bucket in Bucket]
     begin = [
         '<!DOCTYPE html><html lang="en"><head><meta charset="utf-8">',
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
         f'<link rel="icon" href="data:,"><title>{title}</title><style>\n{_STYLE.read_text()}',
-        *(
-            f".{bucket.value} {{ fill: var(--{bucket.value}); background: var(--{bucket.value}); }}\n"
-            for bucket in Bucket
-        ),
+        *(f".{name} {{ fill: var(--{name}); background: var(--{name}); }}\n" for name in names),
         "</style></head><body>",
     ]
     return "".join([*begin, *itertools.chain.from_iterable(parts), "</body></html>\n"])

@@ -100,6 +100,7 @@ def report(records: RunRecords, status: RunStatus, now: float) -> Report:
     by_start: dict[int, list[Segment]] = {}
     for segment in spans:
         by_start.setdefault(identity_of(segment.agent).restarts, []).append(segment)
+    losses = ((event.time, worker.loss) for event in records.progress for worker in event.workers if worker.rank == 0)
     return Report(
         status=status,
         start=min((segment.start for segment in spans), default=until),
@@ -111,12 +112,7 @@ def report(records: RunRecords, status: RunStatus, now: float) -> Report:
         starts={number: goodput(own, steps) for number, own in sorted(by_start.items())},
         events=records.events,
         samples=speeds(records.progress),
-        losses=tuple(
-            (event.time, worker.loss)
-            for event in records.progress
-            for worker in event.workers
-            if worker.rank == 0 and worker.loss is not None and math.isfinite(worker.loss)
-        ),
+        losses=tuple((time, loss) for time, loss in losses if loss is not None and math.isfinite(loss)),
     )
 
 
