@@ -33,51 +33,41 @@ _FILE_SEEN = 8.0
 acdirmax, nfs(5)), and the product asks anew by itself."""
 
 
-class PeerServer:
-    """Answers other nodes, in threads, until this process ends.
+def serve_peers(run_dir: RunDir, node: str) -> tuple[int, int]:
+    """Answer other nodes, in threads, until this process ends; return a port such as a leader's, and a free one.
+
+    The first is 0 if all such ports are taken.
 
     Args:
         run_dir: The directory of the doctor's run, opened.
         node: Slurm's name of this node.
     """
-
-    def __init__(self, run_dir: RunDir, node: str) -> None:
-        self._run_dir, self._node, self._secret = run_dir, node, run_dir.secret()
-        self._free = socket.create_server(("", 0), backlog=1024)
-        self._leader = self._leader_socket()
-        for listening in (self._free, self._leader):
-            if listening is not None:
-                threading.Thread(target=self._accept, args=(listening,), daemon=True).start()
-
-    @property
-    def ports(self) -> tuple[int, int]:
-        """The leader's port and the free one."""
-        return (self._leader.getsockname()[1] if self._leader else 0), self._free.getsockname()[1]
-
-    def _leader_socket(self) -> socket.socket | None:
-        for port in port_sequence(self._run_dir.run_id, 0, ephemeral_low()):
-            with contextlib.suppress(OSError):
-                return socket.create_server(("", port), backlog=1024)
-        return None
-
-    def _accept(self, listening: socket.socket) -> None:
+    free, leader = socket.create_server(("", 0), backlog=1024), None
+    for port in port_sequence(run_dir.run_id, 0, ephemeral_low()):
         with contextlib.suppress(OSError):
-            while True:
-                accepted, _ = listening.accept()
-                threading.Thread(target=self._serve, args=(accepted,), daemon=True).start()
+            leader = socket.create_server(("", port), backlog=1024)
+            break
+    for listening in filter(None, (free, leader)):
+        threading.Thread(target=_accept, args=(listening, run_dir, node), daemon=True).start()
+    return leader.getsockname()[1] if leader else 0, free.getsockname()[1]
 
-    def _serve(self, accepted: socket.socket) -> None:
-        with contextlib.suppress(OSError, EOFError, AuthenticationError, ValueError), _connection(accepted) as peer:
-            _prove(peer, self._secret, "serves", "asks")
-            while True:
-                message = peer.recv_bytes(256)
-                if message.startswith(_FILE):
-                    self._make_file(message[len(_FILE) :].decode())
-                peer.send_bytes(repr(time.time()).encode() if message == _CLOCK else message)
 
-    def _make_file(self, asker: str) -> None:
-        with contextlib.suppress(RunDirError):
-            self._run_dir.publish_record({}, _file_name(self._node, asker))
+def _accept(listening: socket.socket, run_dir: RunDir, node: str) -> None:
+    with contextlib.suppress(OSError):
+        while True:
+            accepted, _ = listening.accept()
+            threading.Thread(target=_serve, args=(accepted, run_dir, node), daemon=True).start()
+
+
+def _serve(accepted: socket.socket, run_dir: RunDir, node: str) -> None:
+    with contextlib.suppress(OSError, EOFError, AuthenticationError, ValueError), _connection(accepted) as peer:
+        _prove(peer, run_dir.secret(), "serves", "asks")
+        while True:
+            message = peer.recv_bytes(256)
+            if message.startswith(_FILE):
+                with contextlib.suppress(RunDirError):
+                    run_dir.publish_record({}, _file_name(node, message[len(_FILE) :].decode()))
+            peer.send_bytes(repr(time.time()).encode() if message == _CLOCK else message)
 
 
 def ask_peer(run_dir: RunDir, here: str, peer: ProbeResult) -> LinkFacts:
@@ -89,14 +79,16 @@ def ask_peer(run_dir: RunDir, here: str, peer: ProbeResult) -> LinkFacts:
         peer: What the other node has written so far.
     """
     there, address = peer.facts.node, peer.facts.address
-    leader_error = _leader_error(peer)
+    leader, leader_error = _connect(address, peer.leader_port)
     connected, error_of_free = _connect(address, peer.free_port)
     # Where one of them answers, a firewall hides the other one, or the network has lost what asked it: Linux asks at
     # once and after 1 and 3 s (kernel documentation, ip-sysctl, tcp_syn_retries: an initial RTO of 1 s, then doubled).
     if connected is not None and leader_error:
-        leader_error = _leader_error(peer)
-    elif connected is None and peer.leader_port and not leader_error:
+        leader, leader_error = _connect(address, peer.leader_port)
+    elif connected is None and leader is not None:
         connected, error_of_free = _connect(address, peer.free_port)
+    if leader is not None:
+        leader.close()
     if connected is None:
         return LinkFacts(there, leader_error, error_of_free)
     try:
@@ -111,20 +103,10 @@ def ask_peer(run_dir: RunDir, here: str, peer: ProbeResult) -> LinkFacts:
     return LinkFacts(there, leader_error, "", statistics.median(times), offset, delay)
 
 
-def _leader_error(peer: ProbeResult) -> str:
-    """Return why the leader's port cannot be reached; empty if it can, or if there is none."""
-    if not peer.leader_port:
-        return ""
-    connected, error = _connect(peer.facts.address, peer.leader_port)
-    if connected is not None:
-        connected.close()
-    return error
-
-
 def _connect(address: str, port: int) -> tuple[socket.socket | None, str]:
-    """Return a connection, or None and why there is none."""
+    """Return a connection, or None and why there is none; no reason where there is no port."""
     try:
-        return socket.create_connection((address, port), _CONNECT), ""
+        return (socket.create_connection((address, port), _CONNECT) if port else None), ""
     except OSError as error:
         return None, _why(error)
 

@@ -20,7 +20,7 @@ import msgspec
 from slurm_elastic import typed_json
 from slurm_elastic.doctor.facts import CollectiveFacts, NodeFacts, ProbeResult
 from slurm_elastic.doctor.gather import node_facts
-from slurm_elastic.doctor.peers import PeerServer, ask_peer
+from slurm_elastic.doctor.peers import ask_peer, serve_peers
 from slurm_elastic.errors import UsageError
 from slurm_elastic.rundir import RecordError, RunDir
 from slurm_elastic.slurm import AddressPreference, Controller, SlurmJob
@@ -65,7 +65,7 @@ def probe(base: Path, run_id: str, preference: AddressPreference) -> None:
         raise UsageError("this is for the job that `slurm-elastic doctor --nodes N` submits")
     run_dir = RunDir.for_run(base, run_id)
     run_dir.open()
-    server = PeerServer(run_dir, job.node)
+    ports = serve_peers(run_dir, job.node)
     toward = next((node for node in job.nodes if node != job.node), None)
     facts = node_facts(job.node, preference, Controller(), job_gpus=job.gpus_on_node, toward=toward)
     # The job itself, which comes first where it has several nodes, is the domain of all.
@@ -74,7 +74,7 @@ def probe(base: Path, run_id: str, preference: AddressPreference) -> None:
     # IPv4 only, as the port of the worker store.
     store = socket.create_server(("", 0))
     # What is known counts even if what comes next kills this process.
-    result = ProbeResult(facts, *server.ports, store.getsockname()[1], is_complete=len(job.nodes) == 1)
+    result = ProbeResult(facts, *ports, store.getsockname()[1], is_complete=len(job.nodes) == 1)
     _write(run_dir, result)
     if result.is_complete:
         return

@@ -10,29 +10,10 @@ from typing import TYPE_CHECKING
 
 from slurm_elastic._lazy import lazy
 
+__all__ = ["fail", "hang", "join", "kill", "leader", "pause", "preempt", "timelimit"]
+
 if TYPE_CHECKING:
-    from slurm_elastic.rehearsal.runner import Options, Rehearsal, rehearse
     from slurm_elastic.rehearsal.scenario import fail, hang, join, kill, leader, pause, preempt, timelimit
 else:
     # pytest imports the plugin in every session.
-    __getattr__ = lazy(
-        __name__,
-        {
-            **dict.fromkeys(("Options", "Rehearsal", "rehearse"), "runner"),
-            **dict.fromkeys(("fail", "hang", "join", "kill", "leader", "pause", "preempt", "timelimit"), "scenario"),
-        },
-    )
-
-__all__ = [
-    "Options",
-    "Rehearsal",
-    "fail",
-    "hang",
-    "join",
-    "kill",
-    "leader",
-    "pause",
-    "preempt",
-    "rehearse",
-    "timelimit",
-]
+    __getattr__ = lazy(__name__, dict.fromkeys(__all__, "scenario"))

@@ -113,22 +113,23 @@ def rehearse(options: Options) -> Rehearsal:
         raise UsageError(f"{script} is no file; name a Python script")
     if options.nodes < 1 or options.nodes > 64:
         raise UsageError(f"--nodes {options.nodes}: a rehearsal has 1 to 64 nodes on this machine")
-    if options.mishaps is not None:
-        plan(options.mishaps, options.nodes)
-    else:
-        plan(spread(options.kinds, options.nodes, len(options.kinds) + 1), options.nodes)
+    # It may not be possible, which is told before the first run.
+    _planned(options, len(options.kinds) + 1)
     with _directory(options.keep) as base, contextlib.closing(NewNames(Path(base))) as names:
         directory = Path(base)
         nothing = Plan(options.nodes, options.nodes)
         undisturbed = RehearsedRun(options, directory, "undisturbed", nothing, names).facts()
-        steps = require_comparable(undisturbed, options.mishaps)
-        mishaps = spread(options.kinds, options.nodes, steps) if options.mishaps is None else options.mishaps
-        planned = plan(mishaps, options.nodes)
+        planned = _planned(options, require_comparable(undisturbed, options.mishaps))
         run = RehearsedRun(options, directory, "disturbed", planned, names, undisturbed)
         disturbed = run.facts()
         results = findings(planned, undisturbed, disturbed, options.tolerance)
         lost = sum(change.lost for change in changes_of(disturbed))
         return Rehearsal(planned, undisturbed, disturbed, tuple(results), lost, losses(disturbed), run.report())
+
+
+def _planned(options: Options, steps: int) -> Plan:
+    mishaps = options.mishaps
+    return plan(spread(options.kinds, options.nodes, steps) if mishaps is None else mishaps, options.nodes)
 
 
 def _directory(keep: Path | None) -> AbstractContextManager[str]:

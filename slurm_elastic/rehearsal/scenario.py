@@ -175,10 +175,8 @@ def spread(kinds: Sequence[Kind], nodes: int, steps: int) -> tuple[Mishap, ...]:
         step = steps * index // (len(kinds) + 1)
         # Not the first node, which leads at first: that is a kind of its own.
         node = max(present, default=0) if kind in _NAMES_NODE else None
-        seconds = {Kind.PREEMPT: GRACE, Kind.TIMELIMIT: WARNING}.get(kind)
-        mishap = Mishap(kind, step, node, seconds)
-        mishaps.append(mishap)
-        present = _after(present, mishap)
+        mishaps.append(Mishap(kind, step, node))
+        present = _after(present, mishaps[-1])
     return tuple(mishaps)
 
 

@@ -26,7 +26,7 @@ from slurm_elastic.doctor.gather import (
     run_dir_facts,
     slurm_facts,
 )
-from slurm_elastic.doctor.peers import PeerServer, ask_peer
+from slurm_elastic.doctor.peers import ask_peer, serve_peers
 from slurm_elastic.doctor.probe_job import batch_script, gather_site, node_count, removed_afterwards
 from slurm_elastic.errors import UsageError
 from slurm_elastic.rundir import RunDir
@@ -146,13 +146,13 @@ def test_the_newest_run_tells_how_long_its_workers_took_to_save(tmp_path: Path, 
     assert last_stop(tmp_path) == StopFacts("7", 41.2)
 
 
-def peer(server: PeerServer, **changed: Any) -> ProbeResult:
-    return replace(ProbeResult(NodeFacts("n2", address="127.0.0.1"), *server.ports), **changed)
+def peer(ports: tuple[int, int], **changed: Any) -> ProbeResult:
+    return replace(ProbeResult(NodeFacts("n2", address="127.0.0.1"), *ports), **changed)
 
 
 def test_a_peer_is_reached_on_both_ports_and_its_file_is_seen(tmp_path: Path) -> None:
     run_dir = opened(tmp_path)
-    link = ask_peer(run_dir, "n1", peer(PeerServer(run_dir, "n2")))
+    link = ask_peer(run_dir, "n1", peer(serve_peers(run_dir, "n2")))
     assert (link.leader_port_error, link.free_port_error) == ("", "")
     assert link.round_trip is not None
     assert link.clock_offset is not None
@@ -164,9 +164,9 @@ def test_a_closed_port_is_told_by_the_words_of_the_kernel(tmp_path: Path) -> Non
     run_dir = opened(tmp_path)
     with socket.create_server(("127.0.0.1", 0)) as unused:
         closed = unused.getsockname()[1]
-    server = PeerServer(run_dir, "n2")
-    assert ask_peer(run_dir, "n1", peer(server, leader_port=closed)).leader_port_error == "Connection refused"
-    assert ask_peer(run_dir, "n1", peer(server, free_port=closed)).free_port_error == "Connection refused"
+    ports = serve_peers(run_dir, "n2")
+    assert ask_peer(run_dir, "n1", peer(ports, leader_port=closed)).leader_port_error == "Connection refused"
+    assert ask_peer(run_dir, "n1", peer(ports, free_port=closed)).free_port_error == "Connection refused"
 
 
 @pytest.mark.parametrize("port", [0, 1], ids=["leader", "free"])
@@ -175,8 +175,8 @@ def test_a_port_is_closed_if_it_is_silent_twice_while_the_other_one_answers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, port: int, times: int, error: str
 ) -> None:
     run_dir = opened(tmp_path)
-    server = PeerServer(run_dir, "n2")
-    connect, lost = socket.create_connection, [server.ports[port]] * times
+    ports = serve_peers(run_dir, "n2")
+    connect, lost = socket.create_connection, [ports[port]] * times
 
     def losing(address: tuple[str, int], timeout: float) -> socket.socket:
         if address[1] in lost:
@@ -185,14 +185,14 @@ def test_a_port_is_closed_if_it_is_silent_twice_while_the_other_one_answers(
         return connect(address, timeout)
 
     monkeypatch.setattr(socket, "create_connection", losing)
-    link = ask_peer(run_dir, "n1", peer(server))
+    link = ask_peer(run_dir, "n1", peer(ports))
     assert (link.leader_port_error, link.free_port_error)[port] == error
     assert (link.leader_port_error, link.free_port_error)[1 - port] == ""
 
 
 def test_a_stranger_at_the_port_is_no_peer(tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
-    strange = PeerServer(opened(tmp_path / "other"), "n2")
+    strange = serve_peers(opened(tmp_path / "other"), "n2")
     link = ask_peer(opened(tmp_path), "n1", peer(strange))
     assert "its answer is not that of the doctor" in link.free_port_error
     assert link.round_trip is None
