@@ -37,15 +37,11 @@ class TorchFacts:
         release: Its version; empty if it cannot be imported.
         error: Why an agent would refuse it; empty if it would not.
         cuda: Release of CUDA that it was built with; empty for a CPU build.
-        devices: Number of GPUs that it can use.
-        device_error: Why it cannot use the GPUs of this machine; empty if it can, or if there are none.
     """
 
     release: str = ""
     error: str = ""
     cuda: str = ""
-    devices: int = 0
-    device_error: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,6 +42,7 @@ _LARGE = 32 << 20
 _RECORDS = 5
 """Records that are written; the fastest counts, as a file server has other users."""
 _SHM = Path("/dev/shm")
+_DRIVER = Path("/proc/driver/nvidia/version")
 _MATRIX = 1024
 _RUNS = 3
 """Runs whose records are read; one of 500 nodes has a thousand files."""
@@ -115,7 +116,7 @@ def node_facts(
         package=__version__,
         protocol=PROTOCOL,
         torch=torch,
-        gpus=tuple(_gpu_facts(torch.devices)),
+        gpus=tuple(_gpu_facts()) if torch.cuda else (),
         job_gpus=job_gpus,
         nvidia_driver=_nvidia_driver(),
         shared_memory=shared_memory,
@@ -207,32 +208,17 @@ def _torch_facts() -> TorchFacts:
         return TorchFacts(error=str(error))
     import torch
 
-    devices, why = 0, ""
-    if torch.version.cuda and Path("/proc/driver/nvidia/version").exists():
-        devices = torch.cuda.device_count()
-        if devices:
-            try:
-                torch.zeros(1, device="cuda:0")
-            except RuntimeError as error:
-                why = str(error).splitlines()[0]
-    return TorchFacts(
-        release=str(torch.__version__),
-        cuda=torch.version.cuda or "",
-        devices=devices,
-        device_error=why,
-    )
+    return TorchFacts(release=str(torch.__version__), cuda=torch.version.cuda or "")
 
 
-def _gpu_facts(devices: int) -> Iterator[GpuFacts]:
+def _gpu_facts() -> Iterator[GpuFacts]:
     """Multiply two matrices of small whole numbers on each GPU, which is exact in single precision."""
-    if not devices:
-        return
     import torch
 
     left = torch.arange(_MATRIX * _MATRIX, dtype=torch.float32).remainder(7).view(_MATRIX, _MATRIX)
     right = left.t().contiguous()
     expected = left @ right
-    for index in range(devices):
+    for index in range(torch.cuda.device_count() if _DRIVER.exists() else 0):
         name = f"GPU {index}"
         try:
             name = torch.cuda.get_device_name(index)
@@ -244,7 +230,7 @@ def _gpu_facts(devices: int) -> Iterator[GpuFacts]:
         yield GpuFacts(index, name, f"{wrong} of {made.numel()} elements are wrong" if wrong else "")
 
 
-def _nvidia_driver(source: Path = Path("/proc/driver/nvidia/version")) -> str:
+def _nvidia_driver(source: Path = _DRIVER) -> str:
     """Return the driver's release: ``NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  ...``."""
     try:
         words = source.read_text().splitlines()[0].split()

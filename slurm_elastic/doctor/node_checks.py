@@ -122,7 +122,7 @@ def _torch(node: NodeFacts) -> Finding:
 
 
 def _gpus(node: NodeFacts) -> Finding:
-    check, torch = Check("node.gpus"), node.torch
+    check, cuda = Check("node.gpus"), node.torch.cuda
     names = Counter(gpu.name for gpu in node.gpus)
     shown = ", ".join(f"{count} x {name}" for name, count in names.items()) or "none"
     wrong = [f"GPU {gpu.index}: {gpu.error}" for gpu in node.gpus if gpu.error]
@@ -132,15 +132,15 @@ def _gpus(node: NodeFacts) -> Finding:
             "a product of two matrices failed or was wrong",
             "have this GPU looked at, and leave out the node by --exclude",
         )
-    if torch.device_error or node.job_gpus > torch.devices:
-        built = f"torch is built for CUDA {torch.cuda}" if torch.cuda else "this torch is a CPU build"
+    if node.job_gpus > len(node.gpus):
+        built = f"torch is built for CUDA {cuda}" if cuda else "this torch is a CPU build"
         driver = f"driver {node.nvidia_driver}" if node.nvidia_driver else "no NVIDIA driver is loaded"
-        few = f"Slurm has given the job {node.job_gpus} GPUs here, and torch can use {torch.devices}"
+        few = f"Slurm has given the job {node.job_gpus} GPUs here, and torch can use {len(node.gpus)}"
         fix = "install a build of torch for this driver (pytorch.org, Get started)"
-        return check.broken(f"{shown}; {driver}, {built}", torch.device_error or few, fix)
+        return check.broken(f"{shown}; {driver}, {built}", few, fix)
     if not node.gpus:
         return check.ok(shown)
-    fact = f"{shown}; driver {node.nvidia_driver}, torch is built for CUDA {torch.cuda}"
+    fact = f"{shown}; driver {node.nvidia_driver}, torch is built for CUDA {cuda}"
     return check.ok(fact, "each made a product of two matrices")
 
 

@@ -96,7 +96,7 @@ def collective(found: CollectiveFacts) -> Callable[[SiteFacts], SiteFacts]:
 
 def on_gpus(site: SiteFacts) -> SiteFacts:
     """Node n2 has GPUs, and all of them belong to the job."""
-    torch_facts = replace(site.results[1].facts.torch, cuda="12.4", devices=4)
+    torch_facts = replace(site.results[1].facts.torch, cuda="12.4")
     gpus = tuple(GpuFacts(index, "NVIDIA H100") for index in range(4))
     driver = "550.54.15"
     return n2(torch=torch_facts, gpus=gpus, job_gpus=4, nvidia_driver=driver, locked_memory=-1)(site)
@@ -193,7 +193,6 @@ FAULTS: list[tuple[Callable[[SiteFacts], SiteFacts], str, Level, str, tuple[str,
     (torch(release="9.1.0"), "node.torch", Level.UNKNOWN, "9.1.0", ("n2",)),
     (n2(gpus=(GpuFacts(0, "H", "3 wrong"),), locked_memory=-1), "node.gpus", Level.BROKEN, "GPU 0: 3 wrong", ("n2",)),
     (n2(job_gpus=4), "node.gpus", Level.BROKEN, "no NVIDIA driver is loaded, this torch is a CPU build", ("n2",)),
-    (torch(cuda="13.0", device_error="driver too old"), "node.gpus", Level.BROKEN, "CUDA 13.0", ("n2",)),
     (n2(shared_memory_error="Read-only file system"), "node.shared_memory", Level.BROKEN, "Read-only", ("n2",)),
     (n2(shared_memory=32 << 20), "node.shared_memory", Level.LIMIT, "32 MiB free", ("n2",)),
     (n2(shared_memory=None), "node.shared_memory", Level.UNKNOWN, "no /dev/shm", ("n2",)),
