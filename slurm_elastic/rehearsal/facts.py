@@ -162,10 +162,7 @@ class RunFacts:
     def rounds(self) -> tuple[tuple[WorkerSeen, ...], ...]:
         """The workers of each round in which steps were taken, in the order of ranks."""
         numbers = sorted({worker.round for worker in self.workers if worker.steps})
-        return tuple(
-            tuple(sorted((worker for worker in self.workers if worker.round == number), key=lambda worker: worker.rank))
-            for number in numbers
-        )
+        return tuple(tuple(worker for worker in self.workers if worker.round == number) for number in numbers)
 
     @property
     def last_step(self) -> int | None:

@@ -60,9 +60,9 @@ class WatchedFiles:
                     size = os.fstat(file.fileno()).st_size
                     self._seen[path] = file, size, _head(file, size)
 
-    def overwritten(self) -> tuple[str, ...]:
+    def overwritten(self) -> list[Path]:
         """Return the files that were changed in place so far."""
-        return tuple(sorted(str(path) for path in self._changed))
+        return sorted(self._changed)
 
     def close(self) -> None:
         """Close the files."""

@@ -118,9 +118,9 @@ def rehearse(options: Options) -> Rehearsal:
     with _directory(options.keep) as base, contextlib.closing(NewNames(Path(base))) as names:
         directory = Path(base)
         nothing = Plan(options.nodes, options.nodes)
-        undisturbed = RehearsedRun(options, directory, "undisturbed", nothing, names).facts()
+        undisturbed = RehearsedRun(options, directory / "undisturbed", nothing, names, RunFacts()).facts()
         planned = _planned(options, require_comparable(undisturbed, options.mishaps))
-        run = RehearsedRun(options, directory, "disturbed", planned, names, undisturbed)
+        run = RehearsedRun(options, directory / "disturbed", planned, names, undisturbed)
         disturbed = run.facts()
         results = findings(planned, undisturbed, disturbed, options.tolerance)
         lost = sum(change.lost for change in changes_of(disturbed))
@@ -142,60 +142,42 @@ def _directory(keep: Path | None) -> AbstractContextManager[str]:
     return contextlib.nullcontext(str(keep.absolute()))
 
 
-@dataclass
-class _Paused:
-    """A node that stands still; `woken` is when its workers went on."""
-
-    node: Node
-    happened: Happened
-    woken: float | None = None
-
-
 class RehearsedRun:
     """One run of the script.
 
     Args:
         options: The wishes of the user.
-        directory: Of the rehearsal.
-        name: Of the run.
+        directory: Of the run.
         planned: Its mishaps.
         names: The names that its files get.
-        undisturbed: What was seen of the run without mishaps; None if this is that one.
+        before: What was seen of the run without mishaps; nothing if this is that one.
     """
 
-    def __init__(
-        self,
-        options: Options,
-        directory: Path,
-        name: str,
-        planned: Plan,
-        names: NewNames,
-        undisturbed: RunFacts | None = None,
-    ) -> None:
-        self._options, self._plan, self._names = options, planned, names
-        before = undisturbed.workers if undisturbed is not None else ()
-        self._saved_before = {step for worker in before for step, _ in worker.checkpoints}
+    def __init__(self, options: Options, directory: Path, planned: Plan, names: NewNames, before: RunFacts) -> None:
+        self._options, self._directory, self._plan, self._names = options, directory, planned, names
+        self._saved_before = {step for worker in before.workers for step, _ in worker.checkpoints}
         self._halves: dict[int, Path] = {}
-        self._directory = directory / name
-        self._work = self._directory / "work"
-        self._work.mkdir(parents=True)
+        work = directory / "work"
+        work.mkdir(parents=True)
         for path in options.links:
-            _link(path, self._work)
-        (self._directory / "mishaps.json").write_text(json.dumps([mishap.step for mishap in planned.mishaps]))
-        self._run_dir = RunDir.for_run(directory, f"{name}-{os.getpid()}")
-        words = [f"--run-id={self._run_dir.run_id}", f"--run-dir={directory}", *options.agent_options]
+            _link(path, work)
+        (directory / "mishaps.json").write_text(json.dumps([mishap.step for mishap in planned.mishaps]))
+        self._run_dir = RunDir.for_run(directory.parent, f"{directory.name}-{os.getpid()}")
+        words = [f"--run-id={self._run_dir.run_id}", f"--run-dir={directory.parent}", *options.agent_options]
         if any(mishap.kind is Kind.HANG for mishap in planned.mishaps):
-            words += [f"--hang-timeout={max(_HANG, *(5 * worker.pause for worker in before)):g}"]
+            words += [f"--hang-timeout={max(_HANG, *(5 * worker.pause for worker in before.workers)):g}"]
         words += [str(Path(options.command[0]).absolute())]
-        words += [word.replace("{run}", str(self._directory)) for word in options.command[1:]]
-        self._nodes = Nodes(self._directory, planned, words)
-        self._recordings = Recordings(self._directory)
-        self._roots = (self._work, self._run_dir.path)
+        words += [word.replace("{run}", str(directory)) for word in options.command[1:]]
+        self._nodes = Nodes(directory, planned, words)
+        self._recordings = Recordings(directory)
+        self._roots = (work, self._run_dir.path)
         self._files = WatchedFiles(self._roots)
         self._happened: list[Happened] = []
         self._under_way = False
         self._restart: list[int] = []
-        self._paused: _Paused | None = None
+        self._paused: tuple[Node, Happened] | None = None
+        self._woken = 0.0
+        """When the workers of the paused node went on; 0 while they stand still."""
 
     def facts(self) -> RunFacts:
         """Run the script through its mishaps, to its end."""
@@ -267,7 +249,7 @@ class RehearsedRun:
                 self._signal_workers(nodes[0], round_, signal.SIGSTOP, most=1)
             case Kind.PAUSE:
                 self._nodes.signal(nodes, signal.SIGSTOP)
-                self._paused = _Paused(nodes[0], happened)
+                self._paused = nodes[0], happened
             case Kind.PREEMPT | Kind.TIMELIMIT:
                 for node in nodes:
                     node.deadline = happened.at + (mishap.seconds or 0.0)
@@ -307,28 +289,23 @@ class RehearsedRun:
 
     def _wake_late(self, now: float) -> None:
         """Let the workers of a paused node go on when others have saved in its place; then end the node."""
-        paused = self._paused
-        if paused is None:
+        if self._paused is None:
             return
-        round_, step = paused.happened.round, paused.happened.mishap.step
-        if paused.woken is None:
-            alone = self._nodes.present == [paused.node]
-            if not alone and not self._recordings.saved(round_, step):
-                return
-            index = self._happened.index(paused.happened)
-            (self._directory / f"save.{index}").write_text(paused.node.name)
-            paused.woken = now
-            self._signal_workers(paused.node, round_, signal.SIGCONT)
-        elif now - paused.woken > _LATE or self._recordings.ended(round_, paused.node.name):
-            self._nodes.kill([paused.node])
-            self._paused = None
+        node, happened = self._paused
+        if self._woken:
+            if now - self._woken > _LATE or self._recordings.ended(happened.round, node.name):
+                self._nodes.kill([node])
+                self._paused, self._woken = None, 0.0
+        elif self._nodes.present == [node] or self._recordings.saved(happened.round, happened.mishap.step):
+            (self._directory / f"save.{self._happened.index(happened)}").write_text(node.name)
+            self._woken = now
+            self._signal_workers(node, happened.round, signal.SIGCONT)
 
     def _victims(self, mishap: Mishap) -> list[Node]:
         """Return the nodes that a mishap strikes; none for one that joins."""
         if mishap.kind in (Kind.JOIN, Kind.TIMELIMIT):
             return self._nodes.present if mishap.kind is Kind.TIMELIMIT else []
-        paused = self._paused.node if self._paused is not None else None
-        present = [node for node in self._nodes.present if node is not paused]
+        present = [node for node in self._nodes.present if self._paused is None or node is not self._paused[0]]
         if mishap.node is not None:
             name = node_name(mishap.node)
         elif mishap.kind is Kind.PAUSE:
@@ -399,16 +376,14 @@ class RehearsedRun:
             warnings=tuple(dict.fromkeys(printable(text, 500) for text in warned)),
             cut_short=_cut_short(records),
             overwritten=tuple(self._short(path) for path in self._files.overwritten()),
-            halves={round_: self._short(str(path)) for round_, path in self._halves.items()},
+            halves={round_: self._short(path) for round_, path in self._halves.items()},
             left=left,
             gave_up=gave_up,
         )
 
-    def _short(self, path: str) -> str:
-        for root in self._roots:
-            if Path(path).is_relative_to(root):
-                return str(Path(path).relative_to(root))
-        return path
+    def _short(self, path: Path) -> str:
+        root = next(root for root in self._roots if path.is_relative_to(root))
+        return str(path.relative_to(root))
 
 
 def _cut_short(records: RunRecords) -> dict[int, float]:
