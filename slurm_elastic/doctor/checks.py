@@ -157,12 +157,11 @@ def _grace(site: SiteFacts, config: ClusterConfig, partition: PartitionView) -> 
     from_where = f"{seconds} s" if seconds else f"KillWait, {notice} s"
     # In an allocation and in an array alike; they differ in who has to save.
     why = f"a preempted job has {from_where} from the notice to SIGKILL, and its workers {usable:g} s of it to save"
-    needed = site.checkpoint
-    if needed is not None:
+    run, needed = (site.saving.run, site.saving.seconds) if site.saving is not None else ("", None)
+    if run:
+        fact += f"; the last checkpoint of run {run} took {needed:g} s, with the end of its workers"
+    elif needed is not None:
         fact += f"; a checkpoint takes {needed:g} s"
-    elif site.last_stop is not None:
-        needed = site.last_stop.seconds
-        fact += f"; the last checkpoint of run {site.last_stop.run} took {needed:g} s, with the end of its workers"
     if needed is not None and needed > usable:
         enough = needed + min(RendezvousOptions().leave_margin, needed)
         why += f": too little for a checkpoint of {needed:g} s, so each preemption loses the steps since the last one"

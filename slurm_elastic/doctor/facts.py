@@ -220,11 +220,16 @@ class EtcdFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class StopFacts:
-    """The id of a run, and the seconds in which its workers have saved and ended when they last stopped as planned."""
+class SavingFacts:
+    """The seconds that workers need to save.
 
-    run: str
+    Attributes:
+        seconds: As the user says; or those in which workers of a run have saved and ended at their last planned stop.
+        run: The id of that run; empty where the user says.
+    """
+
     seconds: float
+    run: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,8 +243,7 @@ class SiteFacts:
         partition: The partition of the doctor's job, else that of ``--partition`` or of the template; empty for the
             default one.
         qos: The QOS, in the same way; empty if it is not known.
-        checkpoint: Seconds that the user's script takes to save; None if not given.
-        last_stop: Of the newest run that tells; None if there is none, or if `checkpoint` is given.
+        saving: As ``--checkpoint`` says, else of the newest run that tells; None if there is none.
         expected: The nodes of the doctor's job; empty without one.
         results: What those nodes have found out; without nodes that have written nothing.
         job: Id of that job; empty without one.
@@ -252,8 +256,7 @@ class SiteFacts:
     run_dir: RunDirFacts
     partition: str = ""
     qos: str = ""
-    checkpoint: float | None = None
-    last_stop: StopFacts | None = None
+    saving: SavingFacts | None = None
     expected: tuple[str, ...] = ()
     results: tuple[ProbeResult, ...] = ()
     job: str = ""

@@ -20,7 +20,7 @@ from typing import Any
 from slurm_elastic._version import __version__
 from slurm_elastic.agent.workers.torch_hooks import require_torch
 from slurm_elastic.control import has_membarrier
-from slurm_elastic.doctor.facts import EtcdFacts, GpuFacts, NodeFacts, RunDirFacts, SlurmFacts, StopFacts, TorchFacts
+from slurm_elastic.doctor.facts import EtcdFacts, GpuFacts, NodeFacts, RunDirFacts, SavingFacts, SlurmFacts, TorchFacts
 from slurm_elastic.errors import SlurmElasticError, UsageError, did_you_mean
 from slurm_elastic.observe.find import newest_runs
 from slurm_elastic.observe.records import Event, read_records
@@ -165,13 +165,13 @@ def run_dir_facts(run_dir: RunDir) -> RunDirFacts:
     )
 
 
-def last_stop(base: Path) -> StopFacts | None:
+def last_stop(base: Path) -> SavingFacts | None:
     """Return what the newest run below a directory tells about the time that its workers take to save and end."""
     for run_dir in newest_runs(base)[:_RUNS]:
         with contextlib.suppress(RunDirError):
             seconds = stop_seconds(read_records(RunContents(run_dir), run_dir.run_id).events)
             if seconds is not None:
-                return StopFacts(run_dir.run_id, round(seconds, 1))
+                return SavingFacts(round(seconds, 1), run_dir.run_id)
     return None
 
 

@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from slurm_elastic.agent.option_values import seconds_or_zero
-from slurm_elastic.doctor.facts import NodeFacts, SiteFacts
+from slurm_elastic.doctor.facts import NodeFacts, SavingFacts, SiteFacts
 from slurm_elastic.doctor.gather import etcd_facts, last_stop, node_facts, require_partition, run_dir_facts, slurm_facts
 from slurm_elastic.doctor.probe import read_result
 from slurm_elastic.errors import UsageError
@@ -157,7 +157,7 @@ def gather_site(options: argparse.Namespace, sbatch: Mapping[str, str | None]) -
     Raises:
         UsageError: An option is wrong, or there is no Slurm.
     """
-    checkpoint = seconds_or_zero("--checkpoint", options.checkpoint) if options.checkpoint else None
+    saving = SavingFacts(seconds_or_zero("--checkpoint", options.checkpoint)) if options.checkpoint else None
     nodes = None if options.nodes is None else node_count(options.nodes)
     etcd = etcd_wanted(options.rdzv_endpoint, {}, os.environ)
     controller, node = Controller(), os.uname().nodename
@@ -169,7 +169,7 @@ def gather_site(options: argparse.Namespace, sbatch: Mapping[str, str | None]) -
     base = Path(options.run_dir or Path.cwd()).absolute()
     run_dir = RunDir.for_run(base, f"doctor-{secrets.token_hex(4)}")
     with removed_afterwards(run_dir):
-        site = SiteFacts(NodeFacts(node), slurm, run_dir_facts(run_dir), partition, qos, checkpoint)
+        site = SiteFacts(NodeFacts(node), slurm, run_dir_facts(run_dir), partition, qos)
         if nodes is not None and slurm.config is not None and not site.run_dir.error:
             passed = {"--probe": run_dir.run_id, "--run-dir": base}
             passed |= {"--interface": options.interface, "--node-pattern": options.node_pattern}
@@ -183,6 +183,6 @@ def gather_site(options: argparse.Namespace, sbatch: Mapping[str, str | None]) -
         site,
         # This machine stands in for nodes that were not looked at; torch takes seconds.
         here=site.here if site.job else node_facts(node, AddressPreference(), controller),
-        last_stop=last_stop(base) if checkpoint is None else None,
+        saving=saving or last_stop(base),
         etcd=etcd_facts(etcd) if etcd else None,
     )

@@ -23,8 +23,8 @@ from slurm_elastic.doctor.facts import (
     NodeFacts,
     ProbeResult,
     RunDirFacts,
+    SavingFacts,
     SiteFacts,
-    StopFacts,
 )
 from slurm_elastic.finding import Check, Finding, Level, exit_code, findings_json
 from slurm_elastic.slurm import ClusterConfig
@@ -136,27 +136,27 @@ def test_nothing_is_wrong_with_the_test_cluster(release: str) -> None:
 
 
 def test_grace_is_that_of_the_qos() -> None:
-    (found,) = of("slurm.grace", findings(replace(site("26.05"), checkpoint=15.5)))
+    (found,) = of("slurm.grace", findings(replace(site("26.05"), saving=SavingFacts(15.5))))
     assert (found.level, found.found) == (Level.LIMIT, "QOS low: 20 s; a checkpoint takes 15.5 s")
     assert "20 s from the notice to SIGKILL, and its workers 15 s of it to save" in found.why
-    (found,) = of("slurm.grace", findings(replace(site("26.05"), checkpoint=14)))
+    (found,) = of("slurm.grace", findings(replace(site("26.05"), saving=SavingFacts(14))))
     assert found.level is Level.OK
     (found,) = of("slurm.grace", findings(replace(site("26.05"), qos="")))
     assert (found.level, found.found) == (Level.UNKNOWN, "that of the job's QOS: normal 0 s, low 20 s, high 0 s")
 
 
 def test_a_checkpoint_is_held_against_the_grace() -> None:
-    slow = replace(partition(grace=30)(site()), checkpoint=41)
+    slow = replace(partition(grace=30)(site()), saving=SavingFacts(41))
     (found,) = of("slurm.grace", findings(slow))
     assert found.level is Level.LIMIT
     assert found.found == "partition low: 30 s; a checkpoint takes 41 s"
     assert "workers 25 s of it to save: too little for a checkpoint of 41 s" in found.why
     assert "GraceTime of 46 s" in found.fix
     assert save_seconds(46) == 41
-    (found,) = of("slurm.grace", findings(replace(slow, checkpoint=None, last_stop=StopFacts("77", 41))))
+    (found,) = of("slurm.grace", findings(replace(slow, saving=SavingFacts(41, "77"))))
     assert found.level is Level.LIMIT
     assert found.found.endswith("30 s; the last checkpoint of run 77 took 41 s, with the end of its workers")
-    (found,) = of("slurm.grace", findings(replace(slow, checkpoint=25)))
+    (found,) = of("slurm.grace", findings(replace(slow, saving=SavingFacts(25))))
     assert found.level is Level.OK
 
 

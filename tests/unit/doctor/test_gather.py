@@ -15,7 +15,7 @@ import msgspec
 import pytest
 
 from slurm_elastic import typed_json
-from slurm_elastic.doctor.facts import NodeFacts, ProbeResult, SlurmFacts, StopFacts
+from slurm_elastic.doctor.facts import NodeFacts, ProbeResult, SavingFacts, SlurmFacts
 from slurm_elastic.doctor.gather import (
     _mount,
     _nvidia_driver,
@@ -143,7 +143,7 @@ def test_the_newest_run_tells_how_long_its_workers_took_to_save(tmp_path: Path, 
     ]
     for event in events:
         run_dir.append_event("n1", json.dumps({"schema": 1, "node": "n1", "text": "", **event}))
-    assert last_stop(tmp_path) == StopFacts("7", 41.2)
+    assert last_stop(tmp_path) == SavingFacts(41.2, "7")
 
 
 def peer(ports: tuple[int, int], **changed: Any) -> ProbeResult:
