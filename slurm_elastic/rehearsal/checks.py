@@ -373,5 +373,5 @@ def _short(place: str) -> str:
 
 def _last_failure(facts: RunFacts, stripped: str = "") -> str:
     """Return the last failure of a worker in brackets, without these characters at its end; empty if there is none."""
-    words = " ".join(facts.failures[-1].rstrip(stripped).split()) if facts.failures else ""
+    words = " ".join(facts.failure.rstrip(stripped).split())
     return f" ({words})" if words else ""

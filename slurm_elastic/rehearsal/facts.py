@@ -135,7 +135,7 @@ class RunFacts:
         exit_codes: Those of the agents that the rehearsal has not killed.
         finished: True if the run is on record as done.
         restarts: Worker failures that were charged.
-        failures: One line for each failure of a worker that agents have recorded.
+        failure: The root cause of the last failure of workers that agents have recorded; empty if there is none.
         warnings: One line for each warning of agents and workers about snapshots, each once.
         cut_short: Rounds whose workers should stop at a step and ended in another way, with the time at which they were
             ended.
@@ -150,7 +150,7 @@ class RunFacts:
     exit_codes: frozenset[int] = frozenset()
     finished: bool = False
     restarts: int = 0
-    failures: tuple[str, ...] = ()
+    failure: str = ""
     warnings: tuple[str, ...] = ()
     cut_short: Mapping[int, float] = field(default_factory=dict)
     overwritten: tuple[str, ...] = ()

@@ -353,26 +353,18 @@ class RehearsedRun:
         codes = frozenset(code for code, killed in ended if code is not None and not killed)
         output = (self._directory / "output.txt").read_text(errors="replace").splitlines()
         if not self._run_dir.path.exists():
-            last = tuple(printable(line, 500) for line in output[-1:])
-            return RunFacts(gave_up=gave_up or "no agent has started", failures=last, exit_codes=codes)
+            last = printable(output[-1] if output else "", 500)
+            return RunFacts(gave_up=gave_up or "no agent has started", failure=last, exit_codes=codes)
         warned = [match[1] for line in output if (match := _WARNING.search(line)) is not None]
         records = self._records()
-        failures = [
-            str(failure.get("message") or f"exit code {failure.get('exit_code')}")
-            for failure in records.failures.values()
-        ]
-        failures += [
-            event.word("detail") or event.text
-            for event in records.events
-            if event.kind == "round_ended" and event.word("reason") == "worker_failed"
-        ]
+        status = run_status(records, time.time())
         return RunFacts(
             workers=self._recordings.workers(),
             happened=tuple(self._happened),
             exit_codes=codes,
             finished=records.done is not None,
-            restarts=records.rounds[-1].restarts if records.rounds else 0,
-            failures=tuple(dict.fromkeys(printable(text, 500) for text in failures)),
+            restarts=status.restarts,
+            failure=printable(status.root_cause.text if status.root_cause is not None else "", 500),
             warnings=tuple(dict.fromkeys(printable(text, 500) for text in warned)),
             cut_short=_cut_short(records),
             overwritten=tuple(self._short(path) for path in self._files.overwritten()),

@@ -183,7 +183,7 @@ MISTAKES: list[tuple[Callable[[], RunFacts], dict[str, str]]] = [
     (other_losses, {"losses.match": "at step 6 the loss is nan, and 0.166667 without mishaps"}),
     (lambda: after_notice(cut_short={0: 4.6}), {"worker.exit": "did not end with 0"}),
     (fails_while_another_saves, {"worker.exit": "did not end with 0", "steps.announced": "2 steps"}),
-    (lambda: after_notice(restarts=1, failures=("ValueError: no",)), {"worker.exit": r"by itself \(ValueError: no\)"}),
+    (lambda: after_notice(restarts=1, failure="ValueError: no"), {"worker.exit": r"by itself \(ValueError: no\)"}),
     (lambda: after_notice(overwritten=("last.pt",)), {"checkpoint.atomic": "overwritten in place: last.pt"}),
     (
         lambda: begins_again(halves={0: "step_5"}),
@@ -242,8 +242,8 @@ def test_losses_are_those_of_the_steps_that_counted_and_the_mean_of_all_ranks() 
     ("facts", "line"),
     [
         (RunFacts(finished=True), "never calls slurm_elastic.trainer.should_stop"),
-        (RunFacts(failures=("RuntimeError: No CUDA GPUs are available",)), "rehearse it where there are GPUs"),
-        (RunFacts(failures=("FileNotFoundError: data",)), r"\(FileNotFoundError: data\); fix it; .* --link"),
+        (RunFacts(failure="RuntimeError: No CUDA GPUs are available"), "rehearse it where there are GPUs"),
+        (RunFacts(failure="FileNotFoundError: data"), r"\(FileNotFoundError: data\); fix it; .* --link"),
         (RunFacts(gave_up="no worker has taken a step for 9 s"), "no worker has taken a step for 9 s; .*--timeout"),
         (RunFacts(workers=(worker(0, 0, 5, 8),), finished=True), "begins with step 5: it has found a checkpoint"),
         (
