@@ -11,7 +11,7 @@ from statistics import median
 
 from slurm_elastic.errors import UsageError
 from slurm_elastic.finding import Check, Finding, Level
-from slurm_elastic.rehearsal.facts import RunFacts, StopSeen, WorkerSeen, changes_of, first_steps, losses
+from slurm_elastic.rehearsal.facts import RunFacts, WorkerSeen, changes_of, first_steps, losses
 from slurm_elastic.rehearsal.scenario import GRACE, Kind, Mishap, Plan
 
 _GPU = re.compile(r"CUDA|NVIDIA|\bGPU|HIP|nccl", re.IGNORECASE)
@@ -125,7 +125,7 @@ def _failed_workers(facts: RunFacts) -> Finding:
             "the agents take that for a failure: other workers are ended before they have saved, and on a node that "
             "stays it uses up --max-restarts",
             "save, leave the loop and end with exit code 0 on all ranks when should_stop returns a Stop",
-            place=worker.stop.place if worker.stop is not None else "",
+            place=worker.asked,
         )
     if facts.restarts > provoked or not facts.finished:
         why = "such a failure uses up --max-restarts"
@@ -145,10 +145,6 @@ def _too_slow(worker: WorkerSeen, facts: RunFacts) -> bool:
             # Agents end workers before the deadline, at the earliest when half of the time is over.
             return facts.cut_short[worker.round] - happened.at > 0.4 * happened.mishap.seconds
     return False
-
-
-def _told_to_stop(facts: RunFacts, round_: int) -> list[tuple[WorkerSeen, StopSeen]]:
-    return [(worker, worker.stop) for worker in facts.workers if worker.round == round_ and worker.stop is not None]
 
 
 def _resume(facts: RunFacts) -> Finding:
@@ -272,10 +268,10 @@ def _saving(facts: RunFacts) -> list[Finding]:
     worst: list[Finding] = []
     for happened in facts.happened:
         notice = happened.mishap.seconds
-        if notice is None:
-            continue
-        for worker, stop in _told_to_stop(facts, happened.round):
-            place = worker.saved or stop.place
+        for worker in facts.workers:
+            if notice is None or worker.round != happened.round or worker.stop is None:
+                continue
+            place = worker.saved or worker.asked
             if worker.ended is None:
                 if not _too_slow(worker, facts):
                     continue
@@ -283,7 +279,7 @@ def _saving(facts: RunFacts) -> list[Finding]:
                 why = "the checkpoint is lost, and with it all steps since the one before"
                 fix = "save faster: less state, sharded, or in memory (slurm_elastic.snapshot)"
                 return [check.broken(fact, why, f"{fix}; or ask the site for a longer grace", place=place)]
-            seconds = worker.ended - stop.at
+            seconds = worker.ended - worker.stop
             text = f"saving and ending took {seconds:.1f} s of {notice:g} s of notice"
             if seconds > notice / 2:
                 fix = "save faster, or ask the site for a longer grace"
@@ -296,7 +292,8 @@ def _saving(facts: RunFacts) -> list[Finding]:
 def _asked(planned: Plan, undisturbed: RunFacts, disturbed: RunFacts) -> Finding:
     check = Check("stop.asked")
     for happened in disturbed.happened:
-        if happened.mishap.announced and not _told_to_stop(disturbed, happened.round):
+        stopped = (worker.stop is not None for worker in disturbed.workers if worker.round == happened.round)
+        if happened.mishap.announced and not any(stopped):
             return check.broken(
                 f"'{happened.mishap}': no worker was told to stop at a step",
                 "the workers were ended without notice",

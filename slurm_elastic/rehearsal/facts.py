@@ -13,14 +13,6 @@ from typing import Any
 from slurm_elastic.rehearsal.scenario import Mishap
 
 
-@dataclass(frozen=True, slots=True)
-class StopSeen:
-    """The answer of `should_stop` that told a worker to stop."""
-
-    at: float
-    place: str = ""
-
-
 @dataclass(slots=True)
 class WorkerSeen:
     """A worker, as it has written down what it did. Times are of the machine's monotonic clock, in seconds.
@@ -33,14 +25,14 @@ class WorkerSeen:
         world_size: Number of workers of the round.
         steps: The steps of its calls of `should_stop`, with their times.
         pause: Longest time between two calls, without the waits of the rehearsal.
-        asked: Place of its last call of `should_stop`.
+        asked: Place of its last call of `should_stop`, which is the one that told it to stop.
         losses: Losses that it reported, by step.
         checkpoints: Steps of the checkpoints that it reported, with their times.
         woken: True if it was paused, and told to save when others had taken its place.
         late: Steps of the checkpoints that it reported after that.
         saved: Place of its last `report_checkpoint`.
         samples: Samples that it trained on: step, epoch, number.
-        stop: The answer to stop; None if it got none.
+        stop: When it was told to stop; None if it was not.
         ended: When it ended by itself; None if it was killed.
         waits: The mishap that it waits for now; None if it does not.
     """
@@ -59,7 +51,7 @@ class WorkerSeen:
     late: list[int] = field(default_factory=list)
     saved: str = ""
     samples: list[tuple[int, int, int]] = field(default_factory=list)
-    stop: StopSeen | None = None
+    stop: float | None = None
     ended: float | None = None
     waits: int | None = None
     _since: float | None = None
@@ -93,7 +85,7 @@ class WorkerSeen:
             case "wakes":
                 self.woken = True
             case "stop":
-                self.stop = self.stop or StopSeen(at, record["place"])
+                self.stop = self.stop or at
             case "loss":
                 self.losses[step] = record["loss"]
             case "checkpoint":

@@ -275,7 +275,7 @@ class Recordings:
 
     def stopped(self, round_: int) -> bool:
         """Return True if a worker of the round was told to stop, or a later round has workers."""
-        return self.newest > round_ or any(worker.stop for worker in self.of_round(round_))
+        return self.newest > round_ or any(worker.stop is not None for worker in self.of_round(round_))
 
     def saved(self, round_: int, step: int) -> bool:
         """Return True if a worker of a later round has reported a checkpoint of a later step."""

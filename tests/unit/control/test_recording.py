@@ -59,7 +59,7 @@ def test_what_a_worker_does_is_written_down(directory: Path) -> None:
     assert (found.losses, found.samples) == ({1: 0.5}, [(1, 0, 7), (1, 0, 9)])
     assert [step for step, _ in found.checkpoints] == [1]
     assert found.stop is not None
-    assert found.stop.place.startswith(f"{__file__}:")
+    assert found.asked.startswith(f"{__file__}:")
     (progress,) = control.progress()
     assert (progress.boundary, progress.loss, progress.checkpoint) == (2, 0.5, 1)
 

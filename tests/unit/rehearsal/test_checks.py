@@ -12,7 +12,7 @@ from slurm_elastic.errors import UsageError
 from slurm_elastic.finding import Finding, Level
 from slurm_elastic.rehearsal import kill, pause, preempt
 from slurm_elastic.rehearsal.checks import findings, require_comparable
-from slurm_elastic.rehearsal.facts import Happened, RunFacts, StopSeen, WorkerSeen, changes_of, losses
+from slurm_elastic.rehearsal.facts import Happened, RunFacts, WorkerSeen, changes_of, losses
 from slurm_elastic.rehearsal.scenario import plan
 
 NOTICE = preempt(node=1, step=4, seconds=10)
@@ -47,8 +47,7 @@ UNDISTURBED = RunFacts(workers=(worker(0, 0, 1, 8), worker(0, 1, 1, 8)), finishe
 
 def stopped(rank: int, **fields: object) -> WorkerSeen:
     """A worker that is told to stop after step 4, at 104 s, and has saved half a second later."""
-    stop = StopSeen(4.0, "train.py:9")
-    values: dict[str, object] = {"stop": stop, "ended": 4.5, "checkpoints": ((4, 4.4),)}
+    values: dict[str, object] = {"stop": 4.0, "ended": 4.5, "checkpoints": ((4, 4.4),)}
     return worker(0, rank, 1, 4, **{**values, **fields})
 
 
