@@ -66,6 +66,11 @@ class Check(str):
         """Return why runs do not work."""
         return Finding(self, Level.BROKEN, found, why, fix, nodes, place)
 
+    def refused(self, error: str, why: str) -> Finding:
+        """Return why runs do not work, by a line that ends with what a person can do."""
+        found, _, fix = error.partition("; ")
+        return self.broken(found, why, fix)
+
 
 def merged(findings: Iterable[Finding]) -> list[Finding]:
     """Return findings about single nodes with those that say the same of several nodes made one."""

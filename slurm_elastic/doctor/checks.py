@@ -297,8 +297,7 @@ def _bad_exit(config: ClusterConfig) -> Finding:
 def _run_dir(site: SiteFacts) -> Iterator[Finding]:
     facts, check = site.run_dir, Check("run_dir.usable")
     if facts.error:
-        what, _, fix = facts.error.partition("; ")
-        yield check.broken(what, "agents refuse it", fix)
+        yield check.refused(facts.error, "agents refuse it")
         return
     if facts.is_exclusive:
         why = "files can be made, linked, renamed and removed, and one creation of a file succeeds"
@@ -354,8 +353,7 @@ def _etcd(site: SiteFacts) -> Iterator[Finding]:
     if etcd is None:
         return
     if etcd.error:
-        what, _, fix = etcd.error.partition("; ")
-        yield Check("etcd").broken(what, "records of a run cannot be kept there", fix)
+        yield Check("etcd").refused(etcd.error, "records of a run cannot be kept there")
     else:
         fact = f"{etcd.endpoint}, {etcd.seconds * 1000:.0f} ms for a transaction"
         yield Check("etcd").ok(fact, "it lets this user in, to read and to write")

@@ -113,8 +113,7 @@ def _failure_domains(site: SiteFacts) -> Iterator[Finding]:
 def _torch(node: NodeFacts) -> Finding:
     check, torch, why = Check("node.torch"), node.torch, "all parts of torch that are used are there"
     if torch.error:
-        what, _, fix = torch.error.partition("; ")
-        return check.broken(what, "no agent starts", fix)
+        return check.refused(torch.error, "no agent starts")
     if release_numbers(torch.release) > release_numbers(NEWEST):
         tested = f"the tested releases are {OLDEST} to {NEWEST}"
         return check.unknown(torch.release, f"{tested}; {why}", "look for a newer release of slurm_elastic")
@@ -239,8 +238,7 @@ def _submission(node: NodeFacts) -> Finding:
 def _address(node: NodeFacts) -> Finding:
     check = Check("network.address")
     if node.address_error:
-        what, _, fix = node.address_error.partition("; ")
-        return check.broken(what, "other nodes could not reach this one", fix)
+        return check.refused(node.address_error, "other nodes could not reach this one")
     interface = next((name for name, address in node.interfaces.items() if address == node.address), "")
     # The addresses differ from node to node; the way in which they were found does not.
     fact = f"on {interface}" if interface else "by name"
@@ -289,10 +287,15 @@ def _links(site: SiteFacts) -> list[tuple[str, LinkFacts]]:
     return [(result.facts.node, link) for result in site.results for link in result.links]
 
 
+def _worst(site: SiteFacts, name: str) -> tuple[float, str, str] | None:
+    """Return the largest value of a fact about ways, with the nodes at both ends; None if no way has it."""
+    values = ((getattr(link, name), here, link.peer) for here, link in _links(site))
+    return max(((abs(value), *nodes) for value, *nodes in values if value is not None), default=None)
+
+
 def _round_trip(site: SiteFacts) -> Finding:
     check = Check("network.round_trip")
-    times = [(link.round_trip, here, link.peer) for here, link in _links(site) if link.round_trip is not None]
-    worst = max(times, default=None)
+    worst = _worst(site, "round_trip")
     if worst is None:
         return check.unknown("no message was answered", "a step of training takes many round trips")
     longest, here, there = worst
@@ -304,10 +307,7 @@ def _round_trip(site: SiteFacts) -> Finding:
 
 def _clocks(site: SiteFacts) -> Finding:
     check = Check("network.clocks")
-    offsets = [
-        (abs(link.clock_offset), here, link.peer) for here, link in _links(site) if link.clock_offset is not None
-    ]
-    worst = max(offsets, default=None)
+    worst = _worst(site, "clock_offset")
     if worst is None:
         return check.unknown("no node has told its time", "logs may be in a wrong order")
     largest, here, there = worst
