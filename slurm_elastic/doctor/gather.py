@@ -6,6 +6,7 @@ import contextlib
 import getpass
 import os
 import platform
+import re
 import resource
 import shutil
 import socket
@@ -43,6 +44,8 @@ _RECORDS = 5
 """Records that are written; the fastest counts, as a file server has other users."""
 _SHM = Path("/dev/shm")
 _DRIVER = Path("/proc/driver/nvidia/version")
+_RELEASE = r"\b[0-9]+\.[0-9.]+"
+"""That of the driver in ``NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  ...``."""
 _MATRIX = 1024
 _RUNS = 3
 """Runs whose records are read; one of 500 nodes has a thousand files."""
@@ -109,6 +112,7 @@ def node_facts(
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     locked, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     clock, now = controller.clock(), time.time()
+    scope = _in_file(Path("/proc/sys/kernel/yama/ptrace_scope"), "[0-9]+")
     return NodeFacts(
         node=node,
         python=platform.python_version(),
@@ -118,14 +122,14 @@ def node_facts(
         torch=torch,
         gpus=tuple(_gpu_facts()) if torch.cuda else (),
         job_gpus=job_gpus,
-        nvidia_driver=_nvidia_driver(),
+        nvidia_driver=_in_file(_DRIVER, _RELEASE),
         shared_memory=shared_memory,
         shared_memory_error=shared_memory_error,
         descriptors_soft=soft,
         descriptors_hard=hard,
         locked_memory=locked,
         has_membarrier=has_membarrier(),
-        ptrace_scope=_ptrace_scope(),
+        ptrace_scope=int(scope) if scope else None,
         has_py_spy=shutil.which("py-spy") is not None,
         controller_offset=now - clock.now if clock else None,
         has_squeue=controller.own_jobs() is not None,
@@ -230,13 +234,13 @@ def _gpu_facts() -> Iterator[GpuFacts]:
         yield GpuFacts(index, name, f"{wrong} of {made.numel()} elements are wrong" if wrong else "")
 
 
-def _nvidia_driver(source: Path = _DRIVER) -> str:
-    """Return the driver's release: ``NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  ...``."""
+def _in_file(path: Path, pattern: str) -> str:
+    """Return the first text in a file that a pattern matches; empty if there is none, or no such file."""
     try:
-        words = source.read_text().splitlines()[0].split()
-    except (OSError, IndexError):
+        match = re.search(pattern, path.read_text())
+    except OSError:
         return ""
-    return next((word for word in words if word[0].isdigit() and "." in word), "")
+    return match[0] if match else ""
 
 
 def _shared_memory() -> tuple[int | None, str]:
@@ -251,13 +255,6 @@ def _shared_memory() -> tuple[int | None, str]:
     except OSError as error:
         return None, error.strerror or str(error)
     return space.f_bavail * space.f_frsize, ""
-
-
-def _ptrace_scope(source: Path = Path("/proc/sys/kernel/yama/ptrace_scope")) -> int | None:
-    try:
-        return int(source.read_text())
-    except (OSError, ValueError):
-        return None
 
 
 def _address(node: str, preference: AddressPreference, controller: Controller, toward: str | None) -> dict[str, Any]:

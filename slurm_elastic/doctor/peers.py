@@ -99,7 +99,7 @@ def ask_peer(run_dir: RunDir, here: str, peer: ProbeResult) -> LinkFacts:
             offset = float(clock) - (time.time() - took / 2)
             delay = _file_delay(run_dir, here, there, connection)
     except (OSError, EOFError, AuthenticationError, ValueError) as error:
-        return LinkFacts(there, leader_error, f"its answer is not that of the doctor ({_why(error)})")
+        return LinkFacts(there, leader_error, f"its answer is not that of the doctor ({why(error)})")
     return LinkFacts(there, leader_error, "", statistics.median(times), offset, delay)
 
 
@@ -108,7 +108,7 @@ def _connect(address: str, port: int) -> tuple[socket.socket | None, str]:
     try:
         return (socket.create_connection((address, port), _CONNECT) if port else None), ""
     except OSError as error:
-        return None, _why(error)
+        return None, why(error)
 
 
 def _connection(accepted: socket.socket) -> Connection:
@@ -163,7 +163,9 @@ def _file_name(maker: str, asker: str) -> str:
     return f"file.{maker}.{asker}"
 
 
-def _why(error: BaseException) -> str:
+def why(error: BaseException) -> str:
+    """Return the first line of an error, in the words of the kernel where it is one of those."""
     if isinstance(error, TimeoutError):
         return f"no answer within {_CONNECT:g} s"
-    return getattr(error, "strerror", None) or str(error) or type(error).__name__
+    text = getattr(error, "strerror", None) or str(error)
+    return (text.splitlines() or [type(error).__name__])[0]

@@ -20,7 +20,7 @@ import msgspec
 from slurm_elastic import typed_json
 from slurm_elastic.doctor.facts import CollectiveFacts, NodeFacts, ProbeResult
 from slurm_elastic.doctor.gather import node_facts
-from slurm_elastic.doctor.peers import ask_peer, serve_peers
+from slurm_elastic.doctor.peers import ask_peer, serve_peers, why
 from slurm_elastic.errors import UsageError
 from slurm_elastic.rundir import RecordError, RunDir
 from slurm_elastic.slurm import AddressPreference, Controller, SlurmJob
@@ -110,7 +110,7 @@ def _collectives(
         except Exception as error:
             for name in backends:
                 if outcomes[name].bandwidth is None:
-                    outcomes[name] = CollectiveFacts(name, error=_first_line(error))
+                    outcomes[name] = CollectiveFacts(name, error=why(error))
 
     # In a thread: where a network swallows packets, a collective may end long after its time-out, or never.
     thread = threading.Thread(target=run, daemon=True)
@@ -152,12 +152,8 @@ def _all_reduce(backend: str, store: Any, rank: int, size: int) -> CollectiveFac
     except (RuntimeError, ValueError) as error:
         with contextlib.suppress(Exception):
             dist.destroy_process_group()
-        return CollectiveFacts(backend, error=_first_line(error))
+        return CollectiveFacts(backend, error=why(error))
     return CollectiveFacts(backend, bandwidth=2 * (size - 1) / size * _SIZE / took)
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def _write(run_dir: RunDir, result: ProbeResult) -> None:

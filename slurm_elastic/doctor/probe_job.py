@@ -7,7 +7,6 @@ import contextlib
 import os
 import secrets
 import shutil
-import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -102,8 +101,6 @@ def with_results(site: SiteFacts, run_dir: RunDir, controller: Controller, repor
         report: Is given one line whenever there is news of the job.
     """
     said, over = "", None
-    # As by Ctrl-C: a job that waits in the queue would be left behind.
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         while True:
             view = controller.job(site.job)
@@ -126,8 +123,6 @@ def with_results(site: SiteFacts, run_dir: RunDir, controller: Controller, repor
     except BaseException:
         controller.cancel(site.job)
         raise
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _news(view: JobView) -> str:

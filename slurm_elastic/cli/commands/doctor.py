@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from slurm_elastic.cli._command import Parser, with_sbatch_options
-from slurm_elastic.cli._run_view import Terminal, ViewCommand, show_findings
+from slurm_elastic.cli._run_view import Terminal, ViewCommand, show_findings, signals_as_ctrl_c
 from slurm_elastic.errors import UsageError
 from slurm_elastic.finding import Finding, exit_code, findings_json
 from slurm_elastic.text import counted
@@ -60,7 +60,9 @@ exit codes: 0 runs work, 1 they work with limits, 2 they do not work, or wrong u
         from slurm_elastic.doctor.checks import findings
         from slurm_elastic.doctor.probe_job import gather_site
 
-        site = gather_site(options, sbatch)
+        # No job that waits in the queue is left behind.
+        with signals_as_ctrl_c():
+            site = gather_site(options, sbatch)
         results = findings(site)
         if options.json:
             print(json.dumps(_json(site, results), indent=1))

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import os
-import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from slurm_elastic.cli._command import Parser
-from slurm_elastic.cli._run_view import Terminal, ViewCommand
+from slurm_elastic.cli._run_view import Terminal, ViewCommand, signals_as_ctrl_c
 from slurm_elastic.errors import UsageError
 
 if TYPE_CHECKING:
@@ -59,7 +57,8 @@ exit codes: 0 nothing to fix, 1 findings, 2 the script cannot be rehearsed, or w
             _require_directory(options.report)
         from slurm_elastic.rehearsal.runner import rehearse
 
-        with _signals_as_ctrl_c():
+        # No process of the rehearsal is left behind.
+        with signals_as_ctrl_c():
             outcome = rehearse(wishes)
         if options.report:
             _write_page(options.report, outcome)
@@ -91,18 +90,6 @@ def _options(parsed: argparse.Namespace) -> Options:
         timeout=_number("--timeout", parsed.timeout),
         say=lambda line: print(f"slurm-elastic: {line}", file=sys.stderr, flush=True),
     )
-
-
-@contextlib.contextmanager
-def _signals_as_ctrl_c() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP end the processes of the rehearsal, too."""
-    numbers = (signal.SIGTERM, signal.SIGHUP)
-    before = [signal.signal(number, signal.default_int_handler) for number in numbers]
-    try:
-        yield
-    finally:
-        for number, handler in zip(numbers, before, strict=True):
-            signal.signal(number, handler)
 
 
 def _read(name: str) -> str:

@@ -17,8 +17,9 @@ import pytest
 from slurm_elastic import typed_json
 from slurm_elastic.doctor.facts import NodeFacts, ProbeResult, SavingFacts, SlurmFacts
 from slurm_elastic.doctor.gather import (
+    _RELEASE,
+    _in_file,
     _mount,
-    _nvidia_driver,
     last_stop,
     node_facts,
     quota_left,
@@ -128,8 +129,8 @@ def test_the_rest_of_a_quota_as_its_commands_show_it(output: str, left: int | No
 )
 def test_the_release_of_the_driver(tmp_path: Path, line: str, release: str) -> None:
     (tmp_path / "version").write_text(f"{line}\nGCC version:\n")
-    assert _nvidia_driver(tmp_path / "version") == release
-    assert _nvidia_driver(tmp_path / "none") == ""
+    assert _in_file(tmp_path / "version", _RELEASE) == release
+    assert _in_file(tmp_path / "none", _RELEASE) == ""
 
 
 def test_the_newest_run_tells_how_long_its_workers_took_to_save(tmp_path: Path, run_dir: RunDir) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from slurm_elastic.cli._run_view import signals_as_ctrl_c
 from slurm_elastic.doctor.facts import NodeFacts, ProbeResult, RunDirFacts, SiteFacts, SlurmFacts
 from slurm_elastic.doctor.probe import result_name
 from slurm_elastic.doctor.probe_job import OUTPUT, with_results
@@ -76,6 +77,6 @@ def test_a_damaged_result_counts_as_none(tmp_path: Path, monkeypatch: pytest.Mon
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_the_job_is_cancelled_when_the_doctor_is_told_to_end(tmp_path: Path, number: signal.Signals) -> None:
     controller = Scripted(*[view("PENDING")] * 1000)
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(KeyboardInterrupt), signals_as_ctrl_c():
         with_results(site(), opened(tmp_path), controller, lambda line: os.kill(os.getpid(), number))
     assert controller.cancelled == ["7"]
