@@ -33,11 +33,9 @@ def findings(site: SiteFacts) -> list[Finding]:
 def _slurm(site: SiteFacts) -> Iterator[Finding]:
     config = site.slurm.config
     if config is None:
-        yield Check("slurm.controller").broken(
-            "scontrol gets no answer from slurmctld",
-            "jobs cannot be submitted, and agents do not learn why they are signalled",
-            "run `scontrol ping`; on a machine of the cluster with slurmctld up it says UP",
-        )
+        why = "jobs cannot be submitted, and agents do not learn why they are signalled"
+        fix = "run `scontrol ping`; on a machine of the cluster with slurmctld up it says UP"
+        yield Check("slurm.controller").broken("scontrol gets no answer from slurmctld", why, fix)
         return
     yield _release(config)
     # Of several Slurm tells the one that a job has got.
@@ -48,11 +46,8 @@ def _slurm(site: SiteFacts) -> Iterator[Finding]:
         yield _grace(site, config, partition)
         yield _time_limit(partition)
     else:
-        yield Check("slurm.partition").unknown(
-            "there is no default partition",
-            "what preemption and time limits mean for runs depends on the partition",
-            "name one by --partition",
-        )
+        why = "what preemption and time limits mean for runs depends on the partition"
+        yield Check("slurm.partition").unknown("there is no default partition", why, "name one by --partition")
     for judge in (_kill_wait, _requeue, _requeue_delay, _proctrack, _slurmd_timeout, _unkillable, _user_signal):
         yield judge(config)
     yield _bad_exit(config)
@@ -118,17 +113,12 @@ def _preemption(site: SiteFacts, config: ClusterConfig, partition: PartitionView
         why = "Slurm takes no node from a job here; runs shrink by lost nodes, time limits and drain only"
         return check.ok(fact, why)
     if mode == "SUSPEND":
-        return check.limit(
-            fact,
-            "Slurm stops a preempted job without notice and keeps its memory; in an array the others go on without it",
-            "ask for PreemptMode=REQUEUE, or submit to a partition that is not preempted",
-        )
+        why = "Slurm stops a preempted job without notice and keeps its memory; in an array the others go on without it"
+        return check.limit(fact, why, "ask for PreemptMode=REQUEUE, or submit to a partition that is not preempted")
     if mode == "CANCEL":
-        return check.limit(
-            fact,
-            "a preempted allocation.sbatch is over; a preempted element of array.sbatch does not come back",
-            "ask for PreemptMode=REQUEUE; until then submit again after a preemption, with the same --run-id",
-        )
+        why = "a preempted allocation.sbatch is over; a preempted element of array.sbatch does not come back"
+        fix = "ask for PreemptMode=REQUEUE; until then submit again after a preemption, with the same --run-id"
+        return check.limit(fact, why, fix)
     why = "a preempted allocation.sbatch saves, waits and starts again as a whole; of array.sbatch single elements do"
     return check.ok(fact, why)
 
@@ -219,11 +209,8 @@ def _proctrack(config: ClusterConfig) -> Finding:
     check, kind = Check("slurm.proctrack"), config.text("ProctrackType")
     name = kind.rpartition("/")[2]
     if name == "pgid":
-        return check.limit(
-            kind,
-            "Slurm does not find processes that leave the process group of their task, and leaves them on the node",
-            "ask for ProctrackType=proctrack/cgroup",
-        )
+        why = "Slurm does not find processes that leave the process group of their task, and leaves them on the node"
+        return check.limit(kind, why, "ask for ProctrackType=proctrack/cgroup")
     if name == "linuxproc":
         return check.ok(
             kind,
@@ -268,11 +255,9 @@ def _unkillable(config: ClusterConfig) -> Finding:
     why = f"Slurm drains a node whose processes are not gone {seconds} s after SIGKILL"
     # slurm.conf(5): "should be at least 5 times larger than MessageTimeout".
     if seconds < 5 * message:
-        return check.limit(
-            f"{seconds} s",
-            f"{why}, as when a GPU driver or a file system is slow; preempted nodes may not come back",
-            f"ask for UnkillableStepTimeout of at least {5 * message}, five times MessageTimeout",
-        )
+        why = f"{why}, as when a GPU driver or a file system is slow; preempted nodes may not come back"
+        fix = f"ask for UnkillableStepTimeout of at least {5 * message}, five times MessageTimeout"
+        return check.limit(f"{seconds} s", why, fix)
     return check.ok(f"{seconds} s", why)
 
 
@@ -303,11 +288,9 @@ def _run_dir(site: SiteFacts) -> Iterator[Finding]:
         why = "files can be made, linked, renamed and removed, and one creation of a file succeeds"
         yield check.ok(facts.path, why)
     else:
-        yield check.broken(
-            f"{facts.path}: a file was created twice",
-            "two groups of workers could train at once, as a round is claimed by the creation of a file",
-            "give a run directory on another file system by --run-dir",
-        )
+        why = "two groups of workers could train at once, as a round is claimed by the creation of a file"
+        fix = "give a run directory on another file system by --run-dir"
+        yield check.broken(f"{facts.path}: a file was created twice", why, fix)
     yield _shared(site, facts.filesystem)
     quota = "quotas apart" if facts.quota_left is None else f"{size_text(facts.quota_left)} left of your quota"
     check, fact = Check("run_dir.space"), f"{size_text(facts.free)} free, {quota}"
@@ -318,12 +301,9 @@ def _run_dir(site: SiteFacts) -> Iterator[Finding]:
         yield check.ok(fact)
     record, speed = f"{facts.record_seconds * 1000:.0f} ms", f"{facts.write_speed / 1e6:.0f} MB/s"
     is_slow = facts.record_seconds > _SLOW_RECORD or facts.write_speed < _SLOW_WRITE
-    yield Check("run_dir.speed").limit_if(
-        is_slow,
-        f"{record} for a record, {speed} for a large file",
-        "each round waits for two records; a checkpoint in this file system takes its size by this speed",
-        "put the run directory and checkpoints on a faster file system",
-    )
+    why = "each round waits for two records; a checkpoint in this file system takes its size by this speed"
+    fix = "put the run directory and checkpoints on a faster file system"
+    yield Check("run_dir.speed").limit_if(is_slow, f"{record} for a record, {speed} for a large file", why, fix)
 
 
 def _shared(site: SiteFacts, filesystem: str) -> Finding:

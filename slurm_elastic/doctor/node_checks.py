@@ -42,11 +42,8 @@ def node_findings(site: SiteFacts) -> list[Finding]:
 def _missing(site: SiteFacts) -> Iterator[Finding]:
     check = Check("node.answers")
     if site.job and not site.expected:
-        yield check.broken(
-            f"job {site.job} ended before it had nodes",
-            "nothing is known about the nodes",
-            f"`scontrol show job {site.job}` says why; such as another user's or an administrator's scancel",
-        )
+        fix = f"`scontrol show job {site.job}` says why; such as another user's or an administrator's scancel"
+        yield check.broken(f"job {site.job} ended before it had nodes", "nothing is known about the nodes", fix)
     if not site.expected:
         return
     said = f"; the job printed: {' / '.join(site.job_output)}" if site.job_output else "; the job printed nothing"
@@ -62,12 +59,9 @@ def _missing(site: SiteFacts) -> Iterator[Finding]:
         )
     stopped = tuple(node for node in site.expected if complete.get(node) is False)
     if stopped:
-        yield check.broken(
-            f"ended before they had looked at the network{said}",
-            "workers on these nodes may end in the same way",
-            "read what the job printed; give the job more time by --time",
-            stopped,
-        )
+        why = "workers on these nodes may end in the same way"
+        fix = "read what the job printed; give the job more time by --time"
+        yield check.broken(f"ended before they had looked at the network{said}", why, fix, stopped)
     if not missing and not stopped:
         yield check.ok(f"all {len(site.expected)} nodes of job {site.job}")
 
@@ -126,11 +120,8 @@ def _gpus(node: NodeFacts) -> Finding:
     shown = ", ".join(f"{count} x {name}" for name, count in names.items()) or "none"
     wrong = [f"GPU {gpu.index}: {gpu.error}" for gpu in node.gpus if gpu.error]
     if wrong:
-        return check.broken(
-            "; ".join(wrong),
-            "a product of two matrices failed or was wrong",
-            "have this GPU looked at, and leave out the node by --exclude",
-        )
+        why = "a product of two matrices failed or was wrong"
+        return check.broken("; ".join(wrong), why, "have this GPU looked at, and leave out the node by --exclude")
     if node.job_gpus > len(node.gpus):
         built = f"torch is built for CUDA {cuda}" if cuda else "this torch is a CPU build"
         driver = f"driver {node.nvidia_driver}" if node.nvidia_driver else "no NVIDIA driver is loaded"
@@ -146,11 +137,8 @@ def _gpus(node: NodeFacts) -> Finding:
 def _shared_memory(node: NodeFacts) -> Finding:
     check, why = Check("node.shared_memory"), "data loaders pass samples through /dev/shm, and NCCL messages"
     if node.shared_memory_error:
-        return check.broken(
-            f"no file can be made in /dev/shm: {node.shared_memory_error}",
-            why,
-            "empty it, or mount it writable; ask who uses it by `ls -l /dev/shm` on the node",
-        )
+        fix = "empty it, or mount it writable; ask who uses it by `ls -l /dev/shm` on the node"
+        return check.broken(f"no file can be made in /dev/shm: {node.shared_memory_error}", why, fix)
     if node.shared_memory is None:
         return check.unknown("there is no /dev/shm", why)
     fact = f"{size_text(node.shared_memory)} free"
@@ -174,11 +162,8 @@ def _locked_memory(node: NodeFacts) -> Finding:
     if limit < 0:
         return check.ok("no limit")
     if limit < _LOCKED_MEMORY and node.gpus:
-        return check.limit(
-            size_text(limit),
-            "InfiniBand registers memory that it locks, and NCCL fails without",
-            "ask for LimitMEMLOCK=infinity of slurmd and PropagateResourceLimitsExcept=MEMLOCK",
-        )
+        fix = "ask for LimitMEMLOCK=infinity of slurmd and PropagateResourceLimitsExcept=MEMLOCK"
+        return check.limit(size_text(limit), "InfiniBand registers memory that it locks, and NCCL fails without", fix)
     return check.ok(size_text(limit), "InfiniBand needs more; other networks do not")
 
 
@@ -198,11 +183,8 @@ def _ptrace(node: NodeFacts) -> Finding:
     if not node.has_py_spy:
         return check.ok(fact, "with it, the stacks of a hung worker have Python's lines: pip install py-spy")
     if scope is not None and scope >= 2:
-        return check.limit(
-            fact,
-            "py-spy may not look into workers, so the stacks of a hung worker have the kernel's lines only",
-            "ask for kernel.yama.ptrace_scope=1, or set PYTHONFAULTHANDLER=1 for workers",
-        )
+        why = "py-spy may not look into workers, so the stacks of a hung worker have the kernel's lines only"
+        return check.limit(fact, why, "ask for kernel.yama.ptrace_scope=1, or set PYTHONFAULTHANDLER=1 for workers")
     return check.ok(fact, "the stacks of a hung worker have Python's lines")
 
 
@@ -274,12 +256,9 @@ def _ports(site: SiteFacts, name: str, kind: str, use: str) -> Finding:
         return check.ok(f"a port {kind} was reached on {len(links)} of {len(links)} ways", f"{use} such a port")
     pairs = "; ".join(f"{here} does not reach {there}: {error}" for here, there, error in wrong[:_SHOWN])
     rest = f"; and {len(wrong) - _SHOWN} more" if len(wrong) > _SHOWN else ""
-    return check.broken(
-        f"{pairs}{rest}",
-        f"{use} a port {kind}",
-        "open all ports between nodes in their firewalls; or give --interface with the name of another network",
-        tuple(dict.fromkeys(there for _, there, _ in wrong)),
-    )
+    why = f"{use} a port {kind}"
+    fix = "open all ports between nodes in their firewalls; or give --interface with the name of another network"
+    return check.broken(f"{pairs}{rest}", why, fix, tuple(dict.fromkeys(there for _, there, _ in wrong)))
 
 
 def _links(site: SiteFacts) -> list[tuple[str, LinkFacts]]:

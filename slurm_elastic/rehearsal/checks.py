@@ -99,11 +99,10 @@ def _ends(planned: Plan, undisturbed: RunFacts, facts: RunFacts) -> Finding:
             text = f"the run with mishaps began at step {began}: it found the checkpoints of the run without them"
             fix = "let it keep its checkpoints in SLURM_ELASTIC_RUN_DIR, in its current directory, or below {run}"
     elif (facts.last_step or 0) < (undisturbed.last_step or 0):
-        return check.limit(
-            f"the run ended after step {facts.last_step}, and after step {undisturbed.last_step} without mishaps",
-            "the training is cut short, or has other steps where the number of ranks is another one",
-            "load the position in the training with the checkpoint; keep the batch of the whole group the same",
-        )
+        found = f"the run ended after step {facts.last_step}, and after step {undisturbed.last_step} without mishaps"
+        why = "the training is cut short, or has other steps where the number of ranks is another one"
+        fix = "load the position in the training with the checkpoint; keep the batch of the whole group the same"
+        return check.limit(found, why, fix)
     else:
         return check.ok("the run ended with 0 after all mishaps")
     return check.broken(text, "the run does not survive what happens on a cluster", fix)
@@ -160,19 +159,15 @@ def _resume(facts: RunFacts) -> Finding:
             return check.broken(fact, "steps are left out", "count steps from the checkpoint", place=change.place)
         if expected is not None and change.resumed < expected:
             again = "from the beginning" if change.resumed <= 0 else f"from step {change.resumed}"
-            return check.broken(
-                f"{after} script went on {again}, not from step {expected}",
-                "work that was saved, or could be, is done again after every change of the nodes",
-                "load the newest checkpoint at the start of the script, and save when should_stop returns a Stop",
-                place=change.place,
-            )
+            found = f"{after} script went on {again}, not from step {expected}"
+            why = "work that was saved, or could be, is done again after every change of the nodes"
+            fix = "load the newest checkpoint at the start of the script, and save when should_stop returns a Stop"
+            return check.broken(found, why, fix, place=change.place)
         if expected is None and change.resumed <= 0 and change.last > 1:
-            return check.limit(
-                f"{after} script began again; it has reported no checkpoint",
-                "everything since the start is lost with a node",
-                "save a checkpoint every few minutes, and call trainer.report_checkpoint(step)",
-                place=change.place,
-            )
+            found = f"{after} script began again; it has reported no checkpoint"
+            why = "everything since the start is lost with a node"
+            fix = "save a checkpoint every few minutes, and call trainer.report_checkpoint(step)"
+            return check.limit(found, why, fix, place=change.place)
     return check.ok(f"rounds went on from step {', '.join(str(change.resumed) for change in changes)}")
 
 
@@ -226,12 +221,10 @@ def _samples(undisturbed: RunFacts, disturbed: RunFacts) -> Finding:
     again, never = (seen - expected).total(), (expected - seen).total()
     if not again and not never:
         return check.ok(f"all {seen.total()} samples were trained on as often as they should")
-    return check.broken(
-        f"{again} samples were trained on more often than in the undisturbed run, and {never} less often",
-        "the model sees other data than it should",
-        "save the position in the epoch with the checkpoint: sampler.state_dict() and load_state_dict()",
-        place=disturbed.rounds[-1][0].saved or disturbed.rounds[-1][0].asked,
-    )
+    found = f"{again} samples were trained on more often than in the undisturbed run, and {never} less often"
+    why = "the model sees other data than it should"
+    fix = "save the position in the epoch with the checkpoint: sampler.state_dict() and load_state_dict()"
+    return check.broken(found, why, fix, place=disturbed.rounds[-1][0].saved or disturbed.rounds[-1][0].asked)
 
 
 def _counted_samples(facts: RunFacts) -> Counter[tuple[int, int]]:
@@ -315,12 +308,9 @@ def _files(undisturbed: RunFacts, disturbed: RunFacts) -> Finding:
     saved = next((worker.saved for worker in disturbed.workers if worker.saved), "")
     paths = sorted({*undisturbed.overwritten, *disturbed.overwritten})
     if paths:
-        return check.broken(
-            f"overwritten in place: {', '.join(paths[:5])}",
-            f"{why}, and the one before is gone, too",
-            "write a file of another name and rename it: os.replace(temporary, final)",
-            place=saved,
-        )
+        why = f"{why}, and the one before is gone, too"
+        fix = "write a file of another name and rename it: os.replace(temporary, final)"
+        return check.broken(f"overwritten in place: {', '.join(paths[:5])}", why, fix, place=saved)
     # After these rounds the next one went on from the newest whole checkpoint.
     passed = {change.before for change in changes_of(disturbed) if change.resumed >= (change.checkpoint or 0)}
     taken = [name for round_, name in disturbed.halves.items() if round_ not in passed]
