@@ -153,7 +153,7 @@ def leave_half(source: Path, target: Path) -> None:
     files.sort(key=lambda path: path.stat().st_mtime_ns)
     half = files[: (len(files) + 1) // 2]
     for path in half:
-        copy = target / path.relative_to(source) if path != source else target
+        copy = target / path.relative_to(source)
         copy.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, copy)
     if half:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -87,5 +87,4 @@ class ElasticRun:
 @pytest.fixture
 def elastic_run(request: pytest.FixtureRequest) -> ElasticRun:
     """Run a script through mishaps: ``elastic_run("train.py", mishaps=[kill(node=1, step=20)])``."""
-    nodes: Any = request.config.getoption("--elastic-nodes")
-    return ElasticRun(int(nodes), request.path.parent)
+    return ElasticRun(request.config.getoption("--elastic-nodes"), request.path.parent)

@@ -160,7 +160,9 @@ class RehearsedRun:
         work = directory / "work"
         work.mkdir(parents=True)
         for path in options.links:
-            _link(path, work)
+            if not path.exists():
+                raise UsageError(f"--link {path}: there is no such file or directory")
+            (work / path.name).symlink_to(path.absolute())
         (directory / "mishaps.json").write_text(json.dumps([mishap.step for mishap in planned.mishaps]))
         self._run_dir = RunDir.for_run(directory.parent, f"{directory.name}-{os.getpid()}")
         words = [f"--run-id={self._run_dir.run_id}", f"--run-dir={directory.parent}", *options.agent_options]
@@ -384,9 +386,3 @@ def _cut_short(records: RunRecords) -> dict[int, float]:
     planned = {event.round for event in records.events if event.kind == "round_ending"}
     ended = [event for event in records.events if event.kind == "round_ended" and not event.whole("step")]
     return {event.round: event.time - offset for event in ended if event.round is not None and event.round in planned}
-
-
-def _link(path: Path, work: Path) -> None:
-    if not path.exists():
-        raise UsageError(f"--link {path}: there is no such file or directory")
-    (work / path.name).symlink_to(path.absolute())
