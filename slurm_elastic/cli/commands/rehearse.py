@@ -61,7 +61,10 @@ exit codes: 0 nothing to fix, 1 findings, 2 the script cannot be rehearsed, or w
         with signals_as_ctrl_c():
             outcome = rehearse(wishes)
         if options.report:
-            _write_page(options.report, outcome)
+            from slurm_elastic.cli.commands.report import write_file
+            from slurm_elastic.observe.page import html_page
+
+            write_file(options.report, html_page(outcome.report, outcome.findings))
         if options.json:
             print(json.dumps(_json(outcome), indent=1))
         else:
@@ -114,15 +117,6 @@ def _require_directory(name: str) -> None:
     directory = Path(name).absolute().parent
     if not directory.is_dir() or not os.access(directory, os.W_OK) or Path(name).is_dir():
         raise UsageError(f"--report {name}: no file can be written there; name a file in a directory that exists")
-
-
-def _write_page(name: str, rehearsal: Rehearsal) -> None:
-    from slurm_elastic.observe.page import html_page
-
-    try:
-        Path(name).write_text(html_page(rehearsal.report, rehearsal.findings))
-    except OSError as error:
-        raise UsageError(f"--report {name} cannot be written: {error.strerror}; name another file") from None
 
 
 def _json(rehearsal: Rehearsal) -> dict[str, object]:

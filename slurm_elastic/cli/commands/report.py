@@ -74,14 +74,14 @@ class Report(ViewCommand):
             for records, _ in read:
                 _send(options.otlp, records)
         if options.trace:
-            _write(options.trace, json.dumps(chrome_trace(reports[0])))
+            write_file(options.trace, json.dumps(chrome_trace(reports[0])))
         if options.json:
             contents = [report_json(item) for item in reports]
             print(json.dumps(contents if options.more else contents[0], indent=1))
         elif options.output or not (options.trace or options.otlp):
             runs = "-".join(item.status.run for item in reports[:_NAMED])
             name = options.output or f"report-{runs}{'-and-more' if len(reports) > _NAMED else ''}.html"
-            _write(name, html_page(reports[0]) if len(reports) == 1 else html_comparison(reports))
+            write_file(name, html_page(reports[0]) if len(reports) == 1 else html_comparison(reports))
         return 0
 
 
@@ -138,7 +138,12 @@ def _refused(answer: bytes) -> str:
     return f"{count} of them, {printable(str(why))}" if count else ""
 
 
-def _write(name: str, text: str) -> None:
+def write_file(name: str, text: str) -> None:
+    """Write a file that the user has named, and say so.
+
+    Raises:
+        UsageError: It cannot be written.
+    """
     try:
         Path(name).write_text(text, encoding="utf-8")
     except OSError as error:
