@@ -79,13 +79,13 @@ def probe(base: Path, run_id: str, preference: AddressPreference) -> None:
     if result.is_complete:
         return
     peers = _wait_for(run_dir, job.nodes, lambda peer: True)
-    following = [*job.nodes[job.node_rank + 1 :], *job.nodes[: job.node_rank]][:_MOST_LINKS]
-    links = tuple(ask_peer(run_dir, job.node, peers[node]) for node in following if node in peers)
+    others = [node for node in (*job.nodes[job.node_rank + 1 :], *job.nodes[: job.node_rank]) if node in peers]
+    links = tuple(ask_peer(run_dir, job.node, peers[node]) for node in others[:_MOST_LINKS])
     result = replace(result, links=links)
     _write(run_dir, result)
     _write(run_dir, replace(result, collectives=_collectives(job, facts, peers, store), is_complete=True))
-    # They may still have questions.
-    _wait_for(run_dir, peers, lambda peer: peer.is_complete)
+    # Those before it may still have questions, and all need the store of the first node.
+    _wait_for(run_dir, others if job.node_rank == 0 else others[-_MOST_LINKS:], lambda peer: peer.is_complete)
 
 
 def _collectives(
