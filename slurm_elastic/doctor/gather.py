@@ -50,7 +50,7 @@ _MATRIX = 1024
 _RUNS = 3
 """Runs whose records are read; one of 500 nodes has a thousand files."""
 _ETCD_SECONDS = 10.0
-_PATIENCE = 10.0
+_ANSWER = 10.0
 """Seconds for df and quota: a file server that does not answer is no reason to wait longer."""
 _QUOTA_COLUMNS = 8
 
@@ -302,7 +302,7 @@ def _printed(*command: str) -> str:
     """Return what a command prints, also if it fails: quota(1) ends with 1 when a limit is exceeded."""
     try:
         return subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_PATIENCE, check=False
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_ANSWER, check=False
         ).stdout
     except (OSError, subprocess.TimeoutExpired):
         return ""

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from datetime import timedelta
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -102,15 +102,13 @@ def _collectives(
     backends = ("gloo", "nccl") if all(peer.facts.gpus for peer in peers.values()) else ("gloo",)
     outcomes = {backend: CollectiveFacts(backend, error=f"no end within {_COLLECTIVE:g} s") for backend in backends}
 
+    @cache
+    def store() -> Any:
+        return _store(job.node_rank, peers[job.nodes[0]], listening)
+
     def run() -> None:
-        try:
-            store = _store(job.node_rank, peers[job.nodes[0]], listening)
-            for backend in backends:
-                outcomes[backend] = _all_reduce(backend, store, job.node_rank, len(job.nodes))
-        except Exception as error:
-            for name in backends:
-                if outcomes[name].bandwidth is None:
-                    outcomes[name] = CollectiveFacts(name, error=why(error))
+        for backend in backends:
+            outcomes[backend] = _all_reduce(backend, store, job.node_rank, len(job.nodes))
 
     # In a thread: where a network swallows packets, a collective may end long after its time-out, or never.
     thread = threading.Thread(target=run, daemon=True)
@@ -129,14 +127,14 @@ def _store(rank: int, first: ProbeResult, listening: socket.socket) -> Any:
     return make("127.0.0.1", is_master=True, wait_for_workers=False, master_listen_fd=listening.detach())
 
 
-def _all_reduce(backend: str, store: Any, rank: int, size: int) -> CollectiveFacts:
+def _all_reduce(backend: str, store: Callable[[], Any], rank: int, size: int) -> CollectiveFacts:
     """Form a group, measure it, and end it."""
     import torch
 
     # Not by an import: its stores are public but not exported to type checkers (torch 2.13).
     dist = importlib.import_module("torch.distributed")
     try:
-        own, timeout = dist.PrefixStore(backend, store), timedelta(seconds=_COLLECTIVE / 2)
+        own, timeout = dist.PrefixStore(backend, store()), timedelta(seconds=_COLLECTIVE / 2)
         dist.init_process_group(backend, store=own, rank=rank, world_size=size, timeout=timeout)
         tensor = torch.ones(_SIZE // 4, device="cuda:0" if backend == "nccl" else "cpu")
         # The first one makes connections.
@@ -149,7 +147,7 @@ def _all_reduce(backend: str, store: Any, rank: int, size: int) -> CollectiveFac
             torch.cuda.synchronize()
         took = (time.monotonic() - begin) / _TIMES
         dist.destroy_process_group()
-    except (RuntimeError, ValueError) as error:
+    except Exception as error:
         with contextlib.suppress(Exception):
             dist.destroy_process_group()
         return CollectiveFacts(backend, error=why(error))

@@ -11,7 +11,7 @@ from statistics import median
 
 from slurm_elastic.errors import UsageError
 from slurm_elastic.finding import Check, Finding, Level
-from slurm_elastic.rehearsal.facts import RunFacts, WorkerSeen, changes_of, first_steps, losses
+from slurm_elastic.rehearsal.facts import RunFacts, WorkerSeen, changes_of, counted, first_steps, losses
 from slurm_elastic.rehearsal.scenario import GRACE, Kind, Mishap, Plan
 
 _GPU = re.compile(r"CUDA|NVIDIA|\bGPU|HIP|nccl", re.IGNORECASE)
@@ -228,13 +228,7 @@ def _samples(undisturbed: RunFacts, disturbed: RunFacts) -> Finding:
 
 
 def _counted_samples(facts: RunFacts) -> Counter[tuple[int, int]]:
-    """Count the samples of the steps that were not taken again."""
-    kept: list[tuple[int, int, int]] = []
-    for round_ in facts.rounds:
-        first = min(first_steps(round_), default=0)
-        kept = [sample for sample in kept if sample[0] < first]
-        kept += [sample for worker in round_ for sample in worker.samples]
-    return Counter((epoch, number) for _, epoch, number in kept)
+    return Counter((epoch, number) for _, epoch, number in counted(facts, lambda worker: worker.samples))
 
 
 def _losses(undisturbed: RunFacts, disturbed: RunFacts, tolerance: float) -> Finding:

@@ -5,7 +5,8 @@ cost. Pure.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
@@ -196,17 +197,19 @@ class Change:
 
 
 def losses(facts: RunFacts) -> dict[int, float]:
-    """Return the losses of the steps that counted: of each step as it was taken last, the mean of all ranks."""
-    by_step: dict[int, float] = {}
-    for round_ in facts.rounds:
-        steps: dict[int, list[float]] = {}
-        for worker in round_:
-            for step, loss in worker.losses.items():
-                steps.setdefault(step, []).append(loss)
-        first = min(first_steps(round_), default=0)
-        by_step = {step: loss for step, loss in by_step.items() if step < first}
-        by_step.update({step: fmean(values) for step, values in steps.items()})
-    return dict(sorted(by_step.items()))
+    """Return the losses of the steps that counted, each the mean of all ranks."""
+    by_step: dict[int, list[float]] = {}
+    for step, loss in counted(facts, lambda worker: worker.losses.items()):
+        by_step.setdefault(step, []).append(loss)
+    return {step: fmean(values) for step, values in sorted(by_step.items())}
+
+
+def counted(facts: RunFacts, noted: Callable[[WorkerSeen], Iterable[tuple[Any, ...]]]) -> Iterator[tuple[Any, ...]]:
+    """Yield what workers have noted, each with its step first, of the steps that were not taken again."""
+    firsts = [min(first_steps(round_), default=0) for round_ in facts.rounds]
+    for index, round_ in enumerate(facts.rounds, 1):
+        end = min(firsts[index:], default=math.inf)
+        yield from (item for worker in round_ for item in noted(worker) if item[0] < end)
 
 
 def changes_of(facts: RunFacts) -> list[Change]:

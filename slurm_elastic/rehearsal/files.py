@@ -229,7 +229,7 @@ class NewNames:
 
 
 class Recordings:
-    """What the workers of a run have written down so far."""
+    """The workers of a run, as they have written down what they do."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
