@@ -26,13 +26,6 @@ NEWEST = "2.15"
 """The newest release of torch that was tested. Agents run with later ones, too; `slurm-elastic doctor` reports them."""
 
 
-class Part(Enum):
-    """The part of slurm_elastic that needs a hook."""
-
-    AGENT = "agent"
-    DUMPS = "dumps of collectives"
-
-
 class Kind(Enum):
     """The use of a hook."""
 
@@ -47,7 +40,6 @@ class Kind(Enum):
 class Hook(NamedTuple):
     """One place where slurm_elastic depends on torch's code."""
 
-    part: Part
     kind: Kind
     path: str
     """``module:name.name``."""
@@ -61,9 +53,9 @@ _LOCAL = f"{_ELASTIC}.agent.server.local_elastic_agent:LocalElasticAgent"
 _PROCESSES = f"{_ELASTIC}.multiprocessing.api"
 
 HOOKS: tuple[Hook, ...] = tuple(
-    Hook(part, kind, path, names)
-    for (part, kind), hooks in {
-        (Part.AGENT, Kind.CALLED): {
+    Hook(kind, path, names)
+    for kind, hooks in {
+        Kind.CALLED: {
             f"{_LOCAL}.__init__": "spec logs_specs",
             f"{_LOCAL}.run": "role",
             f"{_LOCAL}._monitor_workers": "worker_group",
@@ -89,12 +81,12 @@ HOOKS: tuple[Hook, ...] = tuple(
                 "stdouts stderrs tee_stdouts tee_stderrs error_files filtered_stdout filtered_stderr"
             ),
         },
-        (Part.AGENT, Kind.OVERRIDDEN): {
+        Kind.OVERRIDDEN: {
             f"{_LOCAL}._invoke_run": "role",
             f"{_LOCAL}._shutdown": "death_sig timeout",
             f"{_PROCESSES}:LogsSpecs.reify": "envs",
         },
-        (Part.AGENT, Kind.SET): {
+        Kind.SET: {
             _LOCAL: "_pcontext",
             f"{_API}:SimpleElasticAgent": "_worker_group _remaining_restarts",
             f"{_API}:WorkerGroup": "spec workers store group_rank group_world_size master_addr state",
@@ -104,13 +96,13 @@ HOOKS: tuple[Hook, ...] = tuple(
                 "duplicate_stderr_filters virtual_local_rank"
             ),
         },
-        (Part.DUMPS, Kind.CALLED): {
-            # control/_answers.py, in workers. That of NCCL is in builds with CUDA only.
-            "torch._C._distributed_c10d:_dump_fr_trace_json": "",
-        },
     }.items()
     for path, names in hooks.items()
 )
+"""What the agent needs."""
+
+# control/_answers.py, in workers. That of NCCL is in builds with CUDA only.
+_DUMP = Hook(Kind.CALLED, "torch._C._distributed_c10d:_dump_fr_trace_json", "")
 
 
 def require_torch() -> None:
@@ -144,22 +136,20 @@ def require_torch() -> None:
             sys.executable,
             Path(compiled).parents[2],
         )
-    if missing := gaps(HOOKS, Part.AGENT):
+    if missing := gaps(HOOKS):
         raise UsageError(
             f"torch {release} lacks what the agent needs: {', '.join(missing)}; "
             "upgrade slurm_elastic, or install a release of torch that it was tested with (docs/versions.md)"
         )
-    if missing := gaps(HOOKS, Part.DUMPS):
+    for gap in gaps([_DUMP]):
         logger.warning(
-            "torch %s lacks what dumps of collectives need: %s; of a hang, only stacks are kept",
-            release,
-            ", ".join(missing),
+            "torch %s lacks what dumps of collectives need: %s; of a hang, only stacks are kept", release, gap
         )
 
 
-def gaps(hooks: Iterable[Hook], part: Part) -> tuple[str, ...]:
-    """Return those of the hooks of a part of slurm_elastic that this torch lacks, for people."""
-    return tuple(name for hook in hooks if hook.part is part for name in _missing(hook))
+def gaps(hooks: Iterable[Hook]) -> tuple[str, ...]:
+    """Return those of the hooks that this torch lacks, for people."""
+    return tuple(name for hook in hooks for name in _missing(hook))
 
 
 def _missing(hook: Hook) -> list[str]:
@@ -178,19 +168,15 @@ def _missing(hook: Hook) -> list[str]:
         return [f"{shown}.{name}" for name in names if name not in attributes]
     if not callable(target) or not names:
         return []
-    parameters = {name: parameter for name, parameter in inspect.signature(target).parameters.items() if name != "self"}
+    parameters = inspect.signature(target).parameters
     if hook.kind is Kind.OVERRIDDEN:
-        return [f"{shown}({name}), new" for name in parameters if name not in names]
-    variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    required = [
-        name
-        for name, parameter in parameters.items()
-        if parameter.default is inspect.Parameter.empty and parameter.kind not in variadic
-    ]
-    return [
-        *(f"{shown}({name})" for name in names if name not in parameters),
-        *(f"{shown}({name}), new" for name in required if name not in names),
-    ]
+        return [f"{shown}({name}), new" for name in parameters if name not in ("self", *names)]
+    passed = [*names, "self"] if "self" in parameters else names
+    try:
+        inspect.signature(target).bind(**dict.fromkeys(passed))
+    except TypeError as error:
+        return [f"{shown} ({error})"]
+    return []
 
 
 def release_numbers(release: str) -> tuple[int, ...]:
