@@ -17,8 +17,9 @@ from typing import Any
 
 from slurm_elastic._version import __version__
 from slurm_elastic.agent.event_log import json_number
+from slurm_elastic.agent.forkserver._linux import process_state
 from slurm_elastic.agent.health.state import AgentState, Readings, Reporter, RoundInfo, Stage, lost_seconds
-from slurm_elastic.agent.watchdog.stacks import collect_stacks, process_state, resident
+from slurm_elastic.agent.watchdog.stacks import collect_stacks, resident
 from slurm_elastic.control import WorkerProgress
 from slurm_elastic.rendezvous.transport.messages import REPORT_LIMIT
 from slurm_elastic.slow_ranks import Pace, scores
@@ -169,19 +170,18 @@ def _workers(round_info: RoundInfo, readings: Readings) -> list[dict[str, Any]]:
 
 
 def _pace(pace: Pace | None) -> dict[str, float | None]:
+    """Return the fields of a pace, which are null where it is unknown; see `_seconds_per_step`."""
     if pace is None:
-        return dict.fromkeys(("pace_seconds", "busy_seconds", "loading_seconds", "waiting_seconds", "individual_score"))
-    return {
-        "pace_seconds": _precise(pace.step),
-        "busy_seconds": _precise(pace.busy),
-        "loading_seconds": _precise(pace.loading),
-        "waiting_seconds": _precise(pace.waiting),
-        "individual_score": _rounded(scores({0: pace})[0].individual),
-    }
+        return dict.fromkeys((*(f"{part}_seconds" for part in _PARTS), "individual_score"))
+    return {**_seconds_per_step(pace), "individual_score": _rounded(scores({0: pace})[0].individual)}
 
 
-def _precise(seconds: float) -> float:
-    return round(seconds, 6)
+_PARTS = {"pace": "step", "busy": "busy", "loading": "loading", "waiting": "waiting"}
+"""The parts of a step by their names in reports, as `Pace` calls them."""
+
+
+def _seconds_per_step(pace: Pace) -> dict[str, float]:
+    return {f"{part}_seconds": _short(getattr(pace, name)) for part, name in _PARTS.items()}
 
 
 def _rounded(seconds: float | None) -> float | None:
@@ -259,14 +259,7 @@ def _live_worker(progress: WorkerProgress | None) -> dict[str, Any]:
 def _live_pace(pace: Pace | None) -> dict[str, Any]:
     if pace is None:
         return {}
-    return {
-        "pace_seconds": _short(pace.step),
-        "busy_seconds": _short(pace.busy),
-        "loading_seconds": _short(pace.loading),
-        "waiting_seconds": _short(pace.waiting),
-        "best_busy_seconds": _short(pace.best),
-        "paces": pace.number,
-    }
+    return {**_seconds_per_step(pace), "best_busy_seconds": _short(pace.best), "paces": pace.number}
 
 
 def _short(seconds: float) -> float:
