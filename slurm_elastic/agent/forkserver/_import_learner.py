@@ -11,11 +11,9 @@ import contextlib
 import mmap
 import os
 import random
-import struct
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from importlib.machinery import PathFinder
 from types import FrameType
 from typing import Any, NamedTuple
@@ -38,7 +36,6 @@ from slurm_elastic.errors import UsageError
 _QUIET_SECONDS = 2.0
 """Seconds after the start of a worker, and without a new import, before what was recorded so far is imported: that has
 to take no CPU time from workers that start."""
-_LONGEST_INTERVAL = 60.0
 _MOST_FILES = 200
 """Files whose change times the agent compares before a round, at most."""
 _OWN_PACKAGE = "slurm_elastic"
@@ -69,15 +66,14 @@ class ImportLearner:
         self._path = ""
         self._modules_before: set[str] = set()
         self.imports = ImportList()
-        """What this process has imported for the script, and what it leaves out."""
-        self._stored_list = ImportList()
-        """The list as it is on disk, as far as this process knows."""
+        """What is known to be imported for the script, and what is left out."""
+        self._has_imported = False
         self._tried: set[str] = set()
         self._records: dict[int, ImportRecord] = {}
         self._lines: list[list[str]] = []
         self._seeded: set[str] = set()
         self._seen = self._planned = 0
-        self._next_look, self._interval = 0.0, _QUIET_SECONDS
+        self._next_look = 0.0
         self._installed: dict[str, bool] = {}
         self._notes: list[str] = []
         self._reported: set[str] = set()
@@ -95,7 +91,6 @@ class ImportLearner:
         if EVERYTHING in stored.left_out:
             self._note(f"nothing is learned of this script's imports: {stored.left_out[EVERYTHING]}")
             self._directory, stored = None, ImportList()
-        self.imports = ImportList(files=stored.files)
         self._take_over(stored)
         modules = (*self._preload, *stored.modules)
         return Attempt(modules) if modules else None
@@ -138,7 +133,6 @@ class ImportLearner:
             record.close()
         self._records.clear()
         self._seen = self._planned = 0
-        self._interval = _QUIET_SECONDS
 
     def _read_records(self) -> None:
         lines = [record.lines() for record in self._records.values()]
@@ -150,25 +144,22 @@ class ImportLearner:
     # The time of the next attempt.
 
     def seconds_to_look(self) -> float | None:
-        """Return the seconds until `is_quiet` has to be asked again; None if no worker records imports."""
+        """Return the seconds until `next_attempt` has to be asked again; None if no worker records imports."""
         return max(0.0, self._next_look - time.monotonic()) if self._records else None
 
-    def is_quiet(self) -> bool:
-        """Return whether workers have imported nothing new since the last call, and been started at least 2 s ago."""
-        if not self._records or self.seconds_to_look():
-            return False
-        recorded = sum(len(record) for record in self._records.values())
-        quiet = recorded == self._seen
-        self._interval = min(2 * self._interval, _LONGEST_INTERVAL) if quiet else _QUIET_SECONDS
-        self._seen = recorded
-        self._next_look = time.monotonic() + self._interval
-        return quiet
-
     def next_attempt(self) -> Attempt | None:
-        """Return what a replacement of this process imports; None for no more than this process has imported."""
-        if self._seen == self._planned:
+        """Return what a replacement imports that this process has not; None for nothing, or not yet.
+
+        Workers have to have imported nothing new since the last call, and to have been started at least 2 s ago.
+        """
+        if not self._records or self.seconds_to_look():
             return None
-        self._planned, self._interval = self._seen, _QUIET_SECONDS
+        recorded = sum(len(record) for record in self._records.values())
+        quiet, self._seen = recorded == self._seen, recorded
+        self._next_look = time.monotonic() + _QUIET_SECONDS
+        if not quiet or recorded == self._planned:
+            return None
+        self._planned = recorded
         self._read_records()
         modules = self._new_modules()
         return Attempt(modules) if modules else None
@@ -208,7 +199,8 @@ class ImportLearner:
         empty if nothing does. Raises BrokenPreloadError if a preload cannot be imported.
         """
         # Another node with the same script and packages may have tried them.
-        self._take_over(self._stored())
+        stored = self._stored()
+        self._take_over(stored)
         modules = [name for name in attempt.modules if name not in self.imports.left_out]
         trial = ImportTrial(self._script_directory, self._preload, self._seeded, imported)
         harm = trial.apart(modules) if attempt.apart else trial.together(modules)
@@ -218,20 +210,20 @@ class ImportLearner:
         if harm:
             return harm
         self._tried.update(attempt.modules)
-        left_out = {**self.imports.left_out, **trial.left_out}
-        files = {**self.imports.files, **{file: fingerprint(file) for file in self._own_files()}}
         # With those that others have imported, and those that cannot be: they are not new.
-        added = (name for name in modules if name not in {*self._preload, *left_out})
-        listed = (*self.imports.modules, *added)
-        self.imports = ImportList(listed, left_out, tuple(self._seeded), files)
-        if not {*listed} <= {*self._stored_list.modules} or trial.left_out:
+        added = tuple(name for name in modules if name not in self._preload)
+        files = {file: fingerprint(file) for file in self._own_files()}
+        self.imports = self.imports.with_those_of(ImportList(added, trial.left_out, tuple(self._seeded), files))
+        self._has_imported = bool(self.imports.modules)
+        if trial.left_out or not {*self.imports.modules} <= {*stored.modules}:
             self._keep()
         return ""
 
     def _take_over(self, stored: ImportList) -> None:
-        self._stored_list = stored
+        """Add the list on disk, of which those have told who have tried it."""
         self._seeded.update(stored.seeded)
-        self.imports = replace(self.imports, left_out={**stored.left_out, **self.imports.left_out})
+        self._reported.update(stored.left_out)
+        self.imports = self.imports.with_those_of(stored)
 
     def _own_files(self) -> Iterable[str]:
         script = script_file(self._options)
@@ -242,28 +234,23 @@ class ImportLearner:
         """Write the list for later runs, with what other nodes have added to it, be it that nothing is learned."""
         if not self._path or not (self.imports.modules or self.imports.left_out):
             return
-        stored, kept = self._stored(), self.imports
-        left_out = {**stored.left_out, **kept.left_out}
-        modules = dict.fromkeys((*stored.modules, *kept.modules))
-        kept = replace(kept, modules=tuple(name for name in modules if name not in left_out), left_out=left_out)
         try:
-            write_list(self._path, kept)
+            write_list(self._path, self._stored().with_those_of(self.imports))
         except (UsageError, OSError) as error:
             self._note(f"learned imports are not kept for the next run: {error}")
 
     def message_fields(self) -> dict[str, Any]:
         """Return the fields about imports of the next message to the agent; notes and reasons are reported once."""
-        known = {*self._reported, *self._stored_list.left_out}
-        new = {name: why for name, why in self.imports.left_out.items() if name not in known}
+        new = {name: why for name, why in self.imports.left_out.items() if name not in self._reported}
         self._reported.update(new)
         notes, self._notes = self._notes, []
         return {
             "left_out": new,
             "notes": notes,
-            "learned": self._directory is not None and bool(self.imports.modules),
+            "learned": self._directory is not None and self._has_imported,
             "list": self._path,
             "changed": _changed_times(sys.modules.keys() - self._modules_before),
-            "own": dict(self.imports.files) if self.imports.modules else {},
+            "own": dict(self.imports.files) if self._has_imported else {},
         }
 
 
@@ -283,7 +270,6 @@ def _changed_times(modules: Iterable[str]) -> Mapping[str, int]:
 
 
 _SIZE = 1 << 20
-_LENGTH = struct.Struct("=Q")
 _ENDED = "!"
 """Begins the line that says why a record has ended."""
 _SEEDED = "~"
@@ -303,17 +289,13 @@ class ImportRecord:
         self._memory = mmap.mmap(-1, _SIZE)
 
     def append(self, line: str) -> None:
-        """Add one line. The length is written last, so that a worker killed meanwhile leaves whole lines."""
-        data = line.encode("utf-8", "surrogatepass") + b"\n"
-        start = _LENGTH.size + len(self)
-        if start + len(data) <= _SIZE:
-            self._memory[start : start + len(data)] = data
-            _LENGTH.pack_into(self._memory, 0, len(self) + len(data))
+        """Add one line."""
+        with contextlib.suppress(ValueError):
+            self._memory.write(line.encode("utf-8", "surrogatepass") + b"\n")
 
     def __len__(self) -> int:
         """Return the number of bytes written so far."""
-        length: int = _LENGTH.unpack_from(self._memory)[0]
-        return length
+        return self._memory.find(b"\0", 0)
 
     def lines(self) -> list[str]:
         """Return the names of modules and the files written so far."""
@@ -328,7 +310,8 @@ class ImportRecord:
         return next((line[len(_ENDED) :] for line in self._text() if line.startswith(_ENDED)), "")
 
     def _text(self) -> list[str]:
-        return bytes(self._memory[_LENGTH.size : _LENGTH.size + len(self)]).decode("utf-8", "replace").splitlines()
+        # A worker that was killed may have left half a line.
+        return self._memory[: len(self)].decode("utf-8", "replace").split("\n")[:-1]
 
     def close(self) -> None:
         """Unmap the memory."""

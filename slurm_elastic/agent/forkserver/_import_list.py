@@ -44,6 +44,13 @@ class ImportList:
     files: Mapping[str, str] = field(default_factory=dict)
     """The script's own files that were imported or executed, and their `fingerprint`."""
 
+    def with_those_of(self, other: ImportList) -> ImportList:
+        """Return this list with what another one adds; what one of them leaves out is left out."""
+        left_out = {**self.left_out, **other.left_out}
+        modules, seeded = (dict.fromkeys(names) for names in (self.modules + other.modules, self.seeded + other.seeded))
+        kept = tuple(name for name in modules if name not in left_out)
+        return ImportList(kept, left_out, tuple(seeded), {**self.files, **other.files})
+
     def is_valid(self) -> bool:
         """Return whether the script's files import the same as when the list was written."""
         return all(fingerprint(file) == value for file, value in self.files.items())

@@ -1,8 +1,8 @@
 """Imports modules in the fork server, and says what keeps it from being forked, or workers from sharing them.
 
 What workers import is imported by a process that is to become the fork server. First all are imported, and the process
-is looked at once. If that finds harm, the next process tries halves of the list in processes that are forked for it and
-end, and halves of these: modules that do harm, those that import them, and the parts of both are left out.
+is looked at once. If that finds harm, the next process tries each package, and each module of one that does harm, in
+processes that are forked for it and end: modules that do harm, what imports them, and the parts of both are left out.
 """
 
 from __future__ import annotations
@@ -187,35 +187,28 @@ class ImportTrial:
             return self._harm(before)
 
     def apart(self, modules: Sequence[str]) -> str:
-        """Try parts of the list in other processes, and import here what does no harm; return as `together`."""
+        """Try each package in another process first, and import here what does no harm; return as `together`."""
         packages: dict[str, list[str]] = {}
         for module in modules:
             packages.setdefault(module.partition(".")[0], []).append(module)
         with self._watched():
             before = self._state()
             # A package begins to be imported after those that import it, and before its parts.
-            self._halve([module for parts in reversed(packages.values()) for module in parts])
+            for parts in reversed(packages.values()):
+                self._try(parts)
             return self._harm(before)
 
-    def _halve(self, modules: Sequence[str]) -> None:
-        middle = (len(modules) + 1) // 2
-        for half in filter(None, (modules[:middle], modules[middle:])):
-            self.left_out |= {part: harm for part in half if (harm := self._harm_of_parent(part))}
-            rest = [module for module in half if module not in {*sys.modules, *self.left_out}]
-            harm = self._tried_apart(rest) if rest else ""
-            if not harm:
-                for module in rest:
-                    self._import(module)
-            elif len(rest) == 1:
-                self.left_out[rest[0]] = harm
-            else:
-                self._halve(rest)
-
-    def _harm_of_parent(self, module: str) -> str:
-        while module := module.rpartition(".")[0]:
-            if module in self.left_out:
-                return self.left_out[module]
-        return ""
+    def _try(self, modules: Sequence[str]) -> None:
+        rest = [module for module in modules if module not in sys.modules]
+        harm = self._tried_apart(rest) if rest else ""
+        if not harm:
+            for module in rest:
+                self._import(module)
+        elif len(rest) == 1:
+            self.left_out[rest[0]] = harm
+        else:
+            for module in rest:
+                self._try([module])
 
     def _import(self, module: str) -> None:
         if module not in sys.modules:
@@ -241,8 +234,7 @@ class ImportTrial:
             before, self._answer = self._state(), writer
             for module in modules:
                 self._import(module)
-            harm = self._harm(before)
-            self._end(_told("importing it", harm))
+            self._end(_told("importing it", self._harm(before)))
         code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         os.close(writer)
         # What a module has started may keep the other end open.

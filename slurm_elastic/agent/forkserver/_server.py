@@ -145,8 +145,7 @@ class ServerProcess:
                 self._report_starts()
             if self._awaited_until is not None and time.monotonic() > self._awaited_until:
                 self._report_ready()
-            if not ready and self._replacement is None and self._learner.is_quiet():
-                # To import what workers have imported and this process has not.
+            if not ready and self._replacement is None:
                 attempt = self._learner.next_attempt()
 
     def _timeout(self) -> float | None:
