@@ -7,8 +7,9 @@ import ctypes
 import os
 import struct
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 # linux/prctl.h
 _PR_SET_PDEATHSIG = 1
@@ -91,25 +92,43 @@ def silence_c_stderr() -> None:
     ctypes.c_void_p.in_dll(_libc, "stderr").value = _libc.fopen(b"/dev/null", b"w")
 
 
+class ProcessState(NamedTuple):
+    """A process, from proc_pid_stat(5)."""
+
+    state: str
+    """One letter, such as D for uninterruptible sleep, T for stopped, Z for ended."""
+    parent: int
+    session: int
+    started: int
+    """Its start in clock ticks since boot, which differs from that of a later process with the same id."""
+
+
+def process_state(pid: int) -> ProcessState | None:
+    """Return the state of a process, which may be a zombie; None if there is none, or it is hidden from this user."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_bytes()
+    except OSError:
+        return None
+    # pid (name) state ppid pgrp session ...; the name may itself hold blanks and parentheses.
+    fields = text[text.rindex(b")") + 1 :].split()
+    return ProcessState(fields[0].decode(), int(fields[1]), int(fields[3]), int(fields[19]))
+
+
 def children(parent: int) -> list[int]:
     """Return the pids of the children of a process, zombies included.
 
     Read from /proc/*/stat: /proc/<pid>/task/<tid>/children needs a kernel built with CONFIG_PROC_CHILDREN.
     """
-    return [int(entry) for entry in os.listdir("/proc") if entry.isdecimal() and _stat_field(int(entry), 1) == parent]  # noqa: PTH208
+    pids = [int(entry) for entry in os.listdir("/proc") if entry.isdecimal()]  # noqa: PTH208
+    return [pid for pid in pids if (state := process_state(pid)) is not None and state.parent == parent]
 
 
-def ancestors() -> list[int]:
-    """Return the pids of this process's parent, its parent, and so on, as far as /proc shows them to this user."""
-    parents: list[int] = []
-    parent: int | None = os.getppid()
-    while parent:
-        parents.append(parent)
-        try:
-            parent = _stat_field(parent, 1)
-        except OSError:
-            break
-    return parents
+def ancestors(pid: int) -> Iterator[int]:
+    """Yield the pids of a process, of its parent, and so on, as far as /proc shows them to this user."""
+    while pid:
+        yield pid
+        state = process_state(pid)
+        pid = 0 if state is None else state.parent
 
 
 def signal_descriptor(numbers: Iterable[int]) -> int:
@@ -133,20 +152,6 @@ def sent_signals(descriptor: int) -> list[tuple[int, int]]:
             if code <= 0 and sender:
                 senders.append((number, sender))
     return senders
-
-
-def session_of(pid: int) -> int | None:
-    """Return the session id of a process, which may be a zombie; None if there is no such process."""
-    return _stat_field(pid, 3)
-
-
-def _stat_field(pid: int, index: int) -> int | None:
-    # proc_pid_stat(5): pid (name) state ppid pgrp session ...; the name may itself hold blanks and parentheses.
-    try:
-        text = Path(f"/proc/{pid}/stat").read_bytes()
-    except (FileNotFoundError, ProcessLookupError):
-        return None
-    return int(text[text.rindex(b")") + 1 :].split()[index])
 
 
 def memory_file(data: bytes = b"") -> int:

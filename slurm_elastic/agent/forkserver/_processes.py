@@ -11,7 +11,7 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
-from slurm_elastic.agent.forkserver._linux import children, session_of
+from slurm_elastic.agent.forkserver._linux import children, process_state
 from slurm_elastic.agent.forkserver.protocol import Channel, wait_on
 from slurm_elastic.agent.forkserver.worker_command import Program, boot_environment
 from slurm_elastic.descriptors import given_limit
@@ -92,7 +92,8 @@ def kill_orphans(sessions: Collection[int], timeout: float, spared: Collection[i
     end = time.monotonic() + timeout
 
     def is_orphan(pid: int) -> bool:
-        return pid not in spared and (session_of(pid) in sessions or _is_marked(pid))
+        state = process_state(pid)
+        return pid not in spared and ((state is not None and state.session in sessions) or _is_marked(pid))
 
     while left := [pid for pid in children(os.getpid()) if is_orphan(pid)]:
         for pid in left:

@@ -436,7 +436,7 @@ class ServerProcess:
     def _forward_signals(self) -> None:
         for number, sender in sent_signals(self._signals):
             # slurmstepd, the agent's parent, signals every process of a step, the agent among them.
-            if sender not in ancestors():
+            if sender not in ancestors(os.getppid()):
                 with contextlib.suppress(ProcessLookupError):
                     signal.pidfd_send_signal(self._agent, number)
 

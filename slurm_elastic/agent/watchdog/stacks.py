@@ -18,6 +18,8 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from slurm_elastic.agent.forkserver._linux import ancestors
+
 _MOST_THREADS = 512
 _MOST_BYTES = 1 << 20
 _POLL_INTERVAL = 0.05
@@ -112,9 +114,6 @@ def _finish(process: subprocess.Popen[bytes], end: float, should_stop: Callable[
                     os.killpg(process.pid, signal.SIGKILL)
 
 
-_DEEPEST = 64
-
-
 @dataclass(frozen=True, slots=True)
 class Watched:
     """A worker of the present round.
@@ -130,31 +129,6 @@ class Watched:
     logs: Path | None
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessState:
-    """A process, from proc_pid_stat(5).
-
-    Attributes:
-        state: One letter, such as D for uninterruptible sleep, T for stopped, Z for ended.
-        started: Its start in clock ticks since boot, which differs from that of a later process with the same id.
-    """
-
-    parent: int
-    state: str
-    started: int
-
-
-def process_state(pid: int) -> ProcessState | None:
-    """Return the state of a process, None if there is none."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_bytes()
-    except OSError:
-        return None
-    # pid (name) state ppid ...; the name may itself hold blanks and parentheses.
-    fields = text[text.rindex(b")") + 1 :].split()
-    return ProcessState(int(fields[1]), fields[0].decode(), int(fields[19]))
-
-
 def resident(pid: int) -> int:
     """Return the bytes of memory that a process has in RAM; 0 if it has ended."""
     return int((_status(pid, "VmRSS") or "0").split()[0]) * 1024
@@ -162,11 +136,4 @@ def resident(pid: int) -> int:
 
 def nearest_ancestor(pid: int, among: Collection[int]) -> int | None:
     """Return the process among these that `pid` is, or descends from; None if there is none."""
-    for _ in range(_DEEPEST):
-        if pid in among:
-            return pid
-        state = process_state(pid)
-        if state is None or state.parent <= 1:
-            return None
-        pid = state.parent
-    return None
+    return next((ancestor for ancestor in ancestors(pid) if ancestor in among), None)

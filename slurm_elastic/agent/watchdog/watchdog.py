@@ -12,8 +12,9 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
+from slurm_elastic.agent.forkserver._linux import process_state
 from slurm_elastic.agent.watchdog.hangs import DUMP_TIMEOUT, Hang, HangHandler, WatchedRound, write_stacks
-from slurm_elastic.agent.watchdog.stacks import Watched, collect_stacks, nearest_ancestor, process_state
+from slurm_elastic.agent.watchdog.stacks import Watched, collect_stacks, nearest_ancestor
 from slurm_elastic.agent.watchdog.stalls import STACKS_AFTER, EndWatch, HangTimeout, Said, StepWatch
 from slurm_elastic.agent.watchdog.timers import LineReader, Pipe, Request, Timer
 from slurm_elastic.control import Agreement, WorkerProgress

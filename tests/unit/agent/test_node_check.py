@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from slurm_elastic.agent.forkserver._linux import process_state
 from slurm_elastic.agent.node.node_check import NodeCheck, shortcomings, tell_site
 from slurm_elastic.agent.node.site_command import run_site_command
 from slurm_elastic.agent.signals import Notices
-from slurm_elastic.agent.watchdog.stacks import process_state
 from tests.local.waiting import eventually
 
 
