@@ -17,7 +17,6 @@ from slurm_elastic.agent.forkserver._linux import (
     children,
     sent_signals,
     set_parent_death_signal,
-    set_task_name,
     set_title,
     signal_descriptor,
 )
@@ -187,7 +186,6 @@ def become_fresh_interpreter(
     order: Mapping[str, Any],
     environment: Mapping[str, str],
     descriptors: Mapping[str, int],
-    task_name: bytes,
     torch_seed: int | None,
 ) -> None:
     """Give this copy of the fork server the state of a fresh interpreter after the same imports, by the agent's order.
@@ -195,7 +193,6 @@ def become_fresh_interpreter(
     Only the seed of Python's hashes stays that of the fork server, the same in all its workers. `torch_seed` is torch's
     seed right after its import.
     """
-    set_task_name(task_name)
     for name, stream in (("stdout", sys.__stdout__), ("stderr", sys.__stderr__)):
         if name in descriptors and stream is not None:
             _forget_old_file(stream)

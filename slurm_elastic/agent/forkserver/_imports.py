@@ -58,14 +58,13 @@ def import_module(name: str) -> None:
             gc.enable()
 
 
-def import_required(about_to: Callable[[str], None]) -> tuple[str, int | None]:
-    """Import the modules of `REQUIRED`, and call `about_to` with the name of each before; raises BrokenPreloadError.
+def import_required() -> tuple[str, int | None]:
+    """Import the modules of `REQUIRED`; raises BrokenPreloadError.
 
     Returns why this process cannot be forked after them, for people (empty if it can); and torch's first seed.
     """
     seed = None
     for name in REQUIRED:
-        about_to(name)
         import_module(name)
         if name == "torch":
             # A torch that is none, or broken, may lack it: the agent says so, in one line.

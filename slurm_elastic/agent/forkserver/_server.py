@@ -12,7 +12,6 @@ import signal
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from slurm_elastic.agent.forkserver import _children as child
@@ -26,13 +25,11 @@ from slurm_elastic.agent.forkserver._linux import (
     read_memory_file,
     sent_signals,
     set_parent_death_signal,
-    set_task_name,
     signal_descriptor,
 )
 from slurm_elastic.agent.forkserver.protocol import Channel, wait_on
 from slurm_elastic.control import start_answering
 
-_TASK_NAME = b"slurm-elastic-w"
 _LONGEST_WAIT = 15.0
 """The first workers wait for learned imports this many seconds, and as long after each report of progress, but for the
 user's preloads without a limit. Where thousands of nodes import at once, workers that import for themselves would be
@@ -91,7 +88,6 @@ class ServerProcess:
         self._agent = os.pidfd_open(settings["agent"])
         # Workers send signals to their parent, which is the agent with torchrun.
         self._signals = signal_descriptor(child.JOB_SIGNALS)
-        self._task_name = Path("/proc/self/comm").read_bytes().strip()
         self._children = child.ChildReaper()
         self._fast_exit = fast_exit
         self._torch_seed: int | None = None
@@ -115,7 +111,6 @@ class ServerProcess:
             self._import_required()
         else:
             self._report(state="cold")
-        set_task_name(_TASK_NAME)
         while not self._run_until_forked():
             self._import_learned()
 
@@ -167,9 +162,7 @@ class ServerProcess:
         sys.path[:0] = directory
         state: dict[str, Any] = {"state": "warm"}
         try:
-            obstacle, self._torch_seed = imports.import_required(
-                lambda name: self._report(state="importing", module=name)
-            )
+            obstacle, self._torch_seed = imports.import_required()
         except imports.BrokenPreloadError as error:
             # Cold workers import torch themselves, and fail with its error if the script needs it.
             state = {"state": "cold", "module": error.module, "reason": str(error)[:8000]}
@@ -184,7 +177,6 @@ class ServerProcess:
             if self._first_attempt is not None:
                 state["awaits"] = True
                 self._awaited_until = math.inf if self._settings["preload"] else time.monotonic() + _LONGEST_WAIT
-        self._task_name = Path("/proc/self/comm").read_bytes().strip()
         flush_c_streams()
         self._freeze_imports()
         self._report(**state)
@@ -234,13 +226,11 @@ class ServerProcess:
         replacement, self._replacement = self._replacement, None
         assert replacement is not None
         link, harm, broken = replacement.link, "", ""
-        set_task_name(self._task_name)
         with _output_dropped():
             try:
                 harm = self._learner.carry_out(replacement.attempt, lambda: self._report_progress(link))
             except imports.BrokenPreloadError as error:
                 broken = str(error)
-        set_task_name(_TASK_NAME)
         if not harm and not broken:
             self._freeze_imports()
         with contextlib.suppress(OSError):
@@ -378,7 +368,6 @@ class ServerProcess:
         if pid == 0:
             with child.errors_to(None):
                 self._let_go()
-                set_task_name(self._task_name)
                 child.run_agent_child(module, descriptor, self._settings["signal_mask"])
         os.close(descriptor)
         if pid > 0:
@@ -414,7 +403,7 @@ class ServerProcess:
             signal.pthread_sigmask(signal.SIG_SETMASK, self._settings["signal_mask"])
             child.execute(order["command"], environment)
         child.change(environment, self._environment_by_imports)
-        child.become_fresh_interpreter(order, environment, streams, self._task_name, self._torch_seed)
+        child.become_fresh_interpreter(order, environment, streams, self._torch_seed)
         self._fast_exit.inherit()
         imports.renew_ranks()
         self._learner.observe(record)

@@ -257,7 +257,6 @@ class ForkServer:
     def _reset(self, program: Program) -> None:
         self._launched = program
         self._sessions: set[int] = set()
-        self._module = "Python"
         self._import_times: dict[str, int] = {}
         self._script_files: Mapping[str, str] = {}
         self.has_learned, self._list = False, ""
@@ -292,8 +291,6 @@ class ForkServer:
             return
         message, descriptors = received
         match message["state"]:
-            case "importing":
-                self._module = message["module"]
             case "warm" | "cold" | "broken" as state:
                 self.state = State(state)
                 self.reason = message.get("reason", "")
@@ -331,7 +328,7 @@ class ForkServer:
         """Handle the death of the fork server: the kernel has killed its workers, the agent kills what those leave."""
         code = self._process.wait()
         how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-        while_importing = f" while it imported {self._module}" if self.state is State.IMPORTING else ""
+        while_importing = " while it imported torch" if self.state is State.IMPORTING else ""
         self.state = State.DEAD
         self.reason = f"the fork server died ({how}){while_importing}"
         spared = [child.pid for child in self._forked if not child.is_waited_for]
