@@ -74,12 +74,13 @@ class ImportLearner:
         self._seeded: set[str] = set()
         self._seen = self._planned = 0
         self._next_look = 0.0
+        self._due: Attempt | None = None
         self._installed: dict[str, bool] = {}
         self._notes: list[str] = []
         self._reported: set[str] = set()
 
-    def begin(self) -> Attempt | None:
-        """Note the state that workers start from; return what the first replacement imports, None for nothing.
+    def begin(self) -> bool:
+        """Note the state that workers start from; return whether there is something to import before the first ones.
 
         That are the preloads, and the list that an earlier run has written.
         """
@@ -93,7 +94,8 @@ class ImportLearner:
             self._directory, stored = None, ImportList()
         self._take_over(stored)
         modules = (*self._preload, *stored.modules)
-        return Attempt(modules) if modules else None
+        self._due = Attempt(modules) if modules else None
+        return bool(modules)
 
     def _stored(self) -> ImportList:
         """Return the list on disk; an empty one if there is none for the script as it is."""
@@ -150,10 +152,12 @@ class ImportLearner:
     def next_attempt(self) -> Attempt | None:
         """Return what a replacement imports that this process has not; None for nothing, or not yet.
 
-        Workers have to have imported nothing new since the last call, and to have been started at least 2 s ago.
+        It is what is due from the start, or after harm. Else workers have to have imported nothing new since the last
+        call, and to have been started at least 2 s ago.
         """
-        if not self._records or self.seconds_to_look():
-            return None
+        due, self._due = self._due, None
+        if due is not None or not self._records or self.seconds_to_look():
+            return due
         recorded = sum(len(record) for record in self._records.values())
         quiet, self._seen = recorded == self._seen, recorded
         self._next_look = time.monotonic() + _QUIET_SECONDS
@@ -182,21 +186,22 @@ class ImportLearner:
             self._installed[package] = package != _OWN_PACKAGE and bool(places) and all(map(is_installed, places))
         return self._installed[package]
 
-    def attempt_after(self, attempt: Attempt, harm: str) -> Attempt | None:
-        """Return the next attempt after one that has done harm; None to try no more."""
+    def tries_again(self, attempt: Attempt, harm: str) -> bool:
+        """Return whether another attempt is due after one that has done harm."""
         if not attempt.apart:
-            return attempt._replace(apart=True)
+            self._due = attempt._replace(apart=True)
+            return True
         self._tried.update(attempt.modules)
         self._note(f"each worker imports the rest itself, as workers cannot share it: {harm}")
-        return None
+        return False
 
     # The attempt, in the replacement.
 
-    def carry_out(self, attempt: Attempt, imported: Callable[[], None]) -> str:
+    def carry_out(self, attempt: Attempt, imported: Callable[[], None]) -> dict[str, str]:
         """Import modules in this process, and find out whether workers can be forked from it after that.
 
-        `imported` is called before each import of a module. Returns what keeps workers from being forked, for people;
-        empty if nothing does. Raises BrokenPreloadError if a preload cannot be imported.
+        `imported` is called before each import of a module. Returns the "harm" that keeps workers from being forked,
+        and what is "broken", a preload that cannot be imported: both for people, and empty for none.
         """
         # Another node with the same script and packages may have tried them.
         stored = self._stored()
@@ -204,11 +209,9 @@ class ImportLearner:
         modules = [name for name in attempt.modules if name not in self.imports.left_out]
         trial = ImportTrial(self._script_directory, self._preload, self._seeded, imported)
         harm = trial.apart(modules) if attempt.apart else trial.together(modules)
-        for name in self._preload:
-            if name in trial.broken:
-                raise trial.broken[name]
-        if harm:
-            return harm
+        broken = next((str(trial.broken[name]) for name in self._preload if name in trial.broken), "")
+        if harm or broken:
+            return {"harm": harm, "broken": broken}
         self._tried.update(attempt.modules)
         # With those that others have imported, and those that cannot be: they are not new.
         added = tuple(name for name in modules if name not in self._preload)
@@ -217,7 +220,7 @@ class ImportLearner:
         self._has_imported = bool(self.imports.modules)
         if trial.left_out or not {*self.imports.modules} <= {*stored.modules}:
             self._keep()
-        return ""
+        return {"harm": "", "broken": ""}
 
     def _take_over(self, stored: ImportList) -> None:
         """Add the list on disk, of which those have told who have tried it."""

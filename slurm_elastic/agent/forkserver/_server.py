@@ -99,7 +99,6 @@ class ServerProcess:
         """The replacement that still imports."""
         self._prepared: _Replacement | None = None
         """The replacement that has imported, and takes over between two rounds; kept until the next one has."""
-        self._first_attempt: Attempt | None = None
         self._awaited_until: float | None = None
         """The monotonic time until which the first workers wait for the replacement; None for not at all."""
         self._progress_reported = 0.0
@@ -119,8 +118,8 @@ class ServerProcess:
         self._children.watch()
         # From here on this process sees the agent's end at once, and kills the workers before it ends itself.
         set_parent_death_signal(0)
-        attempt, self._first_attempt = self._first_attempt, None
         while True:
+            attempt = self._learner.next_attempt() if self._replacement is None else None
             if attempt is not None and self._fork_replacement(attempt):
                 return False
             link = self._replacement.link.fileno() if self._replacement is not None else None
@@ -132,7 +131,8 @@ class ServerProcess:
                 self._forward_signals()
             if self._children.fileno() in ready:
                 self._report_exits()
-            attempt = self._hear_replacement() if link in ready else None
+            if link in ready:
+                self._hear_replacement()
             if self._channel.fileno() in ready:
                 if self._handle_order():
                     return True
@@ -140,8 +140,6 @@ class ServerProcess:
                 self._report_starts()
             if self._awaited_until is not None and time.monotonic() > self._awaited_until:
                 self._report_ready()
-            if not ready and self._replacement is None:
-                attempt = self._learner.next_attempt()
 
     def _timeout(self) -> float | None:
         if self._started:
@@ -173,8 +171,7 @@ class ServerProcess:
         if state["state"] == "warm":
             keep_owned_groups()
             # An import may make a process unfit to fork workers: a replacement tries, and this process stays.
-            self._first_attempt = self._learner.begin()
-            if self._first_attempt is not None:
+            if self._learner.begin():
                 state["awaits"] = True
                 self._awaited_until = math.inf if self._settings["preload"] else time.monotonic() + _LONGEST_WAIT
         flush_c_streams()
@@ -225,16 +222,13 @@ class ServerProcess:
         """In the replacement: import, and take over when the fork server says so; ends where that does not come."""
         replacement, self._replacement = self._replacement, None
         assert replacement is not None
-        link, harm, broken = replacement.link, "", ""
+        link = replacement.link
         with _output_dropped():
-            try:
-                harm = self._learner.carry_out(replacement.attempt, lambda: self._report_progress(link))
-            except imports.BrokenPreloadError as error:
-                broken = str(error)
-        if not harm and not broken:
+            outcome = self._learner.carry_out(replacement.attempt, lambda: self._report_progress(link))
+        if not any(outcome.values()):
             self._freeze_imports()
         with contextlib.suppress(OSError):
-            link.send({"harm": harm, "broken": broken})
+            link.send(outcome)
         received = link.receive()
         if received is None:
             os._exit(0)
@@ -259,8 +253,8 @@ class ServerProcess:
             with contextlib.suppress(OSError):
                 link.send({})
 
-    def _hear_replacement(self) -> Attempt | None:
-        """Handle a message of the replacement that imports; return what another one has to try."""
+    def _hear_replacement(self) -> None:
+        """Handle a message of the replacement that imports."""
         replacement = self._replacement
         assert replacement is not None
         received = replacement.link.receive()
@@ -269,7 +263,7 @@ class ServerProcess:
         if not outcome:
             if self._awaited_until is not None:
                 self._awaited_until = max(self._awaited_until, time.monotonic() + _LONGEST_WAIT)
-            return None
+            return
         self._replacement = None
         if outcome["broken"]:
             self._dismiss(replacement)
@@ -277,16 +271,13 @@ class ServerProcess:
             self._report(state="broken", reason=outcome["broken"])
         elif outcome["harm"]:
             self._dismiss(replacement)
-            attempt = self._learner.attempt_after(replacement.attempt, outcome["harm"])
-            if attempt is None:
+            if not self._learner.tries_again(replacement.attempt, outcome["harm"]):
                 self._report_ready(**self._learner.message_fields())
-            return attempt
         else:
             self._dismiss(self._prepared)
             self._prepared = replacement
             if not self._children.workers and not self._started:
                 self._hand_over({})
-        return None
 
     def _hand_over(self, message: dict[str, Any]) -> None:
         """Have the replacement that is ready report this and be the fork server, and end; return if it has died."""

@@ -30,8 +30,9 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
     (tmp_path / "place" / "train.py").touch()
     started: list[ForkServer] = []
 
-    def begin(_: ImportLearner) -> Attempt:
-        return Attempt(tuple(sorted(path.stem for path in tmp_path.glob("slow*.py"))))
+    def begin(learner: ImportLearner) -> bool:
+        learner._due = Attempt(tuple(sorted(path.stem for path in tmp_path.glob("slow*.py"))))
+        return True
 
     def make(*seconds: float) -> ForkServer:
         for number, each in enumerate(seconds):

@@ -15,12 +15,14 @@ TOGETHER = Attempt(("a", "b"))
 
 def test_modules_that_do_harm_together_are_tried_one_by_one() -> None:
     learner = ImportLearner(None, [], [], [])
-    assert learner.attempt_after(TOGETHER, "starts a thread") == Attempt(("a", "b"), apart=True)
+    assert learner.tries_again(TOGETHER, "starts a thread")
+    assert learner.next_attempt() == Attempt(("a", "b"), apart=True)
 
 
 def test_nothing_is_tried_after_that() -> None:
     learner = ImportLearner(None, [], [], [])
-    assert learner.attempt_after(Attempt(("a", "b"), apart=True), "starts a thread") is None
+    assert not learner.tries_again(Attempt(("a", "b"), apart=True), "starts a thread")
+    assert learner.next_attempt() is None
     assert learner.message_fields()["notes"] == [
         "each worker imports the rest itself, as workers cannot share it: starts a thread"
     ]
@@ -28,7 +30,7 @@ def test_nothing_is_tried_after_that() -> None:
 
 def test_a_node_does_not_learn_again_what_another_one_has_given_up(tmp_path: Path) -> None:
     learner = ImportLearner(str(tmp_path / "lists"), ["-u", str(tmp_path / "train.py")], [], [])
-    assert learner.begin() is None
+    assert not learner.begin()
     path = learner.message_fields()["list"]
     learner.imports = ImportList(("plain",))
     learner._keep()
@@ -43,7 +45,7 @@ def test_a_node_does_not_try_what_another_one_has_left_out_meanwhile(
     tried: list[str] = []
     monkeypatch.setattr(ImportTrial, "together", lambda trial, modules: tried.extend(modules))
     learner = ImportLearner(str(tmp_path / "lists"), ["-u", str(tmp_path / "train.py")], [], [])
-    assert learner.begin() is None
+    assert not learner.begin()
     write_list(learner.message_fields()["list"], ImportList((), {"threaded": "starts a thread"}))
     learner.carry_out(Attempt(("plain", "threaded")), lambda: None)
     assert tried == ["plain"]
