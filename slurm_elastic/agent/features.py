@@ -188,7 +188,7 @@ class WatchdogFeature(Feature):
         self._watchdog.expect()
 
     def workers_started(self, running: RunningRound) -> None:
-        self._watchdog.watch(_watched(running), running.progress, running.agreement)
+        self._watchdog.watch(_watched(running), running.agreement)
 
     def attribute(self, running: RunningRound, failure: WorkerFailure, pid: int) -> WorkerFailure:
         hang = self._watchdog.hang_of(pid)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from slurm_elastic.agent.forkserver._linux import process_state
 from slurm_elastic.agent.watchdog.stacks import Watched, collect_stacks, dump_python_stacks
 from slurm_elastic.agent.watchdog.timers import Timer
-from slurm_elastic.control import Agreement, WorkerProgress
+from slurm_elastic.control import Agreement
 from slurm_elastic.ownership import write_own
 
 logger = logging.getLogger("slurm_elastic")
@@ -56,15 +56,13 @@ class WatchedRound:
 
     Attributes:
         workers: By process id; empty when the round is over.
-        progress: Returns their progress, from any thread.
-        agreement: Asks them for their dumps.
+        agreement: Knows their progress, and asks them for their dumps.
         over: Set when no worker of the round is killed any more.
         hung: The process ids of those that hang, and are handled now or were killed.
         killed: The hang of each that was killed, by process id.
     """
 
     workers: Mapping[int, Watched] = field(default_factory=dict)
-    progress: Callable[[], Sequence[WorkerProgress]] = tuple
     agreement: Agreement = field(default_factory=lambda: Agreement(()))
     over: threading.Event = field(default_factory=threading.Event)
     hung: set[int] = field(default_factory=set)

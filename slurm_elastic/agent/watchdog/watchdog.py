@@ -17,7 +17,7 @@ from slurm_elastic.agent.watchdog.hangs import DUMP_TIMEOUT, Hang, HangHandler, 
 from slurm_elastic.agent.watchdog.stacks import Watched, collect_stacks, nearest_ancestor
 from slurm_elastic.agent.watchdog.stalls import STACKS_AFTER, EndWatch, HangTimeout, Said, StepWatch
 from slurm_elastic.agent.watchdog.timers import LineReader, Pipe, Request, Timer
-from slurm_elastic.control import Agreement, WorkerProgress
+from slurm_elastic.control import Agreement
 
 logger = logging.getLogger("slurm_elastic")
 
@@ -89,21 +89,10 @@ class Watchdog:
         with self._lock:
             self._pending = []
 
-    def watch(
-        self,
-        workers: Iterable[Watched],
-        progress: Callable[[], Sequence[WorkerProgress]] = tuple,
-        agreement: Agreement | None = None,
-    ) -> None:
-        """Watch these workers from now on.
-
-        Args:
-            progress: Returns their progress; called on the watchdog's thread.
-            agreement: Asks them for their dumps; None if they have no control pages.
-        """
+    def watch(self, workers: Iterable[Watched], agreement: Agreement | None = None) -> None:
+        """Watch these workers from now on; `agreement` knows their progress, None if they have no control pages."""
         with self._lock:
-            by_pid = {worker.pid: worker for worker in workers}
-            self._round = WatchedRound(by_pid, progress, agreement or Agreement(()))
+            self._round = WatchedRound({worker.pid: worker for worker in workers}, agreement or Agreement(()))
             self._ends.begin()
             if self._steps is not None:
                 self._steps.begin()
@@ -234,7 +223,7 @@ class Watchdog:
         """Return the workers that take no step any more, each as a timer that began with its last step."""
         if self._steps is None or not self._round.workers:
             return [], _TICK
-        progress = self._round.progress()
+        progress = self._round.agreement.progress()
         if time.monotonic() > now + _LATE:
             # This thread was paused just now.
             return [], 0.0
@@ -255,7 +244,7 @@ class Watchdog:
         if not workers:
             return
         living = [worker for worker in workers if (state := process_state(worker.pid)) and state.state != "Z"]
-        watched = any(worker.attached for worker in self._round.progress())
+        watched = any(worker.attached for worker in self._round.agreement.progress())
         notes = self._ends.check(len(workers), len(living), watched=watched, now=now)
         ended = [worker for worker in workers if worker not in living]
         for said in notes:
