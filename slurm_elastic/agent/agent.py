@@ -155,13 +155,11 @@ class Agent:
         timeout = None if due is None else max(0.0, due - time.monotonic())
         fds = [self._coordination.fd, self._notices.fd, self._diagnosis.fd]
         fds += [feature.fd for feature in self._features if feature.fd is not None]
-        if isinstance(self._state, states.Stopping):
-            # One look alone: of a worker that ends between two, no descriptor would tell.
-            running = self._processes.running_fds() if self._processes is not None else []
-            timeout = timeout if running else 0.0
-            fds += running
-        elif self._processes is not None:
+        if self._processes is not None:
             fds += self._processes.exit_fds()
+        if isinstance(self._state, states.Stopping) and self._all_ended():
+            # No descriptor tells of it any more.
+            timeout = 0.0
         with selectors.DefaultSelector() as selector:
             for fd in fds:
                 selector.register(fd, selectors.EVENT_READ)

@@ -128,13 +128,12 @@ Changes = Mapping[str, tuple[str | None, str | None]]
 
 
 @contextlib.contextmanager
-def errors_to(descriptor: int | None) -> Iterator[None]:
-    """In a forked process: on any error, write it to this pipe (None: to nowhere) and end the process with 1."""
+def errors_to(descriptor: int) -> Iterator[None]:
+    """In a forked process: on any error, write it to this pipe and end the process with 1."""
     try:
         yield
     except BaseException as error:
-        if descriptor is not None:
-            os.write(descriptor, f"{type(error).__name__}: {error}"[:4000].encode())
+        os.write(descriptor, f"{type(error).__name__}: {error}"[:4000].encode())
         os._exit(1)
 
 
@@ -197,7 +196,6 @@ def become_fresh_interpreter(
         if name in descriptors and stream is not None:
             _forget_old_file(stream)
     _replace_environment(environment)
-    sys.argv[1:] = order["arguments"]
     sys.orig_argv[:] = order["command"]
     _seed_anew(torch_seed)
     if "threading" in sys.modules:
@@ -239,14 +237,17 @@ def _replace_environment(environment: Mapping[str, str]) -> None:
             os.environ[name] = value
 
 
-def run_agent_child(module: str, descriptor: int, signal_mask: Sequence[int]) -> None:
+def run_agent_child(module: str, descriptor: int, signal_mask: Sequence[int], let_go: Callable[[], None]) -> None:
     """Send the agent a handle of this process, call ``main(descriptor)`` of a module, and end this process.
+
+    `let_go` closes what belongs to the fork server.
 
     The descriptor is the socket to the agent; its first message is the process id, with a pidfd. The main function
     begins with the signals to jobs blocked, and those that are blocked in the agent.
     """
     code = 1
     try:
+        let_go()
         os.setsid()
         handle = os.pidfd_open(os.getpid())
         agent = socket.socket(fileno=descriptor)

@@ -357,9 +357,7 @@ class ServerProcess:
         with contextlib.suppress(OSError):
             pid = os.fork()
         if pid == 0:
-            with child.errors_to(None):
-                self._let_go()
-                child.run_agent_child(module, descriptor, self._settings["signal_mask"])
+            child.run_agent_child(module, descriptor, self._settings["signal_mask"], self._let_go)
         os.close(descriptor)
         if pid > 0:
             self._children.kept.add(pid)
@@ -394,6 +392,7 @@ class ServerProcess:
             signal.pthread_sigmask(signal.SIG_SETMASK, self._settings["signal_mask"])
             child.execute(order["command"], environment)
         child.change(environment, self._environment_by_imports)
+        sys.argv[1:] = order["command"][1 + len(self._settings["options"]) :]
         child.become_fresh_interpreter(order, environment, streams, self._torch_seed)
         self._fast_exit.inherit()
         imports.renew_ranks()

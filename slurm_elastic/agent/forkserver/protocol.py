@@ -35,8 +35,6 @@ class Order(NamedTuple):
 
     rank: int
     """Local rank."""
-    arguments: tuple[str, ...]
-    """The script's own arguments."""
     command: tuple[str, ...]
     """The whole command of the worker, as sys.orig_argv shows it."""
     environment: Mapping[str, str]

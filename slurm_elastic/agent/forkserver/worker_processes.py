@@ -109,7 +109,6 @@ class WorkerProcesses:
         self._fork_server = fork_server
         self._should_stop = should_stop
         self._pids: dict[int, int] = {}
-        self._pidfds: dict[int, int] = {}
         self._failures: dict[int, ProcessFailure] = {}
         self._results: dict[int, int] = {}
         self._return_values: dict[int, Any] = {}
@@ -131,7 +130,6 @@ class WorkerProcesses:
         try:
             orders.extend(self._order(rank) for rank in range(len(self._args)))
             self._pids = self._start_orders(orders)
-            self._pidfds = {rank: os.pidfd_open(pid) for rank, pid in self._pids.items()}
         finally:
             for order in orders:
                 for stream, descriptor in order.descriptors.items():
@@ -144,7 +142,7 @@ class WorkerProcesses:
         return dict(self._pids)
 
     def exit_fds(self) -> list[int]:
-        """Return descriptors, one of which becomes readable when a worker has ended; then call `exits` or `wait(0)`."""
+        """Return descriptors, one of which is readable when a worker has ended since the last call of `exits`."""
         return [self._fork_server.fileno()] if self._fork_server.state is not State.DEAD else []
 
     def exits(self) -> dict[int, int]:
@@ -154,14 +152,6 @@ class WorkerProcesses:
             if pid in self._fork_server.exit_codes:
                 self._note_exit(rank, self._fork_server.exit_codes.pop(pid))
         return dict(self._exits)
-
-    def running_fds(self) -> list[int]:
-        """Return descriptors of the workers that still run; each becomes readable when its worker has ended.
-
-        Unlike `exits` this does not wait for the fork server, which may be busy importing for up to a second.
-        """
-        ended = wait_on(self._pidfds.values(), 0)
-        return [descriptor for descriptor in self._pidfds.values() if descriptor not in ended]
 
     def signal(self, number: signals.Signals) -> None:
         """Signal the workers' process groups; returns at once."""
@@ -174,8 +164,7 @@ class WorkerProcesses:
 
     def all_ended(self) -> bool:
         """Return True if no worker runs any more."""
-        self.exits()
-        return not self.running_fds()
+        return len(self.exits()) == len(self._pids)
 
     def leave_out(self, is_consequence: Callable[[int, str], bool]) -> None:
         """Do not show the last words of workers for which this returns True, by local rank; call it before `close`."""
@@ -199,14 +188,13 @@ class WorkerProcesses:
         end = time.monotonic() + timeout
         if death_sig != signals.SIGKILL and not self.all_ended():
             self.signal(death_sig)
-            while (running := self.running_fds()) and time.monotonic() < end:
-                wait_on(running, end - time.monotonic())
+            while not self.all_ended() and (left := end - time.monotonic()) > 0:
+                wait_on(self.exit_fds(), left)
         self.unended = tuple(self._fork_server.sweep(_KILLED_WITHIN))
         self.exits()
-        for descriptor in (*self._results.values(), *self._pidfds.values()):
+        for descriptor in self._results.values():
             os.close(descriptor)
         self._results.clear()
-        self._pidfds.clear()
         self._swept = True
         self._tail.stop()
         for file in self._filtered:
@@ -230,7 +218,6 @@ class WorkerProcesses:
     def _order(self, rank: int) -> Order:
         entrypoint, args = self._spec.entrypoint, self._args[rank]
         assert entrypoint is not None
-        program = self._fork_server.program
         descriptors = {}
         for stream, path in (("stdout", self.stdouts[rank]), ("stderr", self.stderrs[rank])):
             if path:
@@ -241,9 +228,8 @@ class WorkerProcesses:
             command = tuple(FUNCTION.command())
             descriptors["call"] = memory_file(packed_call(self._spec.role, entrypoint, args))
             descriptors["result"] = self._results[rank] = memory_file()
-        arguments = command[1 + len(program.options) :] if program else ()
         cpus = numa_cpus(len(self._args), self._spec.numa_options)[rank]
-        return Order(rank, arguments, command, {**os.environ, **self._envs[rank]}, cpus, descriptors)
+        return Order(rank, command, {**os.environ, **self._envs[rank]}, cpus, descriptors)
 
     def _note_exit(self, rank: int, code: int) -> None:
         self._exits[rank] = code

@@ -45,7 +45,7 @@ def test_as_a_spare(allocate: Allocate) -> None:
 
 
 def _look_late(descriptors: Iterable[int], seconds: float | None) -> set[int]:
-    """Look at the descriptors of workers as `wait_on`, and return what it saw when they may have ended since."""
+    """Look for messages of the fork server as `wait_on`, and return what it saw when they may have ended since."""
     readable = wait_on(descriptors, seconds)
     time.sleep(0.2)
     return readable
@@ -59,7 +59,7 @@ def test_when_a_worker_ends_while_the_agent_looks_at_it(allocate: Allocate) -> N
         "pathlib.Path('ready').touch()\n"
         "time.sleep(600)\n"
     )
-    late = {"slurm_elastic.agent.forkserver.worker_processes.wait_on": _look_late}
+    late = {"slurm_elastic.agent.forkserver.protocol.wait_on": _look_late}
     agent = nodes.start(1, script=["t.py"], constants=late)
     eventually((nodes.directory / "ready").exists)
     began = time.monotonic()
