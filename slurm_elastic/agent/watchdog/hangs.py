@@ -60,6 +60,7 @@ class WatchedRound:
         over: Set when no worker of the round is killed any more.
         hung: The process ids of those that hang, and are handled now or were killed.
         killed: The hang of each that was killed, by process id.
+        ended_at: Monotonic time at which a worker was found to have ended; None before.
     """
 
     workers: Mapping[int, Watched] = field(default_factory=dict)
@@ -67,6 +68,15 @@ class WatchedRound:
     over: threading.Event = field(default_factory=threading.Event)
     hung: set[int] = field(default_factory=set)
     killed: dict[int, Hang] = field(default_factory=dict)
+    began: float = field(default_factory=time.monotonic)
+    ended_at: float | None = None
+    said: set[str] = field(default_factory=set)
+
+    def is_new(self, what: str) -> bool:
+        """Return True once for each thing that is to be told."""
+        new = what not in self.said
+        self.said.add(what)
+        return new
 
 
 def kill(pid: int, number: signal.Signals) -> None:

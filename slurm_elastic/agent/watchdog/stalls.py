@@ -1,11 +1,7 @@
-"""Finds workers that do not go on: those without a step, and those that live while others have ended. No clock, no I/O.
-
-A worker that never ends, such as one that joins a thread for ever, holds up a run without a word.
-"""
+"""Finds workers that take no step any more. No clock, no I/O."""
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -13,6 +9,8 @@ from slurm_elastic.agent.option_values import positive_seconds
 from slurm_elastic.control import WorkerProgress
 from slurm_elastic.errors import UsageError
 
+STACKS_AFTER = 60.0
+"""Seconds after the end of a worker until the stacks of those that still run are written."""
 _SHORTEST_AUTO = 300.0
 _AUTO_FACTOR = 10.0
 _STEPS_BEFORE_AUTO = 10
@@ -134,59 +132,3 @@ class StepWatch:
                 self._taken += taken
                 self._last_steps[worker.local_rank] = (worker.boundary, awake - since)
             self._longest = max(self._longest, since)
-
-
-STACKS_AFTER = 60.0
-_SAID_AFTER = 10.0
-_WATCHED_AFTER = 60.0
-
-
-class Said(enum.Enum):
-    """A line about the ends of workers."""
-
-    SOME_ENDED = enum.auto()
-    """Some workers of this node ended a while ago."""
-    ALL_ENDED = enum.auto()
-    """All workers of this node ended a while ago, and the round is not over."""
-    STACKS = enum.auto()
-    """The stacks of those that still run are wanted."""
-    UNWATCHED = enum.auto()
-    """``--hang-timeout`` watches no worker of this node."""
-
-
-class EndWatch:
-    """The ends of the workers of one node; each thing is told once in a round.
-
-    Args:
-        stacks_after: Seconds from the first end to the stacks of workers that still run.
-    """
-
-    def __init__(self, stacks_after: float, *, watches_steps: bool) -> None:
-        self._stacks_after, self._watches_steps = stacks_after, watches_steps
-        self.begin()
-
-    def begin(self) -> None:
-        """Begin a round."""
-        self._began: float | None = None
-        self._ended: float | None = None
-        self._said: set[Said] = set()
-
-    def check(self, workers: int, living: int, *, watched: bool, now: float) -> list[Said]:
-        """Return what is to be told now.
-
-        Args:
-            now: The agent's own monotonic time in seconds.
-        """
-        self._began = now if self._began is None else self._began
-        if living < workers and self._ended is None:
-            self._ended = now
-        due = set()
-        if self._watches_steps and not watched and living and now - self._began >= _WATCHED_AFTER:
-            due.add(Said.UNWATCHED)
-        if self._ended is not None and now - self._ended >= _SAID_AFTER:
-            due.add(Said.SOME_ENDED if living else Said.ALL_ENDED)
-        if self._ended is not None and living and now - self._ended >= self._stacks_after:
-            due.add(Said.STACKS)
-        new = due - self._said
-        self._said |= due
-        return sorted(new, key=lambda said: said.value)

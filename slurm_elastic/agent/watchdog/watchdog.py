@@ -15,7 +15,7 @@ from dataclasses import replace
 from slurm_elastic.agent.forkserver._linux import process_state
 from slurm_elastic.agent.watchdog.hangs import DUMP_TIMEOUT, Hang, HangHandler, WatchedRound, write_stacks
 from slurm_elastic.agent.watchdog.stacks import Watched, collect_stacks, nearest_ancestor
-from slurm_elastic.agent.watchdog.stalls import STACKS_AFTER, EndWatch, HangTimeout, Said, StepWatch
+from slurm_elastic.agent.watchdog.stalls import STACKS_AFTER, HangTimeout, StepWatch
 from slurm_elastic.agent.watchdog.timers import LineReader, Pipe, Request, Timer
 from slurm_elastic.control import Agreement
 
@@ -31,6 +31,8 @@ _MOST_TIMERS = 10_000
 _READ_BYTES = 1 << 16
 _STEP_SCOPE = "step"
 _STACKS_TIMEOUT = 5.0
+_SAID_AFTER = 10.0
+_WATCHED_AFTER = 60.0
 _MOST_NAMED = 8
 
 
@@ -64,7 +66,7 @@ class Watchdog:
         self._report, self._dump_timeout = report, dump_timeout
         self._handlers: tuple[threading.Thread, ...] = ()
         self._steps = StepWatch(hang_timeout) if hang_timeout is not None else None
-        self._ends = EndWatch(stacks_after, watches_steps=hang_timeout is not None)
+        self._stacks_after = stacks_after
         self._pending: list[tuple[Request, float]] | None = None
         self._unknown_senders = 0
         self._has_warned = self._stopping = False
@@ -93,7 +95,6 @@ class Watchdog:
         """Watch these workers from now on; `agreement` knows their progress, None if they have no control pages."""
         with self._lock:
             self._round = WatchedRound({worker.pid: worker for worker in workers}, agreement or Agreement(()))
-            self._ends.begin()
             if self._steps is not None:
                 self._steps.begin()
             pending, self._pending = self._pending or [], None
@@ -239,29 +240,26 @@ class Watchdog:
         return timers, interval
 
     def _look_at_ends(self, now: float) -> None:
-        """Tell of workers that have ended while others live."""
-        workers = self._round.workers.values()
-        if not workers:
-            return
+        """Tell of workers that have ended while others live, and of a time-out that watches none.
+
+        A worker that never ends, such as one that joins a thread for ever, holds up a run without a word.
+        """
+        round_, workers = self._round, self._round.workers.values()
         living = [worker for worker in workers if (state := process_state(worker.pid)) and state.state != "Z"]
-        watched = any(worker.attached for worker in self._round.agreement.progress())
-        notes = self._ends.check(len(workers), len(living), watched=watched, now=now)
         ended = [worker for worker in workers if worker not in living]
-        for said in notes:
-            match said:
-                case Said.SOME_ENDED:
-                    logger.warning("%s ended 10 s ago, and %s still runs", _ranks(ended), _ranks(living))
-                case Said.ALL_ENDED:
-                    logger.info("%s ended 10 s ago: the round waits for the ranks of other nodes", _ranks(ended))
-                case Said.UNWATCHED:
-                    logger.warning(
-                        "--hang-timeout watches nothing so far: no worker here has imported slurm_elastic.trainer"
-                    )
-                case Said.STACKS:
-                    self._round.agreement.ask_workers()
-                    threading.Thread(
-                        target=self._write_stacks, args=(living,), name="slurm-elastic-hang", daemon=True
-                    ).start()
+        if ended and round_.ended_at is None:
+            round_.ended_at = now
+        since = 0.0 if round_.ended_at is None else now - round_.ended_at
+        unwatched = self._steps is not None and not any(worker.attached for worker in round_.agreement.progress())
+        if unwatched and living and now - round_.began >= _WATCHED_AFTER and round_.is_new("unwatched"):
+            logger.warning("--hang-timeout watches nothing so far: no worker here has imported slurm_elastic.trainer")
+        if since >= _SAID_AFTER and living and round_.is_new("some ended"):
+            logger.warning("%s ended 10 s ago, and %s still runs", _ranks(ended), _ranks(living))
+        if since >= _SAID_AFTER and not living and round_.is_new("all ended"):
+            logger.info("%s ended 10 s ago: the round waits for the ranks of other nodes", _ranks(ended))
+        if since >= self._stacks_after and living and round_.is_new("stacks"):
+            round_.agreement.ask_workers()
+            threading.Thread(target=self._write_stacks, args=(living,), name="slurm-elastic-hang", daemon=True).start()
 
     def _write_stacks(self, workers: Sequence[Watched]) -> None:
         stacks = collect_stacks([worker.pid for worker in workers], _STACKS_TIMEOUT, lambda: self._stopping)

@@ -1,26 +1,70 @@
 from __future__ import annotations
 
-from slurm_elastic.agent.watchdog.stalls import EndWatch, Said
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from slurm_elastic.agent.watchdog import watchdog
+from slurm_elastic.agent.watchdog.stacks import Watched
+from slurm_elastic.agent.watchdog.stalls import HangTimeout
+from slurm_elastic.agent.watchdog.timers import make_pipe
+from slurm_elastic.agent.watchdog.watchdog import Watchdog
+
+Make = Callable[[HangTimeout | None], Watchdog]
 
 
-def test_each_thing_is_told_once_in_a_round() -> None:
-    watch = EndWatch(60.0, watches_steps=False)
+@pytest.fixture
+def make(tmp_path: Path) -> Iterator[Make]:
+    made: list[Watchdog] = []
 
-    def told(living: int, now: float) -> list[Said]:
-        return watch.check(4, living, watched=False, now=now)
+    def make_watchdog(timeout: HangTimeout | None) -> Watchdog:
+        pipe = make_pipe({"TORCHELASTIC_TIMER_FILE": str(tmp_path / str(len(made)))})
+        assert pipe is not None
+        made.append(Watchdog(pipe, lambda _hang: None, timeout))
+        return made[-1]
+
+    yield make_watchdog
+    for each in made:
+        each.stop()
+
+
+def test_each_thing_is_told_once_in_a_round(
+    make: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "slurm_elastic")
+    living: set[int] = set()
+    state = watchdog.process_state(os.getpid())
+    monkeypatch.setattr(watchdog, "process_state", lambda pid: state if pid in living else None)
+    monkeypatch.setattr(Watchdog, "_write_stacks", lambda *_: None)
+    watched = make(None)
+
+    def told(alive: int, now: float) -> int:
+        caplog.clear()
+        living.clear()
+        living.update(range(alive))
+        watched._look_at_ends(now)
+        return len(caplog.messages)
 
     for start in (0.0, 1000.0):
-        watch.begin()
-        assert told(4, start) == told(3, start + 500) == told(2, start + 509) == []
-        assert told(2, start + 510) == [Said.SOME_ENDED]
-        assert told(2, start + 559) == []
-        assert told(1, start + 560) == [Said.STACKS]
-        assert told(0, start + 561) == [Said.ALL_ENDED]
-        assert told(0, start + 900) == []
+        watched.watch([Watched(pid, pid, pid, 0, None) for pid in range(4)])
+        assert [told(4, start), told(3, start + 500), told(2, start + 509), told(2, start + 510)] == [0, 0, 0, 1]
+        assert caplog.messages == ["ranks 2, 3 ended 10 s ago, and ranks 0, 1 still runs"]
+        assert "stacks" not in watched._round.said
+        assert told(1, start + 560) == 0
+        assert "stacks" in watched._round.said
+        assert [told(0, start + 561), told(0, start + 900)] == [1, 0]
 
 
-def test_a_timeout_that_watches_nothing_is_told() -> None:
-    for watched, steps in ((False, True), (True, True), (False, False)):
-        watch = EndWatch(60.0, watches_steps=steps)
-        assert watch.check(1, 1, watched=watched, now=5.0) == []
-        assert watch.check(1, 1, watched=watched, now=65.0) == ([Said.UNWATCHED] if steps and not watched else [])
+def test_a_timeout_that_watches_nothing_is_told(make: Make, caplog: pytest.LogCaptureFixture) -> None:
+    now = time.monotonic()
+    for timeout, told in ((HangTimeout(), 1), (None, 0)):
+        caplog.clear()
+        watched = make(timeout)
+        watched.watch([Watched(os.getpid(), 0, 0, 0, None)])
+        watched._look_at_ends(now + 5)
+        assert not caplog.messages
+        watched._look_at_ends(now + 65)
+        assert len(caplog.messages) == told
