@@ -87,20 +87,19 @@ class WorkerProcesses:
             (files.tee_stdouts, sys.stdout, spec.duplicate_stdout_filters, files.filtered_stdout),
             (files.tee_stderrs, sys.stderr, spec.duplicate_stderr_filters, files.filtered_stderr),
         ):
-            shown: list[tuple[TextIO, Sequence[str]]] = [(console, ("",))]
+            followed.extend(FollowedFile(log, prefixes[rank], console) for rank, log in tee.items())
             if words:
                 self._filtered.append(open(path, "w", errors="replace", buffering=1))  # noqa: SIM115, PTH123
-                shown.append((self._filtered[-1], words))
-            for destination, wanted in shown:
-                for rank, log in tee.items():
-                    followed.append(FollowedFile(log, prefixes[rank], destination, functools.partial(_has_one, wanted)))
-        self._last_words = dict[int, LastWords]()
+                chosen = self._filtered[-1], tuple(words)
+                followed.extend(FollowedFile(log, prefixes[rank], *chosen) for rank, log in tee.items())
         self._exits: dict[int, int] = {}
-        for rank, stderr in self.stderrs.items() if brief else ():
-            last = self._last_words[rank] = LastWords(functools.partial(self._exits.__contains__, rank))
-            for file in followed:
-                if file.path == stderr and file.destination is sys.stderr:
-                    file.last_words = last
+        self._last_words = {
+            rank: LastWords(functools.partial(self._exits.__contains__, rank)) for rank in self.stderrs if brief
+        }
+        held_back = {self.stderrs[rank]: last for rank, last in self._last_words.items()}
+        for file in followed:
+            if not file.words:
+                file.last_words = held_back.get(file.path)
         # The streams that go to files of their own, whose lines get times.
         paths = (*self.stdouts.values(), *self.stderrs.values())
         logs = [path for path in paths if path and not path.startswith("/dev/")]
@@ -300,10 +299,6 @@ def line_prefixes(template: str | None, spec: WorkerSpec, envs: Mapping[int, Map
         )
         for rank, env in envs.items()
     }
-
-
-def _has_one(words: Sequence[str], line: str) -> bool:
-    return any(word in line for word in words)
 
 
 def _opened(path: str) -> int:

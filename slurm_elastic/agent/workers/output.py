@@ -225,24 +225,21 @@ class FollowedFile:
     """One file to show.
 
     Attributes:
+        words: Lines are shown that contain one of these; all for none.
         last_words: What holds back the last words of the worker; None if they are shown as they come.
     """
 
     path: str
     prefix: str
     destination: TextIO
-    wanted: Callable[[str], bool]
+    words: tuple[str, ...] = ()
     last_words: LastWords | None = None
     descriptor: int | None = field(default=None, init=False)
     _rest: str = field(default="", init=False)
     _last: str = field(default="\n", init=False)
-    _filters: bool = field(init=False)
-    _decoder: codecs.IncrementalDecoder = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        # torch's filters want a line that contains some text: one that wants the empty line wants all.
-        self._filters = not self.wanted("")
+    _decoder: codecs.IncrementalDecoder = field(
+        default_factory=lambda: codecs.getincrementaldecoder("utf-8")("replace"), init=False
+    )
 
     def show(self, *, to_the_end: bool = False) -> bool:
         """Show what is new, and with `to_the_end` end the last line; return True if the file has grown."""
@@ -266,11 +263,11 @@ class FollowedFile:
     def _write(self, text: str, *, end: bool = False) -> None:
         if self.last_words is not None:
             text = self.last_words.filter(text, end=end)
-        if self._filters:
+        if self.words:
             *lines, self._rest = (self._rest + text).split("\n")
             if self._rest and (end or len(self._rest) > _CHUNK):
                 lines, self._rest = [*lines, self._rest], ""
-            text = "".join(line + "\n" for line in lines if self.wanted(line + "\n"))
+            text = "".join(line + "\n" for line in lines if any(word in line for word in self.words))
         if text:
             if isinstance(self.destination, NonblockingStream):
                 self.destination.wait_for_room()

@@ -89,7 +89,7 @@ def test_a_slow_reader_misses_nothing_of_who_has_time(pipe: Pipe) -> None:
 def test_workers_output_that_nobody_reads_does_not_hold_up_the_end_of_a_round(pipe: Pipe, tmp_path: Path) -> None:
     log = tmp_path / "stdout.log"
     log.write_bytes(b"many words\n" * 500_000)
-    tail = Tail([FollowedFile(str(log), "", pipe.stream, lambda line: True)])
+    tail = Tail([FollowedFile(str(log), "", pipe.stream)])
     tail.start()
     tail.stop()
 

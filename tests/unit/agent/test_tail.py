@@ -11,14 +11,10 @@ from slurm_elastic.agent.console_log import configure_logging
 from slurm_elastic.agent.workers.output import FollowedFile, LastWords, LogTimes, Tail
 
 
-def everything(text: str) -> bool:
-    return True
-
-
 def test_lines_are_shown_with_their_prefix_as_they_come(tmp_path: Path) -> None:
     shown = io.StringIO()
     log = tmp_path / "stdout.log"
-    followed = FollowedFile(str(log), "[n1/0] ", shown, everything)
+    followed = FollowedFile(str(log), "[n1/0] ", shown)
     assert not followed.show()
     log.write_bytes(b"one\n\ntw")
     assert followed.show()
@@ -37,7 +33,7 @@ def test_lines_are_shown_with_their_prefix_as_they_come(tmp_path: Path) -> None:
 def test_a_bar_keeps_its_prefix_and_others_begin_lines_of_their_own(tmp_path: Path) -> None:
     shown = io.StringIO()
     logs = [tmp_path / "0", tmp_path / "1"]
-    bar, other = (FollowedFile(str(log), f"[n1/{log.name}] ", shown, everything) for log in logs)
+    bar, other = (FollowedFile(str(log), f"[n1/{log.name}] ", shown) for log in logs)
 
     def say(file: FollowedFile, text: str) -> str:
         before = shown.tell()
@@ -67,7 +63,7 @@ def test_streams_to_one_place_share_its_last_line_and_others_do_not(tmp_path: Pa
     with (tmp_path / "one").open("a") as one, (tmp_path / "one").open("a") as same, (tmp_path / "two").open("a") as two:
         for streams in ((one, same), (one, two)):
             files = [
-                FollowedFile(str(tmp_path / name), "> ", stream, everything)
+                FollowedFile(str(tmp_path / name), "> ", stream)
                 for name, stream in zip(("out", "err"), streams, strict=True)
             ]
             for file in files:
@@ -81,10 +77,10 @@ def test_streams_to_one_place_share_its_last_line_and_others_do_not(tmp_path: Pa
 def test_a_line_without_an_end_costs_no_memory(tmp_path: Path) -> None:
     log = tmp_path / "stderr.log"
     block = b"\r" + b"#" * ((1 << 20) - 1)
-    for wanted in (everything, lambda line: "loss" in line):
+    for words in ((), ("loss",)):
         log.write_bytes(b"")
         with (tmp_path / "shown").open("w") as shown, log.open("ab", buffering=0) as file:
-            followed = FollowedFile(str(log), "", shown, wanted)
+            followed = FollowedFile(str(log), "", shown, words)
             followed.show()
             tracemalloc.start()
             for _ in range(16):
@@ -100,14 +96,14 @@ def test_only_the_wanted_lines_are_shown(tmp_path: Path) -> None:
     shown = io.StringIO()
     log = tmp_path / "stdout.log"
     log.write_bytes(b"a loss\nnoise\n")
-    FollowedFile(str(log), "", shown, lambda line: "loss" in line).show()
+    FollowedFile(str(log), "", shown, ("loss",)).show()
     assert shown.getvalue() == "a loss\n"
 
 
 def test_stop_shows_what_was_written_before_it_in_every_file(tmp_path: Path) -> None:
     shown = io.StringIO()
     logs = [tmp_path / "0", tmp_path / "1"]
-    tail = Tail([FollowedFile(str(log), f"{log.name}:", shown, everything) for log in logs])
+    tail = Tail([FollowedFile(str(log), f"{log.name}:", shown) for log in logs])
     tail.start()
     for log in logs:
         log.write_bytes(b"last words\n" * 20000)
@@ -117,7 +113,7 @@ def test_stop_shows_what_was_written_before_it_in_every_file(tmp_path: Path) -> 
 
 def test_a_file_that_never_came_is_no_trouble(tmp_path: Path) -> None:
     shown = io.StringIO()
-    tail = Tail([FollowedFile(str(tmp_path / "missing"), "", shown, everything)])
+    tail = Tail([FollowedFile(str(tmp_path / "missing"), "", shown)])
     tail.start()
     tail.stop()
     assert shown.getvalue() == ""
@@ -171,7 +167,7 @@ class Worker:
     def __init__(self, directory: Path) -> None:
         self.shown, self.log, self.now, self.ended = io.StringIO(), directory / "stderr.log", 0.0, False
         self.words = LastWords(lambda: self.ended, lambda: self.now)
-        self.followed = FollowedFile(str(self.log), "> ", self.shown, everything, self.words)
+        self.followed = FollowedFile(str(self.log), "> ", self.shown, last_words=self.words)
 
     def write(self, text: str) -> str:
         """Return what is shown of it now."""
