@@ -123,10 +123,6 @@ class ChildReaper:
         return left
 
 
-Changes = Mapping[str, tuple[str | None, str | None]]
-"""Old and new value of each changed variable, by name; None where it was not set."""
-
-
 @contextlib.contextmanager
 def errors_to(descriptor: int) -> Iterator[None]:
     """In a forked process: on any error, write it to this pipe and end the process with 1."""
@@ -137,19 +133,13 @@ def errors_to(descriptor: int) -> Iterator[None]:
         os._exit(1)
 
 
-def changes(before: Mapping[str, str], after: Mapping[str, str]) -> Changes:
-    """Return the variables that differ between two environments."""
-    names = {*before, *after}
-    return {name: (before.get(name), after.get(name)) for name in names if before.get(name) != after.get(name)}
-
-
-def change(environment: dict[str, str], by: Changes) -> None:
-    """Apply changes to an environment, to those variables that have the old value."""
-    for name, (before, after) in by.items():
-        if environment.get(name) == before and after is not None:
-            environment[name] = after
-        elif environment.get(name) == before:
-            environment.pop(name, None)
+def changed_alike(
+    environment: Mapping[str, str], before: Mapping[str, str], after: Mapping[str, str]
+) -> dict[str, str]:
+    """Return an environment with what has changed from `before` to `after`, except variables that had another value."""
+    changed = {name for name in {*before, *after} if environment.get(name) == before.get(name) != after.get(name)}
+    kept = {name: value for name, value in environment.items() if name not in changed}
+    return kept | {name: after[name] for name in changed & after.keys()}
 
 
 def enter_own_session(fork_server: int) -> None:

@@ -93,7 +93,7 @@ class ServerProcess:
         self._torch_seed: int | None = None
         self._started: list[tuple[int, int, int]] = []
         self._environment_before: Mapping[str, str] = {}
-        self._environment_by_imports: child.Changes = {}
+        self._environment_after: Mapping[str, str] = {}
         self._learner = ImportLearner(None, (), (), ())
         self._replacement: _Replacement | None = None
         """The replacement that still imports."""
@@ -180,7 +180,7 @@ class ServerProcess:
 
     def _freeze_imports(self) -> None:
         """Do what is the same for all workers: done in a worker it would copy the memory pages that it touches."""
-        self._environment_by_imports = child.changes(self._environment_before, dict(os.environ))
+        self._environment_after = dict(os.environ)
         self._fast_exit.note_modules()
         importlib.invalidate_caches()
         gc.freeze()
@@ -391,7 +391,7 @@ class ServerProcess:
         if order["how"] == "exec":
             signal.pthread_sigmask(signal.SIG_SETMASK, self._settings["signal_mask"])
             child.execute(order["command"], environment)
-        child.change(environment, self._environment_by_imports)
+        environment = child.changed_alike(environment, self._environment_before, self._environment_after)
         sys.argv[1:] = order["command"][1 + len(self._settings["options"]) :]
         child.become_fresh_interpreter(order, environment, streams, self._torch_seed)
         self._fast_exit.inherit()

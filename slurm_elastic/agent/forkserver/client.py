@@ -182,8 +182,9 @@ class ForkServer:
         self._pids: dict[int, int] = {}
         self._refused = ""
         for order in orders:
-            with order.described("fork" if warm else "exec") as details:
-                self._send({"order": "start", "rank": order.rank}, [details, *order.descriptors.values()])
+            details = order.described("fork" if warm else "exec")
+            self._send({"order": "start", "rank": order.rank}, [details, *order.descriptors.values()])
+            os.close(details)
         self._wait(lambda: self._refused != "" or len(self._pids) == len(orders), None, should_stop)
         if self._refused or self.state is State.DEAD:
             raise OSError(self._refused or self.reason)

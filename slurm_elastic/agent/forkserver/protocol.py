@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import enum
 import json
 import os
 import select
 import socket
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from slurm_elastic.agent.forkserver._linux import memory_file
@@ -43,15 +42,10 @@ class Order(NamedTuple):
     descriptors: Mapping[str, int]
     """Open files by name (stdout, stderr, call, result); those not named are the agent's own."""
 
-    @contextlib.contextmanager
-    def described(self, how: str) -> Iterator[int]:
-        """Write the order to a memory file and yield its descriptor; `how` is "fork" or "exec"."""
+    def described(self, how: str) -> int:
+        """Write the order to a memory file and return its descriptor; `how` is "fork" or "exec"."""
         details = {**self._asdict(), "how": how, "descriptors": list(self.descriptors)}
-        file = memory_file(json.dumps(details).encode())
-        try:
-            yield file
-        finally:
-            os.close(file)
+        return memory_file(json.dumps(details).encode())
 
 
 # The channel between the agent and its fork server.
