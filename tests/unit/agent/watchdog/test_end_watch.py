@@ -2,33 +2,14 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 
 from slurm_elastic.agent.watchdog import watchdog
 from slurm_elastic.agent.watchdog.stacks import Watched
 from slurm_elastic.agent.watchdog.stalls import HangTimeout
-from slurm_elastic.agent.watchdog.timers import make_pipe
 from slurm_elastic.agent.watchdog.watchdog import Watchdog
-
-Make = Callable[[HangTimeout | None], Watchdog]
-
-
-@pytest.fixture
-def make(tmp_path: Path) -> Iterator[Make]:
-    made: list[Watchdog] = []
-
-    def make_watchdog(timeout: HangTimeout | None) -> Watchdog:
-        pipe = make_pipe({"TORCHELASTIC_TIMER_FILE": str(tmp_path / str(len(made)))})
-        assert pipe is not None
-        made.append(Watchdog(pipe, lambda _hang: None, timeout))
-        return made[-1]
-
-    yield make_watchdog
-    for each in made:
-        each.stop()
+from tests.unit.agent.watchdog.conftest import Make
 
 
 def test_each_thing_is_told_once_in_a_round(

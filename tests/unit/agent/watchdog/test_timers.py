@@ -2,14 +2,13 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from slurm_elastic.agent.watchdog.stacks import Watched
-from slurm_elastic.agent.watchdog.timers import Request, make_pipe
+from slurm_elastic.agent.watchdog.timers import Request
 from slurm_elastic.agent.watchdog.watchdog import Watchdog
+from tests.unit.agent.watchdog.conftest import Make
 
 HERE = os.getpid()
 
@@ -19,14 +18,11 @@ def request(scope: str, expires_at: float) -> Request:
 
 
 @pytest.fixture
-def watchdog(tmp_path: Path) -> Iterator[Watchdog]:
-    """One whose thread does not run, and that watches this process."""
-    pipe = make_pipe({"TORCHELASTIC_TIMER_FILE": str(tmp_path / "timer")})
-    assert pipe is not None
-    made = Watchdog(pipe, lambda _hang: None)
+def watchdog(make: Make) -> Watchdog:
+    """One that watches this process."""
+    made = make(None)
     made.watch([Watched(HERE, 0, 0, 0, None)])
-    yield made
-    made.stop()
+    return made
 
 
 def test_a_timer_acquired_again_starts_anew_and_a_released_one_never_expires(watchdog: Watchdog) -> None:
