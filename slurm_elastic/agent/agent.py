@@ -15,22 +15,24 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerSpec, WorkerState
-from torch.distributed.elastic.multiprocessing import LogsSpecs
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from torch.distributed.elastic.rendezvous.api import RendezvousGracefulExitError
 
 from slurm_elastic.agent.event_log import Reached
 from slurm_elastic.agent.features import EARLY, Feature, RunningRound
+from slurm_elastic.agent.forkserver.client import ForkServer
 from slurm_elastic.agent.forkserver.protocol import StartInterruptedError
 from slurm_elastic.agent.forkserver.worker_processes import WorkerProcesses
 from slurm_elastic.agent.job.preemption import LEAVE_REASONS, REQUESTED_CAUSES, SignalDiagnosis
 from slurm_elastic.agent.lifecycle import actions, events, machine, states
 from slurm_elastic.agent.node.claims import NodeDirectory
 from slurm_elastic.agent.root_cause import elsewhere, last_output
-from slurm_elastic.agent.signals import Notices
-from slurm_elastic.agent.workers.processes import Starter, survivors, worker_environment
+from slurm_elastic.agent.settings import AgentSettings
+from slurm_elastic.agent.signals import record_signals
+from slurm_elastic.agent.workers.processes import survivors, worker_environment
 from slurm_elastic.agent.workers.torch_agent import TorchAgent
 from slurm_elastic.control import Agreement, RoundControl, WorkerProgress
 from slurm_elastic.errors import ExitCode
@@ -39,6 +41,7 @@ from slurm_elastic.rendezvous.membership.agents import STEPPED, WorkerFailure, j
 from slurm_elastic.rendezvous.membership.events import Ended, Interrupted
 from slurm_elastic.rendezvous.membership.stragglers import Collective, WorkerPosition
 from slurm_elastic.rendezvous.thread import Coordination
+from slurm_elastic.rendezvous.torch_handler import SlurmRendezvousHandler
 from slurm_elastic.rendezvous.transport.messages import Assignment
 from slurm_elastic.rendezvous.worker_store import FreshPorts, ReservedPort, open_worker_store
 
@@ -55,38 +58,43 @@ _CANNOT_RUN = 127
 
 
 class Agent:
-    """One node's agent.
-
-    Args:
-        shutdown_timeout: Seconds between SIGTERM and SIGKILL for workers whose round ends as planned.
-        worker_signal: The signal to workers when a planned end of their round is announced; None for none.
-    """
+    """One node's agent."""
 
     def __init__(
         self,
-        spec: WorkerSpec,
-        logs_specs: LogsSpecs,
+        settings: AgentSettings,
         rendezvous: RendezvousConfig,
         coordination: Coordination,
-        notices: Notices,
-        diagnosis: SignalDiagnosis,
-        starter: Starter,
-        features: Sequence[Feature] = (),
-        *,
-        shutdown_timeout: int = 30,
-        worker_signal: signal.Signals | None = None,
+        fork_server: ForkServer,
+        features: Sequence[Feature],
     ) -> None:
+        config, shutdown_timeout = settings.launch_config, settings.values.shutdown_timeout
+        logs_specs = config.logs_specs
+        assert logs_specs is not None
+        spec = _worker_spec(settings, SlurmRendezvousHandler(rendezvous, coordination))
         self.torch = TorchAgent(spec, logs_specs, self._run_main_loop, self._clean_up, shutdown_timeout)
-        self._rendezvous_config, self._coordination, self._starter = rendezvous, coordination, starter
-        self._notices, self._diagnosis, self._features = notices, diagnosis, tuple(features)
-        self._worker_signal = worker_signal
+        self._rendezvous_config, self._coordination = rendezvous, coordination
+        self._start_processes = partial(
+            WorkerProcesses,
+            fork_server=fork_server,
+            logs_specs=logs_specs,
+            prefix_template=config.log_line_prefix_template,
+            brief=settings.values.console == "brief",
+        )
+        self._notices, self._features = record_signals(), tuple(features)
+        self.diagnosis = SignalDiagnosis(
+            *(self._notices, settings.run_dir, settings.job, settings.agent, settings.values.meaning),
+            self.last_checkpoint,
+            self.newest_save,
+        )
+        self._worker_signal = settings.values.worker_signal
         self._config = states.LifecycleConfig(
             node=rendezvous.node,
             run_id=rendezvous.run_id,
             leader_host=rendezvous.leader_host,
             shutdown_timeout=shutdown_timeout,
             leave_margin=rendezvous.options.leave_margin,
-            signals_workers=worker_signal is not None,
+            signals_workers=self._worker_signal is not None,
         )
         self._state: states.State = states.Joining()
         self._directory = _control_directory()
@@ -143,8 +151,8 @@ class Agent:
 
     def _run_main_loop(self) -> RunResult:
         self._show_state()
-        self._diagnosis.start()
-        self._handle(events.Started(signalled=self._diagnosis.has_news))
+        self.diagnosis.start()
+        self._handle(events.Started(signalled=self.diagnosis.has_news))
         while not isinstance(self._state, states.Done):
             self._wait()
             self._process_inputs()
@@ -153,7 +161,7 @@ class Agent:
     def _wait(self) -> None:
         due = states.deadline(self._state)
         timeout = None if due is None else max(0.0, due - time.monotonic())
-        fds = [self._coordination.fd, self._notices.fd, self._diagnosis.fd]
+        fds = [self._coordination.fd, self._notices.fd, self.diagnosis.fd]
         fds += [feature.fd for feature in self._features if feature.fd is not None]
         if self._processes is not None:
             fds += self._processes.exit_fds()
@@ -183,16 +191,16 @@ class Agent:
             self._handle(events.DeadlineReached())
 
     def _check_signals(self) -> None:
-        finding = self._diagnosis.check()
+        finding = self.diagnosis.check()
         if finding is not None:
             first = self._notices.first()
             interrupts = first is not None and first.signal is signal.SIGINT
-            asked = self._diagnosis.is_asked
+            asked = self.diagnosis.is_asked
             self._handle(
                 events.Signalled(LEAVE_REASONS[finding.cause], finding.detail, finding.seconds, asked, interrupts)
             )
-        while (finding := self._diagnosis.next_finding()) is not None:
-            for_job = self._diagnosis.tells_job(finding.cause)
+        while (finding := self.diagnosis.next_finding()) is not None:
+            for_job = self.diagnosis.tells_job(finding.cause)
             self._handle(events.Diagnosed(LEAVE_REASONS[finding.cause], finding.seconds, str(finding), for_job))
 
     def _check_workers(self) -> None:
@@ -215,7 +223,7 @@ class Agent:
     def _has_other_input(self) -> bool:
         for feature in self._features:
             feature.loop_turned()
-        return self._coordination.has_event or self._diagnosis.has_news
+        return self._coordination.has_event or self.diagnosis.has_news
 
     def _handle(self, event: events.Event) -> None:
         """Let the life cycle decide about an event, execute its actions, and handle their results in the same way."""
@@ -301,7 +309,7 @@ class Agent:
             case actions.NoteLeaveRequest(request):
                 # Another agent that has found out the cause says how many seconds are left.
                 cause = REQUESTED_CAUSES.get(request.reason) if request.seconds is None else None
-                self._diagnosis.note_answer(cause)
+                self.diagnosis.note_answer(cause)
             case actions.Log(text):
                 logger.info("%s", text)
         return None
@@ -309,7 +317,7 @@ class Agent:
     def _start(self, assignment: Assignment) -> events.Event:
         assert self._reserved is not None
         self.assignment, self._worked, self._round_end = assignment, False, None
-        self._diagnosis.learn_grace()
+        self.diagnosis.learn_grace()
         self.torch.serve_store(open_worker_store(assignment, self._reserved))
         self.torch.describe_round(assignment)
         environments = {
@@ -327,7 +335,7 @@ class Agent:
         for feature in self._features:
             feature.round_formed(assignment, environments)
         try:
-            self._processes = self._starter(self.torch.spec, environments, self._has_other_input)
+            self._processes = self._start_processes(self.torch.spec, environments, self._has_other_input)
         except StartInterruptedError:
             return events.StartInterrupted()
         except OSError as error:
@@ -457,3 +465,22 @@ def _control_directory() -> NodeDirectory | None:
     except OSError as error:
         logger.warning("workers cannot be asked to stop at a step: no directory for control pages: %s", error)
         return None
+
+
+def _worker_spec(settings: AgentSettings, handler: SlurmRendezvousHandler) -> WorkerSpec:
+    config = settings.launch_config
+    return WorkerSpec(
+        role=config.role,
+        local_world_size=config.nproc_per_node,
+        entrypoint=settings.entrypoint,
+        args=settings.args,
+        rdzv_handler=handler,
+        max_restarts=config.max_restarts,
+        monitor_interval=config.monitor_interval,
+        local_addr=config.local_addr,
+        event_log_handler=config.event_log_handler,
+        numa_options=config.numa_options,
+        duplicate_stdout_filters=config.duplicate_stdout_filters,
+        duplicate_stderr_filters=config.duplicate_stderr_filters,
+        virtual_local_rank=config.virtual_local_rank,
+    )

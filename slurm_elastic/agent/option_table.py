@@ -18,17 +18,28 @@ from typing import NamedTuple
 class Option(NamedTuple):
     """An option of the agent that torchrun lacks."""
 
-    name: str
-    """Its spelling with dashes; underscores are accepted as well."""
+    usage: str
+    """Its spelling with dashes, where underscores are accepted as well, and the name of its value in the help text. A
+    switch has none, and neither has an option with `choices`."""
     help: str
-    metavar: str | None = None
-    """Name of its value in the help text; None for a switch, or where `choices` stand there."""
     choices: tuple[str, ...] | None = None
-    default: str | None = None
-    switch: bool = False
-    """True for an option without a value."""
     torchrun: str | None = None
     """Destination of the option of torchrun that this is another name of; None for one of its own."""
+
+    @property
+    def name(self) -> str:
+        """Its spelling with dashes."""
+        return self.usage.partition(" ")[0]
+
+    @property
+    def metavar(self) -> str | None:
+        """Name of its value; None for a switch, or where `choices` stand there."""
+        return self.usage.partition(" ")[2] or None
+
+    @property
+    def switch(self) -> bool:
+        """True for an option without a value."""
+        return self.metavar is None and self.choices is None
 
     @property
     def spellings(self) -> tuple[str, ...]:
@@ -39,59 +50,51 @@ class Option(NamedTuple):
 GROUPS = {
     "the run and its nodes": (
         Option(
-            "--run-id",
+            "--run-id RUN_ID",
             "same as --rdzv-id; jobs with the same run id and run directory are one run (default: one for each srun)",
-            "RUN_ID",
             torchrun="rdzv_id",
         ),
         Option(
-            "--run-dir",
+            "--run-dir DIR",
             "a directory that all nodes share; the run keeps its state and logs in DIR/elastic-runs/<run id> "
             "(default: the directory in which sbatch was called)",
-            "DIR",
         ),
-        Option("--node-unit", "rounds have a multiple of K nodes; the other nodes are spares (default: 1)", "K"),
+        Option("--node-unit K", "rounds have a multiple of K nodes; the other nodes are spares (default: 1)"),
         Option(
-            "--valid-nodes",
+            "--valid-nodes N,N,...",
             "rounds have one of these numbers of nodes, such as 2,4,8; the other nodes are spares (default: any "
             "number)",
-            "N,N,...",
         ),
         Option(
-            "--segment",
+            "--segment K",
             "rounds have whole segments of K nodes of one failure domain, such as one NVLink domain; the other "
             "nodes are spares (default: 1)",
-            "K",
         ),
         Option(
-            "--failure-domain",
+            "--failure-domain DOMAIN",
             "what fails together, so that ranks of a domain are beside each other and copies of snapshots go to "
             "another one: element (of an array), switch, block, nvlink, none, or a command for the shell that "
             "prints a label (default: auto, the element and what Slurm's topology tells)",
-            "DOMAIN",
         ),
         Option(
-            "--leader-node",
+            "--leader-node NODE",
             "the agent on this node leads the run at first (default: the first node of the job; in an array the first "
             "element that starts)",
-            "NODE",
         ),
         Option(
-            "--replace-lost",
+            "--replace-lost SECONDS",
             "when the run has lacked nodes that it had for this long, submit a job like its first one for them; not "
             "for those that left by drain, shrink or scancel (default: never)",
-            "SECONDS",
         ),
-        Option("--replace-limit", "how many jobs --replace-lost submits in all (default: 10)", "N"),
+        Option("--replace-limit N", "how many jobs --replace-lost submits in all (default: 10)"),
     ),
     "the network": (
         Option(
-            "--interface",
+            "--interface NAME",
             "network interface by which other nodes reach this node, such as ib0 (default: from Slurm or the name "
             "service)",
-            "NAME",
         ),
-        Option("--node-pattern", "name of a node in the data network, such as {node}-ib (default: none)", "PATTERN"),
+        Option("--node-pattern PATTERN", "name of a node in the data network, such as {node}-ib (default: none)"),
     ),
     "workers": (
         Option(
@@ -99,43 +102,36 @@ GROUPS = {
             "warm: fork workers from a process that has imported torch; cold: start a fresh Python for each worker "
             "(default: warm)",
             choices=("warm", "cold"),
-            default="warm",
         ),
         Option(
-            "--preload",
+            "--preload MODULES",
             "modules that a warm start imports besides torch, such as numpy,my.data (default: none)",
-            "MODULES",
         ),
         Option(
             "--learn-imports",
             "on: fork the workers of later rounds and runs with what the script has imported; off: with torch and "
             "--preload alone (default: on)",
             choices=("on", "off"),
-            default="on",
         ),
         Option(
-            "--worker-signal",
+            "--worker-signal NAME",
             "also send this signal, such as SIGUSR1, to the workers when a planned end of their round is "
             "announced; they then have --shutdown-timeout seconds to exit by themselves (default: none)",
-            "NAME",
         ),
         Option(
-            "--shutdown-timeout",
+            "--shutdown-timeout SECONDS",
             "seconds from SIGTERM to SIGKILL for workers whose round ends as planned (default: 30)",
-            "SECONDS",
         ),
     ),
     "when the job has to end": (
         Option(
-            "--warning",
+            "--warning SECONDS",
             "the time in sbatch --signal=USR2@SECONDS, and for the save before the limit (default: 120)",
-            "SECONDS",
         ),
-        Option("--grace", "seconds from SIGTERM to SIGKILL, if Slurm does not say (default: 30)", "SECONDS"),
+        Option("--grace SECONDS", "seconds from SIGTERM to SIGKILL, if Slurm does not say (default: 30)"),
         Option(
-            "--max-requeues",
+            "--max-requeues N",
             "how often the job is requeued because of its time limit (default: 10); preemptions do not count",
-            "N",
         ),
     ),
     "failures, hangs and bad nodes": (
@@ -144,39 +140,33 @@ GROUPS = {
             "on: end the run when a worker fails in the same way at the same step twice in a row, whatever "
             "restarts are left; off: restart all the same (default: on)",
             choices=("on", "off"),
-            default="on",
         ),
         Option(
-            "--hang-timeout",
+            "--hang-timeout SECONDS",
             "kill a worker that takes no step for this long, if its script uses slurm_elastic.trainer; auto: ten "
             "times the longest pause so far, at least 5 minutes (default: off)",
-            "SECONDS",
         ),
-        Option("--first-step-timeout", "the same for the time before its first step (default: 1800)", "SECONDS"),
+        Option("--first-step-timeout SECONDS", "the same for the time before its first step (default: 1800)"),
         Option(
-            "--stacks-after",
+            "--stacks-after SECONDS",
             "when some workers of a node have ended, seconds until the stacks of those that still run are written "
             "(default: 60)",
-            "SECONDS",
         ),
-        Option("--no-watchdog", "do not watch for workers whose torch.distributed.elastic.timer expired", switch=True),
+        Option("--no-watchdog", "do not watch for workers whose torch.distributed.elastic.timer expired"),
         Option(
-            "--node-check",
+            "--node-check COMMAND",
             "a command for the shell; a node on which it fails does not join the run. Before it the agent checks "
             "memory, directories for temporary files and GPUs; off: no check at all (default: these alone)",
-            "COMMAND",
         ),
-        Option("--node-check-timeout", "seconds after which --node-check has failed (default: 60)", "SECONDS"),
+        Option("--node-check-timeout SECONDS", "seconds after which --node-check has failed (default: 60)"),
         Option(
-            "--on-bad-node",
+            "--on-bad-node COMMAND",
             "a command for the shell, run on a node that has failed its check, such as one that asks for its "
             "drain; its environment has SLURM_ELASTIC_NODE and SLURM_ELASTIC_BAD_NODE_REASON (default: none)",
-            "COMMAND",
         ),
         Option(
-            "--max-excluded",
+            "--max-excluded N",
             "how many nodes a requeued job excludes that were at fault several times (default: 2); 0 for none",
-            "N",
         ),
     ),
     "snapshots": (
@@ -185,14 +175,12 @@ GROUPS = {
             "copies on another node of what one rank alone has in slurm_elastic.snapshot, such as its shards, so "
             "that it outlives a lost node (default: 0)",
             choices=("0", "1"),
-            default="0",
         ),
         Option(
             "--snapshot-slots",
             "snapshots that slurm_elastic.snapshot holds in the memory of this node; 2 need a third less, where "
             "each step has a collective of all ranks (default: 3)",
             choices=("2", "3"),
-            default="3",
         ),
     ),
     "output": (
@@ -201,31 +189,25 @@ GROUPS = {
             "brief: one line per fact on stderr, without the tracebacks of workers that fail because of another one; "
             "full: every line of agents and workers (default: brief). The run directory has all lines",
             choices=("brief", "full"),
-            default="brief",
         ),
         Option(
-            "--notify",
+            "--notify COMMAND",
             "a command for /bin/sh, which gets JSON on stdin, or a URL, which gets it by POST, when the run has "
             "finished or failed, waits for nodes, or makes no progress (default: none)",
-            "COMMAND",
         ),
-        Option("--notify-after", "how long a wait is before --notify reports it (default: 600)", "SECONDS"),
+        Option("--notify-after SECONDS", "how long a wait is before --notify reports it (default: 600)"),
+        Option("--health-bind ADDRESS", "address of the health port; 0.0.0.0 for all addresses (default: 127.0.0.1)"),
         Option(
-            "--health-bind", "address of the health port; 0.0.0.0 for all addresses (default: 127.0.0.1)", "ADDRESS"
-        ),
-        Option(
-            "--health-port",
+            "--health-port PORT",
             "port that answers /healthz, /readyz, /status, /metrics and /stacks (default: a free one, see health/ "
             "in the run directory)",
-            "PORT",
         ),
         Option(
-            "--health-token-file",
+            "--health-token-file FILE",
             "file with the token that clients have to send, see the reference (default: health-token in the run "
             "directory)",
-            "FILE",
         ),
-        Option("--no-health", "open no health port", switch=True),
+        Option("--no-health", "open no health port"),
     ),
 }
 """The agent's options by the headings of the help text."""

@@ -13,14 +13,12 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
-from torch.distributed.elastic.agent.server.api import WorkerSpec
 
 from slurm_elastic.agent.agent import Agent
 from slurm_elastic.agent.console_log import NOTICE, notice
 from slurm_elastic.agent.event_log import EventLog, FactLines
 from slurm_elastic.agent.features import (
     AttributionFeature,
-    Feature,
     HealthFeature,
     LearnedImportsFeature,
     SnapshotFeature,
@@ -35,7 +33,6 @@ from slurm_elastic.agent.health.server import health_port, withdraw_lost
 from slurm_elastic.agent.health.state import AgentState, Readings
 from slurm_elastic.agent.job.job_end import represents_job
 from slurm_elastic.agent.job.job_end_effects import JobAtEnd, is_known_done
-from slurm_elastic.agent.job.preemption import SignalDiagnosis
 from slurm_elastic.agent.lifecycle.states import AgentOutcome
 from slurm_elastic.agent.node.failure_domain import failure_domain
 from slurm_elastic.agent.notification import NotifyFeature
@@ -56,7 +53,6 @@ from slurm_elastic.rendezvous.options import RendezvousOptions
 from slurm_elastic.rendezvous.records.api import Records, RecordsInterruptedError, open_records
 from slurm_elastic.rendezvous.run_events import Entry, describe
 from slurm_elastic.rendezvous.thread import Coordination
-from slurm_elastic.rendezvous.torch_handler import SlurmRendezvousHandler
 from slurm_elastic.rendezvous.worker_store import prepare_stores
 from slurm_elastic.rundir import RunContents, RunDir, incarnation_of, join_named, join_own, remember_directory
 from slurm_elastic.slow_ranks import LOOK
@@ -187,12 +183,7 @@ class _Run:
             replacing,
         ]
         there = [feature for feature in features if feature is not None]
-        diagnosis = SignalDiagnosis(
-            *(record_signals(), settings.run_dir, settings.job, settings.agent, settings.values.meaning),
-            lambda: agent.last_checkpoint(),
-            lambda: agent.newest_save(),
-        )
-        agent = self._agent(there, diagnosis)
+        agent = Agent(settings, self._rendezvous, coordination, self._fork_server, there)
         self._health.sources = (self._status, *(feature.status for feature in there))
         coordination.report = self._health.live_report
         if self._facts is not None:
@@ -202,12 +193,12 @@ class _Run:
                 watchdog.start()
             outcome = agent.supervise()
         finally:
-            diagnosis.close()
+            agent.diagnosis.close()
             coordination.stop()
         if outcome.exit_code is ExitCode.LEFT and is_known_done(self._rendezvous.records):
             # The leader recorded the end, and went before it could tell this agent.
             outcome = AgentOutcome(ExitCode.FINISHED)
-        while outcome.exit_code is ExitCode.LEFT and (finding := diagnosis.next_finding()) is not None:
+        while outcome.exit_code is ExitCode.LEFT and (finding := agent.diagnosis.next_finding()) is not None:
             # The workers had ended before Slurm said why it wants the node.
             logger.info("%s leaves: %s", settings.node, finding)
         self._record_end(outcome)
@@ -228,7 +219,7 @@ class _Run:
             told = coordination.known_members()
             JobAtEnd(settings.job, self._rendezvous, settings.values, told, record_signals().fd).carry_out(
                 outcome,
-                diagnoses=diagnosis.asks,
+                diagnoses=agent.diagnosis.asks,
                 leads=coordination.leads,
                 shares_run=settings.shared,
                 represents_job=represents_job(settings.job, settings.agent, agent.assignment),
@@ -237,29 +228,6 @@ class _Run:
             # The last line: who reads no more has to know it.
             logger.error("the run is finished, and its last checkpoint is not on disk: %s", missing)
         return exit_code
-
-    def _agent(self, features: Sequence[Feature], diagnosis: SignalDiagnosis) -> Agent:
-        settings, config = self._settings, self._settings.launch_config
-        assert config.logs_specs is not None
-        starter = partial(
-            WorkerProcesses,
-            fork_server=self._fork_server,
-            logs_specs=config.logs_specs,
-            prefix_template=config.log_line_prefix_template,
-            brief=settings.brief,
-        )
-        return Agent(
-            _worker_spec(settings, SlurmRendezvousHandler(self._rendezvous, self._coordination)),
-            config.logs_specs,
-            self._rendezvous,
-            self._coordination,
-            record_signals(),
-            diagnosis,
-            starter,
-            features,
-            shutdown_timeout=settings.values.shutdown_timeout,
-            worker_signal=settings.values.worker_signal,
-        )
 
     def _import_before_join(self) -> None:
         """Import before this node joins a run that trains: the workers of the other nodes wait for the new round."""
@@ -374,25 +342,6 @@ def _rendezvous_config(settings: AgentSettings, records: Records, own: str) -> R
         cohort=settings.job.cohort if settings.job is not None else ("", 1),
         choose_origin=choose,
         domain=failure_domain(settings.values.failure_domain, settings.job, record_signals().fd),
-    )
-
-
-def _worker_spec(settings: AgentSettings, handler: SlurmRendezvousHandler) -> WorkerSpec:
-    config = settings.launch_config
-    return WorkerSpec(
-        role=config.role,
-        local_world_size=config.nproc_per_node,
-        entrypoint=settings.entrypoint,
-        args=settings.args,
-        rdzv_handler=handler,
-        max_restarts=config.max_restarts,
-        monitor_interval=config.monitor_interval,
-        local_addr=config.local_addr,
-        event_log_handler=config.event_log_handler,
-        numa_options=config.numa_options,
-        duplicate_stdout_filters=config.duplicate_stdout_filters,
-        duplicate_stderr_filters=config.duplicate_stderr_filters,
-        virtual_local_rank=config.virtual_local_rank,
     )
 
 

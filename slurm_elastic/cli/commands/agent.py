@@ -118,10 +118,10 @@ def agent_parser() -> argparse.ArgumentParser:
         group = parser.add_argument_group(title)
         for option in options:
             settings: dict[str, Any] = {"dest": option.torchrun, "metavar": option.metavar, "choices": option.choices}
-            settings |= {"help": option.help, "default": option.default}
             # The action of a switch does not accept the others.
             settings = {name: value for name, value in settings.items() if value is not None}
-            group.add_argument(*option.spellings, action=check_env if option.switch else env, **settings)
+            action = check_env if option.switch else env
+            group.add_argument(*option.spellings, action=action, help=option.help, **settings)
     add_print_completion(group)
     # argparse has had to be given torchrun's first, so that those of the same name are ours.
     parser._optionals.title = "options of torchrun (by default Slurm tells nodes and workers, and --max-restarts is 0)"
