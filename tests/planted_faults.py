@@ -239,8 +239,8 @@ def table() -> list[str]:
     for each in FAULTS:
         row = named(each.cause)
         cause = f"`{each.cause}`" if each.cause else "none"
-        domain = row.domain.words if row is not None else "unknown" if each.cause else "node"
-        outlook = (row.outlook.words.removeprefix("a restart ") if row is not None else "") or "?"
+        domain = row.domain_words if row is not None else "unknown" if each.cause else "node"
+        outlook = (row.outlook_words.removeprefix("a restart ") if row is not None else "") or "?"
         test = f"`{each.test.partition('::')[0]}`"
         lines.append(f"| {each.fault} | {cause} | {domain} | {outlook} | {each.root} | {each.action} | {test} |")
     return lines

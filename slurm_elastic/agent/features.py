@@ -364,8 +364,8 @@ class AttributionFeature(Feature):
         return replace(
             failure,
             cause=cause.name,
-            domain=cause.domain.value,
-            outlook=cause.outlook.value,
+            domain=cause.domain,
+            outlook=cause.outlook,
             error="" if failure.hung or text.startswith(causes.BY_KERNEL) else named_error(text),
             detail="; ".join(filter(None, (attribution.detail, excuse))),
             uncharged=failure.uncharged or excused,
@@ -377,7 +377,7 @@ class AttributionFeature(Feature):
 
     def _is_excused(self, cause: causes.Cause, round_: int) -> bool:
         """Return True if this is the node's fault, and the node has not had too many rounds with one."""
-        if cause.domain is not causes.Domain.NODE or cause.outlook is not causes.Outlook.ELSEWHERE:
+        if (cause.domain, cause.outlook) != ("node", "elsewhere"):
             return False
         if len(self._excused) < _EXCUSED:
             self._excused.add(round_)

@@ -9,7 +9,6 @@ while another one is there.
 from __future__ import annotations
 
 import configparser
-import enum
 import functools
 import re
 import signal
@@ -23,43 +22,14 @@ BY_KERNEL = "by the kernel: "
 """The beginning of the message of a worker that the kernel killed for lack of memory."""
 
 
-class Domain(enum.Enum):
-    """The part of a run that has failed."""
-
-    USER_CODE = "user_code"
-    DATA = "data"
-    NODE = "node"
-    NETWORK = "network"
-    STORAGE = "storage"
-    SLURM = "slurm"
-    UNKNOWN = "unknown"
-
-    @property
-    def words(self) -> str:
-        """The domain as a person reads it."""
-        return {Domain.SLURM: "Slurm"}.get(self, self.value.replace("_", " "))
-
-
-class Outlook(enum.Enum):
-    """The effect that another start can have."""
-
-    AGAIN = "again"
-    """The same can succeed when it starts again."""
-    NOT_AGAIN = "not_again"
-    """It fails again until a person changes something."""
-    ELSEWHERE = "elsewhere"
-    """It can succeed on another node."""
-    UNKNOWN = "unknown"
-
-    @property
-    def words(self) -> str:
-        """The outlook as a person reads it; empty if it is unknown."""
-        return {
-            Outlook.AGAIN: "a restart can help",
-            Outlook.NOT_AGAIN: "a restart will not help",
-            Outlook.ELSEWHERE: "another node can help",
-            Outlook.UNKNOWN: "",
-        }[self]
+_OUTLOOKS = {
+    "again": "a restart can help",
+    "not_again": "a restart will not help",
+    "elsewhere": "another node can help",
+    "unknown": "",
+}
+"""The effects that another start can have, as a person reads them: the same can succeed when it starts again; it fails
+again until a person changes something; it can succeed on another node."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +39,8 @@ class Cause:
     Attributes:
         name: The name of the cause in records; never changed, as programs read it.
         title: The cause in a few words; empty for a row that says no more than the message of the failure.
+        domain: The part of the run that has failed: user_code, data, node, network, storage, slurm or unknown.
+        outlook: The effect that another start can have: again, not_again, elsewhere or unknown.
         text: Found in the text of the failure; `^` stands for the beginning of a line. None if `signals` alone tell.
         signals: Numbers of signals by one of which the worker ended; empty for every end.
         consequence: True if another worker, or the agent, made this one fail.
@@ -77,12 +49,22 @@ class Cause:
 
     name: str
     title: str
-    domain: Domain
-    outlook: Outlook
+    domain: str
+    outlook: str
     text: re.Pattern[str] | None = None
     signals: tuple[int, ...] = ()
     consequence: bool = False
     advice: str = ""
+
+    @property
+    def domain_words(self) -> str:
+        """The domain as a person reads it."""
+        return "Slurm" if self.domain == "slurm" else self.domain.replace("_", " ")
+
+    @property
+    def outlook_words(self) -> str:
+        """The outlook as a person reads it; empty if it is unknown."""
+        return _OUTLOOKS[self.outlook]
 
 
 _NAMED = r"^(?:[\w.]*\.)?(?:{})(?::|$)"
@@ -103,8 +85,8 @@ def _cause(row: configparser.SectionProxy) -> Cause:
     return Cause(
         row.name,
         row.get("title", ""),
-        Domain(row["domain"]),
-        Outlook(row["outlook"]),
+        row["domain"],
+        row["outlook"],
         re.compile("|".join(texts), re.MULTILINE) if texts else None,
         tuple(signal.Signals[f"SIG{name}"].value for name in row.get("signals", "").split()),
         row.getboolean("consequence", False),
@@ -230,7 +212,7 @@ _END = 40
 _IN_USE = re.compile(r"(?:this process|Process \d+) has [\d.]+ \w+ memory in use", re.IGNORECASE)
 """Whose memory a GPU is full of (c10/cuda/CUDACachingAllocator.cpp, torch 2.13)."""
 _KILL = 9
-_UNKNOWN = Cause("unknown", "", Domain.UNKNOWN, Outlook.UNKNOWN)
+_UNKNOWN = Cause("unknown", "", "unknown", "unknown")
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,8 +254,8 @@ def explanation(cause: str, detail: str = "") -> str:
     row = named(cause)
     if row is None or not row.title:
         return ""
-    domain = "" if row.domain is Domain.UNKNOWN else f" ({row.domain.words})"
-    words = ", ".join(part for part in (f"{row.title}{domain}", row.outlook.words) if part)
+    domain = "" if row.domain == "unknown" else f" ({row.domain_words})"
+    words = ", ".join(filter(None, (f"{row.title}{domain}", row.outlook_words)))
     return f"{words}; {detail}" if detail else words
 
 
@@ -295,7 +277,6 @@ _FRAME = re.compile(r'^  File "([^"\n]+)", line (\d+)', re.MULTILINE)
 _RAISED = re.compile(r"^(?!Traceback \()\S.*", re.MULTILINE)
 _NUMBERS = re.compile(r"0x[0-9a-fA-F]+|[0-9]+(?:\.[0-9]+)*")
 _WIDTH = 200
-_CAN_HELP = frozenset({Outlook.AGAIN, Outlook.ELSEWHERE})
 
 
 def position(calls: int | None, step: int | None) -> str | None:
@@ -323,10 +304,10 @@ def fingerprint(attribution: Attribution, text: str, exit_code: int, where: str 
         where: Of the worker, see `position`.
     """
     row = attribution.cause
-    outside = row.domain is Domain.UNKNOWN and exit_code < 0 and row.name != "hang"
-    if row.consequence or outside or row.outlook in _CAN_HELP:
+    outside = row.domain == "unknown" and exit_code < 0 and row.name != "hang"
+    if row.consequence or outside or row.outlook in ("again", "elsewhere"):
         return ""
-    if where is None and row.outlook is not Outlook.NOT_AGAIN:
+    if where is None and row.outlook != "not_again":
         return ""
     text = without_prefixes(text)
     frames = list(_FRAME.finditer(text))

@@ -12,8 +12,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from slurm_elastic.failures.causes import Domain, Outlook
-
 EXPIRY = 24 * 3600.0
 """Seconds after which a strike counts no more. They are by the clocks of nodes, which differ by less."""
 _ENOUGH = 2
@@ -55,9 +53,7 @@ def strikes(events: Iterable[tuple[float, Mapping[str, Any]]]) -> tuple[Strike, 
             ):
                 # The others have a leader, and this node does not reach it.
                 struck.append(Strike(node, time, _ENOUGH))
-            case {"event": "round_ended" | "run_ended", "nodes": [str(node)], "domain": Domain.NODE.value} if (
-                event.get("outlook") == Outlook.ELSEWHERE.value
-            ):
+            case {"event": "round_ended" | "run_ended", "nodes": [str(node)], "domain": "node", "outlook": "elsewhere"}:
                 struck.append(Strike(node, time, 1))
             case {"event": "worker_hung", "node": str(node)} if event.get("round") not in explained:
                 # One that waited for another one tells nothing about its node.

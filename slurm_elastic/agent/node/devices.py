@@ -36,35 +36,28 @@ def asked_apart(question: Callable[[], _T]) -> _T:
     reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:
-        code = 1
         try:
+            try:
+                result: tuple[Exception | None, _T | None] = None, question()
+            except Exception as failure:
+                result = failure, None
+            content = pickle.dumps(result)
             with os.fdopen(writer, "wb") as pipe:
-                pipe.write(pickle.dumps(_answer(question)))
-            code = 0
+                pipe.write(content)
+            os._exit(0)
         finally:
-            os._exit(code)
+            os._exit(1)
     os.close(writer)
-    answer = None
-    try:
-        answer = unpickle(reader)
-    except EOFError:
-        pass
-    finally:
-        _pid, status = os.waitpid(pid, 0)
-    if answer is None:
+    told: tuple[Exception | None, _T] | None = None
+    with contextlib.suppress(EOFError):
+        told = unpickle(reader)
+    _pid, status = os.waitpid(pid, 0)
+    if told is None:
         raise RuntimeError(f"the process that asks for devices has ended with {os.waitstatus_to_exitcode(status)}")
-    error, answer_value = answer
+    error, answer = told
     if error is not None:
         raise error
-    result: _T = answer_value
-    return result
-
-
-def _answer(question: Callable[[], _T]) -> tuple[Exception | None, _T | None]:
-    try:
-        return None, question()
-    except Exception as error:
-        return error, None
+    return answer
 
 
 def cuda_is_open() -> bool:

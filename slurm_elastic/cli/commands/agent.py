@@ -317,13 +317,12 @@ def _fast_imports() -> Iterator[None]:
     OpenBLAS starts no thread pool: its threads would spin on the cores on which the fork server imports torch, and an
     agent computes nothing.
     """
+    from slurm_elastic.environment import changed_environment
+
     gc.disable()
-    is_set = _POOL in os.environ
-    os.environ.setdefault(_POOL, "1")
     try:
-        yield
+        with changed_environment({_POOL: os.environ.get(_POOL, "1")}):
+            yield
     finally:
-        if not is_set:
-            del os.environ[_POOL]
         gc.freeze()
         gc.enable()

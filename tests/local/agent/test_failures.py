@@ -33,7 +33,7 @@ def test_the_cause_of_each_planted_fault_is_named(allocate: Allocate) -> None:
     assert [(end["cause"], end["rank"]) for end in ends] == [(cause, 1) for cause, _ in FAULTS], nodes.log()
     for end in ends:
         row = named(end["cause"])
-        known = ("unknown", "unknown") if row is None else (row.domain.value, row.outlook.value)
+        known = ("unknown", "unknown") if row is None else (row.domain, row.outlook)
         assert (end["domain"], end["outlook"]) == known
         assert explanation(end["cause"]) in end["text"]
     for number, fault in enumerate(each for each in planted_faults.FAULTS if each.test == planted_faults.EACH_ROUND):
