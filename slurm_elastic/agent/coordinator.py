@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import os
-import selectors
+import select
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import msgspec
 
@@ -22,15 +20,14 @@ from slurm_elastic.rendezvous.membership.agents import LeaveReason
 from slurm_elastic.rendezvous.membership.events import Claim, Decision, Ended, Finish, Outcome
 from slurm_elastic.rendezvous.records.api import Records
 from slurm_elastic.rendezvous.run_events import Entry, describe
-from slurm_elastic.rendezvous.thread import Coordination
 from slurm_elastic.slurm import Controller
 
 logger = logging.getLogger("slurm_elastic")
 
 _QUEUE_INTERVAL = 10.0
 """Seconds between two questions to Slurm about the job of the run."""
-_LEAVE_INTERVAL = 0.05
-"""Seconds between two checks, after a signal, whether another agent leads."""
+_LOOK = 0.1
+"""Seconds between two looks whether the job is over, another agent leads after a signal, or this process leads."""
 
 
 def coordinate(
@@ -57,14 +54,14 @@ def coordinate(
         logger.info("run %s is finished already: nothing to do", run_id)
         return ExitCode.FINISHED
     events = EventLog(rendezvous.run_dir, rendezvous.node)
-    takes_over = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+    job_over, takes_over = threading.Event(), threading.Event()
 
     def record(decision: Decision) -> None:
         entry: Entry | None = describe(decision)
         if entry is not None:
             events.add(entry)
         if isinstance(decision, Claim):
-            os.eventfd_write(takes_over, 1)
+            takes_over.set()
         if isinstance(decision, Finish) and decision.message.failure is not None:
             # The batch scripts of the agents print the root cause from the records.
             try:
@@ -81,42 +78,20 @@ def coordinate(
                 "run %s has a leader already: this coordinator leads when that leader is lost or leaves", run_id
             )
         job = submit() if submit is not None else job
-        with queue_watch(job, Controller(), _QUEUE_INTERVAL) as job_over:
-            fds = (coordination.fd, notices.fd, job_over, takes_over)
-            return _wait_for_end(coordination, records, notices, fds, job, grace)
-    finally:
-        coordination.stop()
-        events.close()
-        os.close(takes_over)
-
-
-def _wait_for_end(
-    coordination: Coordination,
-    records: Records,
-    notices: Notices,
-    fds: tuple[int, int, int, int],
-    job: str | None,
-    grace: float,
-) -> ExitCode:
-    """Wait for the leader's messages, for signals, for the end of the job, and for the term of a leader that is gone.
-
-    That leader may have ended with the run, before this coordinator was in touch with it.
-
-    Args:
-        fds: Readable for each of these, in this order.
-    """
-    leave_by: float | None = None
-    _, _, job_over, takes_over = fds
-    ready: set[int] = set()
-    with selectors.DefaultSelector() as selector:
-        for fd in fds:
-            selector.register(fd, selectors.EVENT_READ)
+        # A daemon: the process does not wait for its last question to Slurm.
+        watch = threading.Thread(target=watch_queue, args=(job, Controller(), job_over), daemon=True)
+        watch.start()
+        leave_by: float | None = None
         while True:
             while (event := coordination.next_event(timeout=0)) is not None:
-                code = _end(event, records)
-                if code is not None:
+                if (code := _end(event, records)) is not None:
                     return code
-            if job_over in ready:
+            if takes_over.is_set():
+                # The leader that is gone may have ended with the run, before this coordinator was in touch with it.
+                takes_over.clear()
+                if (code := end_on_record(records)) is not None:
+                    return code
+            if job_over.is_set():
                 logger.info("job %s is over", job)
                 return ExitCode.FINISHED if records.is_done() else ExitCode.LEFT
             received = notices.first()
@@ -127,12 +102,26 @@ def _wait_for_end(
                 coordination.leaving(LeaveReason.NODE_LEFT, grace)
             if leave_by is not None and (not coordination.leads or time.monotonic() >= leave_by):
                 return ExitCode.LEFT
-            ready = {key.fd for key, _ in selector.select(None if leave_by is None else _LEAVE_INTERVAL)}
+            select.select([coordination.fd, notices.fd], [], [], _LOOK)
             notices.drain()
-            if takes_over in ready:
-                os.eventfd_read(takes_over)
-                if (code := end_on_record(records)) is not None:
-                    return code
+    finally:
+        coordination.stop()
+        events.close()
+        job_over.set()
+
+
+def watch_queue(
+    job: str | None, controller: Controller, over: threading.Event, interval: float = _QUEUE_INTERVAL
+) -> None:
+    """Set an event when a job neither waits nor runs, or return when another thread has set it.
+
+    Args:
+        job: The id of the job, or of the array; None to watch no job.
+    """
+    # While Slurm gives no answer, the job is not over.
+    while job is not None and not over.wait(interval):
+        if controller.is_queued(job) is False:
+            over.set()
 
 
 def _end(event: LeaderEvent | RecordsLost, records: Records) -> ExitCode | None:
@@ -153,28 +142,3 @@ def _end(event: LeaderEvent | RecordsLost, records: Records) -> ExitCode | None:
             return ExitCode.USAGE if usage else ExitCode.LEFT
         case _:
             return None
-
-
-@contextlib.contextmanager
-def queue_watch(job: str | None, controller: Controller, interval: float) -> Iterator[int]:
-    """Watch one job in a with block, and yield a descriptor that is readable when the job neither waits nor runs.
-
-    Args:
-        job: The id of the job, or of the array; None to watch no job.
-    """
-    stopping, fd = threading.Event(), os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-
-    def watch() -> None:
-        # While Slurm gives no answer, the job is not over.
-        while job is not None and not stopping.wait(interval):
-            if controller.is_queued(job) is False:
-                os.eventfd_write(fd, 1)
-                return
-
-    # A daemon: the process does not wait for its last question to Slurm.
-    threading.Thread(target=watch, name="slurm-elastic-queue", daemon=True).start()
-    try:
-        # The descriptor stays open, as the thread may be about to write to it.
-        yield fd
-    finally:
-        stopping.set()

@@ -238,18 +238,12 @@ class Replacer(Feature):
             self._thread.join(_END)
         last = self._last
         all_leave = self._leave in _WISHES and last is not None and not last.staying
-        if not ((leads and code in (ExitCode.FINISHED, ExitCode.FAILED)) or all_leave) or not self._has_begun():
+        if not all_leave and not (leads and code in (ExitCode.FINISHED, ExitCode.FAILED)):
             return
         for job in self._controller.own_jobs(by_element=True) or ():
             if grows(job, self._run_dir) and job.state == "PENDING":
                 notice(f"the run is over: job {job.name}, which waits to join it, is cancelled")
                 self._controller.cancel(job.name, if_pending=True)
-
-    def _has_begun(self) -> bool:
-        try:
-            return bool(self._run_dir.numbers("replacements"))
-        except SlurmElasticError:
-            return True
 
     def _live(self) -> None:
         while not self._over.wait(min(_LOOK, self._after / 2)):

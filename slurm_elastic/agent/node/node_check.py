@@ -9,7 +9,6 @@ import errno
 import logging
 import os
 import re
-import select
 import shutil
 import tempfile
 import threading
@@ -28,6 +27,8 @@ logger = logging.getLogger("slurm_elastic")
 _LEAST_MEMORY = 128 << 20
 """Bytes of memory below which a node starts no worker: torch alone takes more."""
 _TIMEOUT = 60.0
+_LOOK = 0.1
+"""Seconds between two looks for a signal while the check runs."""
 _OFF = "off"
 
 
@@ -42,24 +43,19 @@ class NodeCheck:
 
     Args:
         command: ``--node-check``: a command for the shell; ``off`` for no check at all; empty for the quick one alone.
-
-    Attributes:
-        fd: Readable once there is a result.
     """
 
     def __init__(self, command: str, timeout: float) -> None:
         self._command, self._timeout = command, timeout
-        self._problem: str | None = None
-        self.fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._problem, self._done = "", threading.Event()
         # A daemon: a command that hangs in the kernel does not hold up the end of the agent.
         threading.Thread(target=self._run, name="slurm-elastic-node-check", daemon=True).start()
 
     def problem(self, notices: Notices) -> str:
         """Wait for the result, and return what is wrong with this node in one line; empty for nothing."""
-        while self._problem is None and notices.first() is None:
-            select.select([self.fd, notices.fd], [], [])
-            notices.drain()
-        return self._problem or ""
+        while notices.first() is None and not self._done.wait(_LOOK):
+            pass
+        return self._problem
 
     def _run(self) -> None:
         try:
@@ -67,7 +63,7 @@ class NodeCheck:
         except Exception as error:
             # A node that cannot even run its check is none to train on.
             self._problem = f"the check cannot be run: {error}"
-        os.eventfd_write(self.fd, 1)
+        self._done.set()
 
     def _find(self) -> str:
         if self._command == _OFF:

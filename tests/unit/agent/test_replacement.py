@@ -473,5 +473,4 @@ def test_an_image_without_sbatch_and_a_start_that_is_not_on_record(
     assert (world.submitted, len(caplog.messages)) == ([], 2)
     assert "how the run was started is not on record" in caplog.messages[0]
     assert "there is no sbatch here" in caplog.messages[1]
-    world.leader.close(ExitCode.FINISHED, leads=True)
     assert world.steps == 0
