@@ -114,7 +114,7 @@ class Agent:
         self._ran, self._worked, self._proven = 0.0, False, False
         coordination.positions = self._worker_positions
 
-    def supervise(self) -> states.AgentOutcome:
+    def supervise(self) -> states.Done:
         """Take part in the run until it ends or this agent leaves."""
         try:
             self.torch.run(self.torch.spec.role)
@@ -123,8 +123,8 @@ class Agent:
             raise
         assert isinstance(self._state, states.Done)
         # torch's agent raises an exception when a signal comes, and returns when its workers fail.
-        self.torch.record_end(succeeded=self._state.outcome.exit_code is not ExitCode.LEFT)
-        return self._state.outcome
+        self.torch.record_end(succeeded=self._state.exit_code is not ExitCode.LEFT)
+        return self._state
 
     def progress(self) -> tuple[WorkerProgress, ...]:
         """Return the progress of the workers of this node, by local rank; from any thread."""
@@ -317,6 +317,7 @@ class Agent:
     def _start(self, assignment: Assignment) -> events.Event:
         assert self._reserved is not None
         self.assignment, self._worked, self._round_end = assignment, False, None
+        self._result = RunResult(state=WorkerState.HEALTHY)
         self.diagnosis.learn_grace()
         self.torch.serve_store(open_worker_store(assignment, self._reserved))
         self.torch.describe_round(assignment)
@@ -413,11 +414,11 @@ class Agent:
     # The end.
 
     def _torch_result(self, end: states.Done) -> RunResult:
-        if end.result is states.WorkersResult.SUCCEEDED:
+        if end.exit_code is ExitCode.FINISHED and self._result.state is WorkerState.SUCCEEDED:
             return self._result
-        if end.result is states.WorkersResult.FAILED:
+        if self.assignment is not None and end.exit_code is ExitCode.FAILED and not end.gave_up:
             return RunResult(state=WorkerState.FAILED, failures=self._result.failures)
-        raise RendezvousGracefulExitError(end.outcome.detail or "the run has ended")
+        raise RendezvousGracefulExitError(end.detail or "the run has ended")
 
     def _clean_up(self, number: signal.Signals, timeout: int) -> None:
         for feature in self._features:

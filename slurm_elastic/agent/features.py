@@ -12,7 +12,7 @@ from pathlib import Path
 from slurm_elastic.agent.forkserver.client import ForkServer
 from slurm_elastic.agent.health.state import Leave, Readings, Reporter, RoundInfo, Stage, enter
 from slurm_elastic.agent.lifecycle.actions import AnnounceLeave
-from slurm_elastic.agent.lifecycle.states import Joining, Lingering, Rejoin, Reported, State, Stopping, WorkersResult
+from slurm_elastic.agent.lifecycle.states import Joining, Lingering, Rejoin, Reported, State, Stopping
 from slurm_elastic.agent.node.claims import NodeDirectory
 from slurm_elastic.agent.root_cause import aborted_at_exit, memory_kills, named_error, words
 from slurm_elastic.agent.watchdog.hangs import Hang
@@ -164,9 +164,9 @@ def _stage(state: State) -> Stage | None:
     match state:
         case Joining(spare=spare):
             return Stage.SPARE if spare else Stage.JOINING
-        case Reported(result=WorkersResult.SUCCEEDED):
+        case Reported(succeeded=True):
             return Stage.DONE
-        case Reported(result=WorkersResult.FAILED):
+        case Reported(succeeded=False):
             return Stage.FAILED
         case Stopping(then=Rejoin()):
             return Stage.STOPPING

@@ -33,7 +33,7 @@ from slurm_elastic.agent.health.server import health_port, withdraw_lost
 from slurm_elastic.agent.health.state import AgentState, Readings
 from slurm_elastic.agent.job.job_end import represents_job
 from slurm_elastic.agent.job.job_end_effects import JobAtEnd, is_known_done
-from slurm_elastic.agent.lifecycle.states import AgentOutcome
+from slurm_elastic.agent.lifecycle.states import Done
 from slurm_elastic.agent.node.failure_domain import failure_domain
 from slurm_elastic.agent.notification import NotifyFeature
 from slurm_elastic.agent.option_values import GROWS_VARIABLE, require_known
@@ -197,7 +197,7 @@ class _Run:
             coordination.stop()
         if outcome.exit_code is ExitCode.LEFT and is_known_done(self._rendezvous.records):
             # The leader recorded the end, and went before it could tell this agent.
-            outcome = AgentOutcome(ExitCode.FINISHED)
+            outcome = Done(ExitCode.FINISHED)
         while outcome.exit_code is ExitCode.LEFT and (finding := agent.diagnosis.next_finding()) is not None:
             # The workers had ended before Slurm said why it wants the node.
             logger.info("%s leaves: %s", settings.node, finding)
@@ -266,7 +266,7 @@ class _Run:
         if isinstance(decision, Drop):
             withdraw_lost(self._settings.run_dir, decision.agent)
 
-    def _record_end(self, outcome: AgentOutcome) -> None:
+    def _record_end(self, outcome: Done) -> None:
         rendezvous = self._rendezvous
         # Of an agent that leaves with notice the leader tells.
         level = NOTICE if outcome.gave_up else logging.INFO

@@ -19,7 +19,7 @@ from typing import TypeVar
 from slurm_elastic.agent.console_log import notice
 from slurm_elastic.agent.job.job_end import is_without_script, other_agents
 from slurm_elastic.agent.job.requeue import requeue_job
-from slurm_elastic.agent.lifecycle.states import AgentOutcome
+from slurm_elastic.agent.lifecycle.states import Done
 from slurm_elastic.agent.option_values import JOB_END_VARIABLE, OptionValues
 from slurm_elastic.errors import ExitCode, RecordsError
 from slurm_elastic.rendezvous.connect import RendezvousConfig
@@ -66,9 +66,7 @@ class JobAtEnd:
     controller: Controller = field(default_factory=Controller)
     say: Callable[[str], None] = notice
 
-    def carry_out(
-        self, outcome: AgentOutcome, *, diagnoses: bool, leads: bool, shares_run: bool, represents_job: bool
-    ) -> None:
+    def carry_out(self, outcome: Done, *, diagnoses: bool, leads: bool, shares_run: bool, represents_job: bool) -> None:
         """Execute what an agent still does for its job when it has ended.
 
         Args:

@@ -77,7 +77,10 @@ def step(config: states.LifecycleConfig, state: states.State, event: events.Even
 def _ending(config: states.LifecycleConfig, state: states.State, event: events.Event) -> states.Done | None:
     match event:
         case messages.Ended():
-            return _run_ended(state, event)
+            code = ExitCode.FINISHED if event.outcome in (Outcome.SUCCEEDED, Outcome.CLOSED) else ExitCode.FAILED
+            if event.outcome is Outcome.TIMED_OUT and not isinstance(state, states.Joining):
+                code = ExitCode.LEFT
+            return states.Done(code, event.failure, event.detail)
         case leader_events.LeaderLost(why) if states.departure_of(state) is None:
             # A leaving agent does not look for another leader.
             return _give_up(ExitCode.LEFT, f"the leader on {config.leader_host} is lost: {why}")
@@ -90,27 +93,13 @@ def _ending(config: states.LifecycleConfig, state: states.State, event: events.E
     return None
 
 
-def _run_ended(state: states.State, ended: messages.Ended) -> states.Done:
-    succeeded = ended.outcome in (Outcome.SUCCEEDED, Outcome.CLOSED)
-    has_round = not isinstance(state, states.Joining)
-    code = ExitCode.FINISHED if succeeded else ExitCode.FAILED
-    if ended.outcome is Outcome.TIMED_OUT and has_round:
-        code = ExitCode.LEFT
-    result: states.WorkersResult | None = None
-    if not succeeded and has_round:
-        result = states.WorkersResult.FAILED
-    elif succeeded and isinstance(state, states.Reported) and state.result is states.WorkersResult.SUCCEEDED:
-        result = states.WorkersResult.SUCCEEDED
-    return states.Done(states.AgentOutcome(code, ended.failure, ended.detail), result)
-
-
 def _give_up(code: ExitCode, detail: str, *, no_leader: bool = False) -> states.Done:
-    return states.Done(states.AgentOutcome(code, detail=detail, gave_up=True, no_leader=no_leader))
+    return states.Done(code, detail=detail, gave_up=True, no_leader=no_leader)
 
 
 def _end(state: states.State, ending: states.Done, now: float) -> Step:
     if isinstance(state, states.Training | states.Reported | states.Stopping):
-        fence = (actions.Fence(),) if ending.outcome.gave_up else ()
+        fence = (actions.Fence(),) if ending.gave_up else ()
         return _stop(state, ending, now, UNPLANNED_STOP_TIMEOUT, before=fence)
     return ending, ()
 
@@ -179,7 +168,7 @@ def _leave(
 
 
 def _left(departure: states.Departure) -> states.Done:
-    return states.Done(states.AgentOutcome(ExitCode.LEFT, detail=f"left after {departure.detail}"))
+    return states.Done(ExitCode.LEFT, detail=f"left after {departure.detail}")
 
 
 # One function for each state.
@@ -205,7 +194,7 @@ def _starting(state: states.Starting, event: events.Event) -> Step:
         case events.StartInterrupted():
             return states.Reported(state.round, None), ()
         case events.StartFailed(failure):
-            return states.Reported(state.round, states.WorkersResult.FAILED), (actions.ReportFailure(failure),)
+            return states.Reported(state.round, succeeded=False), (actions.ReportFailure(failure),)
     return state, ()
 
 
@@ -237,13 +226,9 @@ def _training(config: states.LifecycleConfig, state: states.Training, event: eve
         case messages.Interrupted():
             return _interrupted(config, state, event, now)
         case events.WorkersSucceeded():
-            return states.Reported(state.round, states.WorkersResult.SUCCEEDED, state.signalled), (
-                actions.ReportFinished(),
-            )
+            return states.Reported(state.round, True, state.signalled), (actions.ReportFinished(),)
         case events.WorkersFailed():
-            return states.Reported(state.round, states.WorkersResult.FAILED, state.signalled), (
-                actions.ReportFailure(),
-            )
+            return states.Reported(state.round, False, state.signalled), (actions.ReportFailure(),)
     return state, ()
 
 
@@ -282,7 +267,7 @@ def _reported(config: states.LifecycleConfig, state: states.Reported, event: eve
     match event:
         case messages.Interrupted():
             return _interrupted(config, state, event, now)
-        case messages.Holding(round_) if state.result is None:
+        case messages.Holding(round_) if state.succeeded is None:
             return state, (actions.Hold(round_, refuses=True),)
     return state, ()
 
@@ -309,8 +294,7 @@ def _stopping(config: states.LifecycleConfig, state: states.Stopping, event: eve
 def _closed(state: states.Stopping, closed: events.RoundClosed) -> Step:
     if closed.survivors:
         # Workers of another round here would train beside them, and the leader must not take this node for healthy.
-        outcome = states.AgentOutcome(ExitCode.FAILED, detail=closed.survivors, gave_up=True)
-        return states.Done(outcome), (actions.ReportLeft(LeaveReason.FAILED),)
+        return _give_up(ExitCode.FAILED, closed.survivors), (actions.ReportLeft(LeaveReason.FAILED),)
     match state.then:
         case states.Rejoin():
             # Workers on other nodes may still be saving; then the store is served until the next round.

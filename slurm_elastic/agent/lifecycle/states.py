@@ -5,7 +5,6 @@ Moments are own monotonic time in seconds.
 
 from __future__ import annotations
 
-import enum
 from dataclasses import dataclass
 
 from slurm_elastic.agent.lifecycle.actions import AnnounceLeave
@@ -35,31 +34,6 @@ class LifecycleConfig:
     shutdown_timeout: float
     leave_margin: float
     signals_workers: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class AgentOutcome:
-    """The end of this agent.
-
-    Attributes:
-        failure: The run's root cause; None if the run did not fail.
-        gave_up: True if this agent ends alone and others may go on: it found no leader, lost the records, or could not
-            end its workers.
-        no_leader: True if it has reached no leader from its start until `join_timeout` was over.
-    """
-
-    exit_code: ExitCode
-    failure: WorkerFailure | None = None
-    detail: str = ""
-    gave_up: bool = False
-    no_leader: bool = False
-
-
-class WorkersResult(enum.Enum):
-    """The end of the workers of the last round here, for torch's own events and metrics."""
-
-    SUCCEEDED = enum.auto()
-    FAILED = enum.auto()
 
 
 # What a stop leads to.
@@ -92,11 +66,17 @@ class Done:
     """The agent has ended; after a stop, because the run has ended or because the agent gives up.
 
     Attributes:
-        result: How its workers ended; None if their end is no result.
+        failure: The run's root cause; None if the run did not fail.
+        gave_up: True if this agent ends alone and others may go on: it found no leader, lost the records, or could not
+            end its workers.
+        no_leader: True if it has reached no leader from its start until `join_timeout` was over.
     """
 
-    outcome: AgentOutcome
-    result: WorkersResult | None = None
+    exit_code: ExitCode
+    failure: WorkerFailure | None = None
+    detail: str = ""
+    gave_up: bool = False
+    no_leader: bool = False
 
 
 Then = Rejoin | Departure | Done
@@ -157,11 +137,11 @@ class Reported:
     """The leader knows how the workers here ended, and decides what comes next.
 
     Attributes:
-        result: How the workers ended; None if their start was interrupted because an event was waiting.
+        succeeded: True if all ended with exit code 0; None if their start was interrupted as an event was waiting.
     """
 
     round: Assignment
-    result: WorkersResult | None
+    succeeded: bool | None
     signalled: bool = False
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from slurm_elastic.agent.job.job_end import is_without_script, represents_job
 from slurm_elastic.agent.job.job_end_effects import JobAtEnd
-from slurm_elastic.agent.lifecycle.states import AgentOutcome
+from slurm_elastic.agent.lifecycle.states import Done
 from slurm_elastic.errors import ExitCode
 from slurm_elastic.rendezvous.transport.messages import Successor
 from slurm_elastic.slurm import Controller, JobView, NodeState, SlurmJob
@@ -194,27 +194,27 @@ LEFT, FAILED, FINISHED = ExitCode.LEFT, ExitCode.FAILED, ExitCode.FINISHED
     ("outcome", "parts", "actions"),
     [
         # The agent that asked Slurm why the job goes sees to its requeue.
-        (AgentOutcome(LEFT), {"diagnoses", "leads"}, ["_requeue"]),
-        (AgentOutcome(LEFT, gave_up=True), {"diagnoses"}, ["_requeue"]),
-        (AgentOutcome(LEFT), {"leads", "represents_job"}, []),
-        (AgentOutcome(LEFT, gave_up=True), set(), ["_end_if_last"]),
-        (AgentOutcome(FAILED, gave_up=True), {"leads"}, ["_end_if_last"]),
+        (Done(LEFT), {"diagnoses", "leads"}, ["_requeue"]),
+        (Done(LEFT, gave_up=True), {"diagnoses"}, ["_requeue"]),
+        (Done(LEFT), {"leads", "represents_job"}, []),
+        (Done(LEFT, gave_up=True), set(), ["_end_if_last"]),
+        (Done(FAILED, gave_up=True), {"leads"}, ["_end_if_last"]),
         # When the run is over, one agent of each job ends it.
         (
-            AgentOutcome(FINISHED),
+            Done(FINISHED),
             {"leads", "shares_run"},
             ["cancel_held_elements", "_end_empty_jobs", "end_abandoned_job"],
         ),
-        (AgentOutcome(FAILED), {"leads", "shares_run"}, ["_end_empty_jobs", "end_abandoned_job"]),
-        (AgentOutcome(FINISHED), {"represents_job", "shares_run"}, ["cancel_held_elements", "end_abandoned_job"]),
+        (Done(FAILED), {"leads", "shares_run"}, ["_end_empty_jobs", "end_abandoned_job"]),
+        (Done(FINISHED), {"represents_job", "shares_run"}, ["cancel_held_elements", "end_abandoned_job"]),
         # An element that is a run of its own leaves the others alone.
-        (AgentOutcome(FINISHED), {"leads"}, ["end_abandoned_job"]),
-        (AgentOutcome(FAILED), {"leads"}, ["end_abandoned_job"]),
-        (AgentOutcome(FINISHED), set(), []),
+        (Done(FINISHED), {"leads"}, ["end_abandoned_job"]),
+        (Done(FAILED), {"leads"}, ["end_abandoned_job"]),
+        (Done(FINISHED), set(), []),
     ],
 )
 def test_what_an_agent_does_for_its_job(
-    monkeypatch: pytest.MonkeyPatch, outcome: AgentOutcome, parts: set[str], actions: list[str]
+    monkeypatch: pytest.MonkeyPatch, outcome: Done, parts: set[str], actions: list[str]
 ) -> None:
     done = list[str]()
     for name in ("_requeue", "_end_if_last", "cancel_held_elements", "_end_empty_jobs", "end_abandoned_job"):

@@ -61,7 +61,7 @@ class Node:
             waiting.extend(result for action in found if (result := self._do(action)) is not None)
             if isinstance(self.state, Done):
                 assert not self.workers_run, "workers outlive their agent"
-                assert self.state.outcome.exit_code is not ExitCode.FENCED
+                assert self.state.exit_code is not ExitCode.FENCED
 
     def _do(self, action: Action) -> Event | None:
         match action:

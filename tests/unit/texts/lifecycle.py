@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from slurm_elastic.agent.lifecycle import actions, events, machine, states
-from slurm_elastic.agent.lifecycle.states import AgentOutcome, Departure, Rejoin, State, WorkersResult
+from slurm_elastic.agent.lifecycle.states import Departure, Done, Rejoin, State
 from slurm_elastic.rendezvous.election.events import CutOff, LeaderLost, RecordsLost, Unreachable
 from slurm_elastic.rendezvous.membership import events as messages
 from slurm_elastic.rendezvous.membership.agents import LeaveReason, Reason, WorkerFailure
@@ -41,8 +41,8 @@ def begins(given: str) -> State:
         "starts its workers": states.Starting(round_),
         "trains": training,
         "leaves": replace(training, departure=far if "far" in known else DEPARTURE),
-        "has workers that succeeded": states.Reported(round_, WorkersResult.SUCCEEDED),
-        "has workers that failed": states.Reported(round_, WorkersResult.FAILED),
+        "has workers that succeeded": states.Reported(round_, succeeded=True),
+        "has workers that failed": states.Reported(round_, succeeded=False),
         "has started no workers": states.Reported(round_, None),
         "stops its workers": states.Stopping(round_, Rejoin(), NOW + 1),
         "stops its workers to leave": states.Stopping(round_, DEPARTURE, NOW + 1),
@@ -103,7 +103,7 @@ def after(moment: float | None) -> str:
     return "" if moment is None else f"{round(moment - NOW, 3):g}"
 
 
-def ending(outcome: AgentOutcome) -> str:
+def ending(outcome: Done) -> str:
     more = [outcome.detail, "gave up" * outcome.gave_up, "no leader" * outcome.no_leader]
     more += [f"failure: {outcome.failure.message}"] if outcome.failure is not None else []
     return ", ".join([f"exit code {outcome.exit_code.name.lower()}", *filter(None, more)])
@@ -126,8 +126,8 @@ def shown(state: State) -> str:
                 return trains
             ends = f"SIGTERM at {after(departure.stop_by)}, SIGKILL at {after(departure.gone_by)}"
             return f"leaves, {leave(departure)}, {trains}, {ends}" + ", not announced" * (untold is not None)
-        case states.Reported(_, result, signalled):
-            ended = "did not start" if result is None else result.name.lower()
+        case states.Reported(_, succeeded, signalled):
+            ended = "did not start" if succeeded is None else "succeeded" if succeeded else "failed"
             return f"waits for the leader, workers {ended}" + ", signalled" * signalled
         case states.Stopping(_, then, stop_by, terminate_at):
             match then:
@@ -135,8 +135,8 @@ def shown(state: State) -> str:
                     next_ = "join again"
                 case Departure():
                     next_ = f"leave, {leave(then)}"
-                case states.Done(outcome):
-                    next_ = f"end, {ending(outcome)}"
+                case Done():
+                    next_ = f"end, {ending(then)}"
             term = f", SIGTERM at {after(terminate_at)}" if terminate_at is not None else ""
             return f"stops its workers to {next_}{term}, SIGKILL at {after(stop_by)}"
         case states.Lingering():
@@ -197,6 +197,5 @@ class Agent:
             self._state, decided = machine.step(self._config, self._state, found, NOW + float(moment_))
             lines += [line for action in decided for line in SHOWN[type(action)](action).split("\n")]
             if isinstance(self._state, states.Done) and not isinstance(before, states.Done):
-                outcome, result = self._state.outcome, self._state.result
-                lines += [f"end: {ending(outcome)}{f', workers {result.name.lower()}' if result is not None else ''}"]
+                lines.append(f"end: {ending(self._state)}")
         return lines + ([f"=> it {shown(self._state)}"] if self._state != before else [])
