@@ -9,7 +9,6 @@ the job.
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -74,27 +73,20 @@ def is_without_script(view: JobView) -> bool:
 # Whether the job is requeued.
 
 
-class Requeue(enum.Enum):
-    """The requeue of a job."""
-
-    REQUEST = "request"
-    """slurm_elastic requeues the job."""
-    SLURM = "slurm"
-    """Slurm has requeued the job, or will."""
-    NONE = "none"
-
-
 @dataclass(frozen=True, slots=True)
 class RequeueDecision:
     """The decision about a job.
 
     Attributes:
         why: Line for the log; empty for none.
+        request: True if slurm_elastic requeues the job.
+        by_slurm: True if Slurm has requeued it, or will.
         counted: True if the requeue counts for the maximum of requeues after time limits.
     """
 
-    requeue: Requeue
     why: str
+    request: bool = False
+    by_slurm: bool = False
     counted: bool = False
 
 
@@ -115,16 +107,16 @@ def requeue_decision(
         most: Maximum of requeues after time limits; requeues after preemptions do not count.
     """
     if view is not None and (view.restarts > restart_count or view.state == "PENDING"):
-        return RequeueDecision(Requeue.SLURM, f"Slurm has requeued the job{_until(view)}")
+        return RequeueDecision(f"Slurm has requeued the job{_until(view)}", by_slurm=True)
     if view is None:
-        return RequeueDecision(Requeue.NONE, "not requeued: Slurm does not answer; submit it again to go on")
+        return RequeueDecision("not requeued: Slurm does not answer; submit it again to go on")
     if cause is Cause.CANCELLED:
-        return RequeueDecision(Requeue.NONE, "not requeued: the job was cancelled")
+        return RequeueDecision("not requeued: the job was cancelled")
     by_hand = cause is Cause.SIGNALLED and warned
     counts = by_hand or cause in (Cause.TIME_LIMIT_NEAR, Cause.TIME_LIMIT_REACHED)
     if not counts and cause not in (Cause.PREEMPTED, Cause.REQUEUED, Cause.REQUEUE_WANTED, Cause.NODE_FAILED):
         reason = "the job got no signal" if cause is Cause.UNKNOWN else f"the job was {cause.value} by hand"
-        return RequeueDecision(Requeue.NONE, f"not requeued: {reason}; submit it again to go on")
+        return RequeueDecision(f"not requeued: {reason}; submit it again to go on")
     why_not = ""
     if not view.requeue:
         why_not = "the job does not allow it; submit it with --requeue"
@@ -133,8 +125,8 @@ def requeue_decision(
     elif counts and counted >= most:
         why_not = f"{counted} requeues after time limits, and --max-requeues is {most}"
     if why_not:
-        return RequeueDecision(Requeue.NONE, f"not requeued ({cause.value}): {why_not}")
-    return RequeueDecision(Requeue.REQUEST, f"requeued: {cause.value}{_until(view)}", counts)
+        return RequeueDecision(f"not requeued ({cause.value}): {why_not}")
+    return RequeueDecision(f"requeued: {cause.value}{_until(view)}", request=True, counted=counts)
 
 
 def _until(view: JobView) -> str:

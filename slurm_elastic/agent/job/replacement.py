@@ -20,7 +20,7 @@ from slurm_elastic import typed_json
 from slurm_elastic.agent.console_log import notice
 from slurm_elastic.agent.event_log import utc_now
 from slurm_elastic.agent.features import Feature
-from slurm_elastic.agent.job.requeue import read_events, struck_nodes
+from slurm_elastic.agent.job.requeue import read_history, struck_nodes
 from slurm_elastic.agent.lifecycle.actions import AnnounceLeave
 from slurm_elastic.agent.option_values import OptionValues
 from slurm_elastic.errors import ExitCode, SlurmElasticError
@@ -267,7 +267,7 @@ class Replacer(Feature):
             return
         memory.agents, memory.next_at = led.staying, now + _ASK
         claims = read_claims(self._run_dir)
-        size = intended_size(read_events(self._run_dir), claims)
+        size = intended_size(read_history(self._run_dir, progress=False), claims)
         waits = any(number and (result is None or result.is_open) for number, (_, result) in claims.items())
         if size is not None and size <= len(led.staying) and not waits:
             # Nothing changes by itself.
@@ -336,7 +336,7 @@ class Replacer(Feature):
                 pending.append(job)
             elif ours and (job.state in ("PENDING", "CONFIGURING") or (job.state == "RUNNING" and not took_part)):
                 coming += job.nodes
-        size = intended_size(read_events(self._run_dir), claims) or 0
+        size = intended_size(read_history(self._run_dir, progress=False), claims) or 0
         missing = max(0, min(self._run.max_nodes, size) - len(led.staying) - coming)
         memory = self._memory
         memory.short_since = (memory.short_since or now) if missing else None

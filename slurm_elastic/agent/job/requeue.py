@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import signal
 import time
@@ -12,11 +13,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from slurm_elastic import typed_json
-from slurm_elastic.agent.job.job_end import Requeue, requeue_decision
+from slurm_elastic.agent.job.job_end import requeue_decision
 from slurm_elastic.agent.option_values import OptionValues
 from slurm_elastic.errors import ExitCode
 from slurm_elastic.failures.history import bad_domains, bad_nodes, node_domains, nodes_to_exclude, strikes
-from slurm_elastic.rundir import JobRecords, RunContents, RunDir, RunFile
+from slurm_elastic.rundir import JobRecords, RunContents, RunDir
 from slurm_elastic.slurm import Cause, Controller, Diagnosis, JobView, SlurmJob, classify
 from slurm_elastic.text import parse_time
 
@@ -78,10 +79,10 @@ def requeue_job(
     )
     if others_go_on and finding.cause is Cause.SIGNALLED and decision.counted:
         return False
-    if decision.requeue is not Requeue.REQUEST:
+    if not decision.request:
         if decision.why:
             say(f"job {job.name}: {decision.why}")
-        return decision.requeue is Requeue.SLURM
+        return decision.by_slurm
     ours = {node for before in earlier for node in before.get("excluded") or ()}
     users = [node for node in (view.excluded if view is not None else ()) if node not in ours]
     struck = struck_nodes(run_dir, values.max_excluded, lambda line: say(f"job {job.name}: {line}"))
@@ -125,10 +126,8 @@ def struck_nodes(run_dir: RunDir, most: int, say: Callable[[str], None] = lambda
     """Return the nodes that have strikes, by the events of all starts of the run; say which domains have several."""
     if not most:
         return ()
-    bad = bad_nodes(strikes(read_events(run_dir)), time.time())
-    if not bad:
-        return ()
-    domains = node_domains(read_history(run_dir))
+    history = read_history(run_dir)
+    bad, domains = bad_nodes(strikes(history), time.time()), node_domains(history)
     for domain, number in bad_domains(bad, domains).items():
         say(f"{number} nodes of failure domain {domain} are bad: look at what they share, such as a switch")
     return nodes_to_exclude(bad, domains, most)
@@ -186,30 +185,15 @@ def _attempts(deadline: float) -> Iterator[None]:
         pause = min(2 * pause, _LONGEST_PAUSE)
 
 
-def read_events(run_dir: RunDir) -> list[tuple[float, dict[str, Any]]]:
-    """Return the events of all starts of the run, each with its time in seconds since 1970."""
-    return _read(RunContents(run_dir).events())
-
-
-def read_history(run_dir: RunDir) -> list[tuple[float, dict[str, Any]]]:
-    """Return the events and the progress of all starts of the run, each with its time in seconds since 1970."""
+def read_history(run_dir: RunDir, *, progress: bool = True) -> list[tuple[float, dict[str, Any]]]:
+    """Return the events, and the progress, of all starts of the run, each with its time in seconds since 1970."""
     contents = RunContents(run_dir)
-    return _read([*contents.events(), *contents.progress()])
-
-
-def _read(files: list[RunFile]) -> list[tuple[float, dict[str, Any]]]:
-    return [
-        (when, event)
-        for file in files
-        for line in file.content.splitlines()
-        if (event := _event(line)) is not None and (when := parse_time(event.get("time"))) is not None
-    ]
-
-
-def _event(line: bytes) -> dict[str, Any] | None:
-    try:
-        event = typed_json.loads(line)
-    except ValueError:
-        # The agent was killed while it wrote this line.
-        return None
-    return event if isinstance(event, dict) else None
+    history = []
+    for file in [*contents.events(), *(contents.progress() if progress else ())]:
+        for line in file.content.splitlines():
+            # An agent may have been killed while it wrote this line.
+            with contextlib.suppress(ValueError):
+                event = typed_json.loads(line)
+                if isinstance(event, dict) and (when := parse_time(event.get("time"))) is not None:
+                    history.append((when, event))
+    return history

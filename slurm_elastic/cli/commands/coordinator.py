@@ -41,9 +41,8 @@ The bounds of the leader count: give the agents the same --nnodes. With --submit
             "run_id", metavar="RUN", nargs="?", help="id of the run: id of the array, or the --run-id of the agents"
         )
         parser.add_argument("--nnodes", required=True, metavar="MIN:MAX", help="bounds of a round, as for the agents")
-        parser.add_argument("--node-unit", metavar="K", help="as for the agents")
-        parser.add_argument("--valid-nodes", metavar="N,N,...", help="as for the agents")
-        parser.add_argument("--segment", metavar="K", help="as for the agents")
+        for name, metavar in (("--node-unit", "K"), ("--valid-nodes", "N,N,..."), ("--segment", "K")):
+            parser.add_argument(name, metavar=metavar, help="as for the agents")
         parser.add_argument("--max-restarts", default="0", metavar="N", help="as for the agents (default: 0)")
         parser.add_argument("--rdzv-conf", default="", metavar="KEY=VALUE,...", help="as for the agents")
         parser.add_argument(

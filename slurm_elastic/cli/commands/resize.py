@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from typing import ClassVar
 
 from slurm_elastic.cli._command import Command, Parser
 from slurm_elastic.cli._run_view import add_run, open_running
@@ -12,12 +13,6 @@ from slurm_elastic.errors import UsageError
 from slurm_elastic.text import counted
 
 Options = dict[str, "str | None"]
-
-
-def add_nodes(parser: Parser, text: str) -> None:
-    """Add the run and the number of nodes; `text` is the help for that number."""
-    add_run(parser)
-    parser.add_argument("--nodes", required=True, metavar="N", help=text)
 
 
 def split(arguments: Sequence[str], own: Sequence[str]) -> tuple[list[str], Options]:
@@ -105,8 +100,11 @@ class Grow(Command):
   slurm-elastic grow 1234 --nodes 8 --partition=low --time=4:00:00
 """
 
+    nodes_help: ClassVar[str] = "number of nodes to add"
+
     def add_options(self, parser: Parser) -> None:
-        add_nodes(parser, "number of nodes to add")
+        add_run(parser)
+        parser.add_argument("--nodes", required=True, metavar="N", help=self.nodes_help)
 
     def run(self, arguments: Sequence[str]) -> int:
         words, options = split(arguments, ("--run-dir", "--nodes"))
@@ -114,7 +112,7 @@ class Grow(Command):
         return resize_run(namespace, options, change=number("--nodes", namespace.nodes))
 
 
-class Shrink(Command):
+class Shrink(Grow):
     """Cancels jobs of ``grow`` that have not started, and makes nodes leave with notice, those of the newest job first.
 
     A job ends when all of its nodes have left; until then it keeps those that have.
@@ -126,8 +124,7 @@ class Shrink(Command):
   slurm-elastic shrink 1234 --nodes 2
 """
 
-    def add_options(self, parser: Parser) -> None:
-        add_nodes(parser, "number of nodes to give back")
+    nodes_help = "number of nodes to give back"
 
     def run(self, arguments: Sequence[str]) -> int:
         namespace = self.parser().parse_args(arguments)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_elastic.agent.job.job_end import Requeue, RequeueDecision, requeue_decision
+from slurm_elastic.agent.job.job_end import RequeueDecision, requeue_decision
 from slurm_elastic.slurm import Cause, JobView
 from slurm_elastic.slurm.output import parse_jobs
 
@@ -23,11 +23,11 @@ AGAIN = "; submit it again to go on"
 
 
 def left_alone(why: str) -> RequeueDecision:
-    return RequeueDecision(Requeue.NONE, why)
+    return RequeueDecision(why)
 
 
 def again(why: str, *, counted: bool = False) -> RequeueDecision:
-    return RequeueDecision(Requeue.REQUEST, f"requeued: {why}", counted)
+    return RequeueDecision(f"requeued: {why}", request=True, counted=counted)
 
 
 @pytest.mark.parametrize(
@@ -40,7 +40,7 @@ def again(why: str, *, counted: bool = False) -> RequeueDecision:
             Cause.REQUEUED,
             dataclasses.replace(HELD, restarts=1),
             False,
-            RequeueDecision(Requeue.SLURM, "Slurm has requeued the job; it is held, and starts after scontrol release"),
+            RequeueDecision("Slurm has requeued the job; it is held, and starts after scontrol release", by_slurm=True),
         ),
         (Cause.CANCELLED, CANCELLED, False, left_alone("not requeued: the job was cancelled")),
         (Cause.CANCELLED, CANCELLED, True, left_alone("not requeued: the job was cancelled")),
