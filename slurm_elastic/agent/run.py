@@ -14,17 +14,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from slurm_elastic.agent import features
 from slurm_elastic.agent.agent import Agent
 from slurm_elastic.agent.console_log import NOTICE, notice
 from slurm_elastic.agent.event_log import EventLog, FactLines
-from slurm_elastic.agent.features import (
-    AttributionFeature,
-    HealthFeature,
-    LearnedImportsFeature,
-    SnapshotFeature,
-    WatchdogFeature,
-    hang_event,
-)
 from slurm_elastic.agent.forkserver.client import ForkServer
 from slurm_elastic.agent.forkserver.protocol import StartInterruptedError
 from slurm_elastic.agent.forkserver.worker_processes import WorkerProcesses
@@ -171,20 +164,20 @@ class _Run:
         watchdog, snapshots = self._watchdog(), self._snapshots()
         replacing = _replacer(settings, self._rendezvous, coordination, submission)
         # Learned imports come after the watchdog, which marks the workers that hung.
-        features = [
-            WatchdogFeature(watchdog) if watchdog is not None else None,
-            HealthFeature(self._health.reporter),
+        parts = [
+            features.WatchdogFeature(watchdog) if watchdog is not None else None,
+            features.HealthFeature(self._health.reporter),
             self._progress,
-            AttributionFeature(compare=settings.values.stop_on_same_failure == "on"),
+            features.AttributionFeature(compare=settings.values.stop_on_same_failure == "on"),
             self._notify,
-            LearnedImportsFeature(self._fork_server),
+            features.LearnedImportsFeature(self._fork_server),
             snapshots,
             StepTimingFeature(partial(leader_reports, settings.run_dir), self._events.add, LOOK),
             replacing,
         ]
-        there = [feature for feature in features if feature is not None]
+        there = [part for part in parts if part is not None]
         agent = Agent(settings, self._rendezvous, coordination, self._fork_server, there)
-        self._health.sources = (self._status, *(feature.status for feature in there))
+        self._health.sources = (self._status, *(part.status for part in there))
         coordination.report = self._health.live_report
         if self._facts is not None:
             self._facts.reached = agent.reached
@@ -242,17 +235,19 @@ class _Run:
         def report(hang: Hang) -> None:
             self._health.reporter.hung(killed=hang.killed is not None)
             # One that waits in a collective waits for another rank, whose agent tells of it.
-            self._events.add(hang_event(settings.node, hang), logging.INFO if hang.in_collective else logging.WARNING)
+            self._events.add(
+                features.hang_event(settings.node, hang), logging.INFO if hang.in_collective else logging.WARNING
+            )
 
         pipe = make_pipe(os.environ) if settings.watchdog else None
         if pipe is None:
             return None
         return Watchdog(pipe, report, settings.hang_timeout, stacks_after=settings.values.stacks_after)
 
-    def _snapshots(self) -> SnapshotFeature | None:
+    def _snapshots(self) -> features.SnapshotFeature | None:
         replicas, slots = self._settings.values.snapshot_replicas, self._settings.values.snapshot_slots
         try:
-            return SnapshotFeature(self._rendezvous, _is_leaving, replicas, self._fork_server, slots)
+            return features.SnapshotFeature(self._rendezvous, _is_leaving, replicas, self._fork_server, slots)
         except OSError as error:
             logger.warning("%s holds no snapshots: %s", self._settings.node, error)
             return None

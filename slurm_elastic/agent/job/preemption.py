@@ -17,24 +17,11 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
+from slurm_elastic import slurm
 from slurm_elastic.agent.event_log import utc_now
 from slurm_elastic.agent.signals import Notices
 from slurm_elastic.rendezvous.membership.agents import LeaveReason, job_of
 from slurm_elastic.rundir import JobRecords, RunDir, RunDirError
-from slurm_elastic.slurm import (
-    Cause,
-    Controller,
-    ControllerClock,
-    Diagnosis,
-    JobView,
-    NodeState,
-    SignalDefaults,
-    SlurmJob,
-    classify,
-    least_grace,
-    presume,
-    save_time,
-)
 
 logger = logging.getLogger("slurm_elastic")
 
@@ -43,25 +30,25 @@ _LOOK = 30.0
 """Seconds after which an agent looks again how long the newest save took, and, warned, whether it has to ask."""
 
 LEAVE_REASONS = {
-    Cause.PREEMPTED: LeaveReason.PREEMPTED,
-    Cause.TIME_LIMIT_NEAR: LeaveReason.TIME_LIMIT,
-    Cause.TIME_LIMIT_REACHED: LeaveReason.TIME_LIMIT,
-    Cause.CANCELLED: LeaveReason.CANCELLED,
-    Cause.REQUEUED: LeaveReason.REQUEUED,
-    Cause.NODE_FAILED: LeaveReason.CANCELLED,
-    Cause.DRAINED: LeaveReason.DRAINED,
-    Cause.SIGNALLED: LeaveReason.CANCELLED,
-    Cause.REQUEUE_WANTED: LeaveReason.REQUEUED,
-    Cause.UNKNOWN: LeaveReason.NODE_LEFT,
+    slurm.Cause.PREEMPTED: LeaveReason.PREEMPTED,
+    slurm.Cause.TIME_LIMIT_NEAR: LeaveReason.TIME_LIMIT,
+    slurm.Cause.TIME_LIMIT_REACHED: LeaveReason.TIME_LIMIT,
+    slurm.Cause.CANCELLED: LeaveReason.CANCELLED,
+    slurm.Cause.REQUEUED: LeaveReason.REQUEUED,
+    slurm.Cause.NODE_FAILED: LeaveReason.CANCELLED,
+    slurm.Cause.DRAINED: LeaveReason.DRAINED,
+    slurm.Cause.SIGNALLED: LeaveReason.CANCELLED,
+    slurm.Cause.REQUEUE_WANTED: LeaveReason.REQUEUED,
+    slurm.Cause.UNKNOWN: LeaveReason.NODE_LEFT,
 }
 """The reason of the leave of an agent that was signalled for a cause."""
-_OWN = frozenset({Cause.SIGNALLED, Cause.DRAINED, Cause.UNKNOWN})
+_OWN = frozenset({slurm.Cause.SIGNALLED, slurm.Cause.DRAINED, slurm.Cause.UNKNOWN})
 """Causes for which only the agent that was signalled leaves, and not all of its job."""
-REQUESTED_CAUSES = {LeaveReason.DRAINED: Cause.DRAINED, LeaveReason.REQUEUED: Cause.REQUEUE_WANTED}
+REQUESTED_CAUSES = {LeaveReason.DRAINED: slurm.Cause.DRAINED, LeaveReason.REQUEUED: slurm.Cause.REQUEUE_WANTED}
 """The causes of requests to leave, for the reasons that a person can request."""
 
 
-def asks_slurm(run_dir: RunDir, job: SlurmJob, agent: str) -> bool:
+def asks_slurm(run_dir: RunDir, job: slurm.SlurmJob, agent: str) -> bool:
     """Return True if this agent asks Slurm why the job has to end, records the answer, and requeues the job.
 
     This is the agent of the job's first node or, if that has none, the first agent of the job in the newest round. The
@@ -94,23 +81,23 @@ class SignalDiagnosis:
         self,
         notices: Notices,
         run_dir: RunDir,
-        job: SlurmJob | None,
+        job: slurm.SlurmJob | None,
         agent: str,
-        meaning: SignalDefaults,
+        meaning: slurm.SignalDefaults,
         checkpoint: Callable[[], int | None],
         newest_save: Callable[[], float | None],
         *,
-        controller: Controller | None = None,
+        controller: slurm.Controller | None = None,
         answer_timeout: float = 6.0,
     ) -> None:
         self._notices, self._run_dir, self._job, self._agent, self._meaning = notices, run_dir, job, agent, meaning
         self._checkpoint, self._newest_save = checkpoint, newest_save
-        self._controller, self._answer_timeout = controller or Controller(), answer_timeout
-        self._findings: queue.SimpleQueue[Diagnosis] = queue.SimpleQueue()
+        self._controller, self._answer_timeout = controller or slurm.Controller(), answer_timeout
+        self._findings: queue.SimpleQueue[slurm.Diagnosis] = queue.SimpleQueue()
         self._wakeup = threading.Event()
         self._closed = self._answered = self._asks = False
-        self._requested: Diagnosis | None = None
-        self._known: Diagnosis | None = None
+        self._requested: slurm.Diagnosis | None = None
+        self._known: slurm.Diagnosis | None = None
         self._least: float | None = None
         self._end: float | None = None
         """When the time limit ends the job, in own monotonic time; None if Slurm has not said so."""
@@ -126,13 +113,13 @@ class SignalDiagnosis:
         """True if this agent asks Slurm, and other agents rely on it; False before the first finding."""
         return self._asks
 
-    def tells_job(self, cause: Cause) -> bool:
+    def tells_job(self, cause: slurm.Cause) -> bool:
         """Return True if all agents of the job learn from this one that they have to leave for this cause.
 
         A signal that warns of the time limit reaches all of them (sbatch --signal, scancel), and they leave its meaning
         to the agent that asks Slurm.
         """
-        return self._asks and (cause not in _OWN or (cause is Cause.SIGNALLED and self._is_warned()))
+        return self._asks and (cause not in _OWN or (cause is slurm.Cause.SIGNALLED and self._is_warned()))
 
     @property
     def has_news(self) -> bool:
@@ -159,7 +146,7 @@ class SignalDiagnosis:
         except RunDirError as error:
             logger.warning("the grace of the job is not on record: %s", error)
 
-    def check(self) -> Diagnosis | None:
+    def check(self) -> slurm.Diagnosis | None:
         """Look for new signals; call this after each wake-up of the main loop.
 
         Returns:
@@ -174,7 +161,7 @@ class SignalDiagnosis:
         self._start_thread()
         return None if self._is_warned() else self._presume()
 
-    def next_finding(self) -> Diagnosis | None:
+    def next_finding(self) -> slurm.Diagnosis | None:
         """Return the next diagnosis of the thread; None if there is none."""
         try:
             finding = self._findings.get_nowait()
@@ -183,7 +170,7 @@ class SignalDiagnosis:
         os.eventfd_read(self.fd)
         return finding
 
-    def note_answer(self, requested: Cause | None = None) -> None:
+    def note_answer(self, requested: slurm.Cause | None = None) -> None:
         """Note that the leader has told this agent why it leaves and how many seconds are left.
 
         Args:
@@ -191,7 +178,7 @@ class SignalDiagnosis:
         """
         self._answered = True
         if requested is not None:
-            self._requested = Diagnosis(requested, None, "asked for")
+            self._requested = slurm.Diagnosis(requested, None, "asked for")
             self._start_thread()
 
     def close(self, timeout: float = 2.0) -> None:
@@ -211,7 +198,7 @@ class SignalDiagnosis:
 
     # On the thread, which may block.
 
-    def _run(self, job: SlurmJob) -> None:
+    def _run(self, job: slurm.SlurmJob) -> None:
         if self._learns:
             self._learn(job)
         while not self._closed:
@@ -235,7 +222,7 @@ class SignalDiagnosis:
         if self._requested is not None or self._known is not None or self._notices.first() is not None:
             self._write(job, self._presume())
 
-    def _learn(self, job: SlurmJob) -> None:
+    def _learn(self, job: slurm.SlurmJob) -> None:
         controller = self._controller
         view = controller.job(job.name)
         clock = controller.clock() if view is not None and self._notices.first() is None else None
@@ -243,14 +230,14 @@ class SignalDiagnosis:
             return
         preempts = clock.preempt_type not in ("", "preempt/none", "(null)")
         grace = controller.grace(view, clock.preempt_type) if preempts else None
-        self._least = least_grace(clock, grace)
+        self._least = slurm.least_grace(clock, grace)
         try:
             JobRecords(self._run_dir, job.job_id).publish_grace(job.restart_count, self._least)
         except RunDirError as error:
             logger.warning("the grace of the job is not on record: %s", error)
         self._note_end(view, controller.clock())
 
-    def _note_end(self, view: JobView, clock: ControllerClock | None) -> None:
+    def _note_end(self, view: slurm.JobView, clock: slurm.ControllerClock | None) -> None:
         is_ending = view.preempt_time is not None or view.has_ended
         if clock is None or is_ending or view.end_time is None or view.start_time is None:
             # The EndTime of a job that is cancelled or preempted is not its limit.
@@ -262,7 +249,7 @@ class SignalDiagnosis:
     def _save(self) -> float:
         if self._end is None:
             return 0.0
-        seconds, misfit = save_time(self._limit, self._newest_save(), self._meaning.save)
+        seconds, misfit = slurm.save_time(self._limit, self._newest_save(), self._meaning.save)
         if misfit and not self._said:
             self._said = misfit
             logger.warning("%s", misfit)
@@ -290,7 +277,7 @@ class SignalDiagnosis:
         asked = {notice.signal for notice in self._notices.all()} - {signal.SIGCONT}
         return self._job is not None and bool(asked) and asked <= {signal.SIGUSR1, signal.SIGUSR2}
 
-    def _wait_for_leader(self, job: SlurmJob) -> None:
+    def _wait_for_leader(self, job: slurm.SlurmJob) -> None:
         if not self._is_warned():
             self._explained = len(self._notices.all())
         end = time.monotonic() + self._answer_timeout
@@ -305,7 +292,7 @@ class SignalDiagnosis:
             # The agent that asks was not warned: a person has signalled this one alone.
             self._ask(job)
 
-    def _ask(self, job: SlurmJob) -> None:
+    def _ask(self, job: slurm.SlurmJob) -> None:
         controller = self._controller
         if self._notices.first() is not None:
             self._write(job, self._presume())
@@ -324,11 +311,17 @@ class SignalDiagnosis:
                 _, elapsed = self._signals()
                 self._note_end(view, clock)
                 diagnose = functools.partial(
-                    classify, signals, elapsed, view, job.restart_count, meaning=self._meaning, save=self._save() + 1.0
+                    slurm.classify,
+                    signals,
+                    elapsed,
+                    view,
+                    job.restart_count,
+                    meaning=self._meaning,
+                    save=self._save() + 1.0,
                 )
                 finding = diagnose(clock=clock, grace=grace)
-                if finding.cause is Cause.SIGNALLED:
-                    drained = controller.node_states([job.node]).get(job.node) is NodeState.DRAINED
+                if finding.cause is slurm.Cause.SIGNALLED:
+                    drained = controller.node_states([job.node]).get(job.node) is slurm.NodeState.DRAINED
                     finding = diagnose(clock=clock, drained=drained)
                 if self._is_early(finding):
                     if signals:
@@ -354,26 +347,26 @@ class SignalDiagnosis:
         asked = [notice.at for notice in received if notice.signal is not signal.SIGCONT]
         return tuple(notice.signal for notice in received), time.monotonic() - max(asked, default=time.monotonic())
 
-    def _is_early(self, finding: Diagnosis) -> bool:
+    def _is_early(self, finding: slurm.Diagnosis) -> bool:
         """Return True if the job trains on: the time limit is not as near as that, or not near any more."""
         left = self._train_on()
-        if finding.cause is Cause.TIME_LIMIT_NEAR and left is not None and left > 1:
+        if finding.cause is slurm.Cause.TIME_LIMIT_NEAR and left is not None and left > 1:
             return True
-        return finding.cause is Cause.UNKNOWN and self._notices.first() is None
+        return finding.cause is slurm.Cause.UNKNOWN and self._notices.first() is None
 
-    def _presume(self) -> Diagnosis:
+    def _presume(self) -> slurm.Diagnosis:
         signals, elapsed = self._signals()
         if self._end is not None and (not signals or self._is_warned()):
-            return Diagnosis(Cause.TIME_LIMIT_NEAR, self._end - time.monotonic(), "as Slurm said before")
+            return slurm.Diagnosis(slurm.Cause.TIME_LIMIT_NEAR, self._end - time.monotonic(), "as Slurm said before")
         least = self._meaning.grace if self._least is None else self._least
-        return presume(signals, elapsed, replace(self._meaning, grace=least))
+        return slurm.presume(signals, elapsed, replace(self._meaning, grace=least))
 
-    def _report(self, finding: Diagnosis) -> None:
+    def _report(self, finding: slurm.Diagnosis) -> None:
         # The reader takes a finding and then decrements the eventfd, which must not be 0 by then.
         os.eventfd_write(self.fd, 1)
         self._findings.put(finding)
 
-    def _write(self, job: SlurmJob, finding: Diagnosis) -> None:
+    def _write(self, job: slurm.SlurmJob, finding: slurm.Diagnosis) -> None:
         if not self._asks:
             return
         finding = self._requested or self._known or finding
@@ -390,7 +383,7 @@ class SignalDiagnosis:
         except RunDirError as error:
             logger.warning("the notice is not written down: %s", error)
 
-    def _warned_on_record(self, job: SlurmJob) -> bool:
+    def _warned_on_record(self, job: slurm.SlurmJob) -> bool:
         """Return True if the agent that asks has recorded a warning, too."""
         try:
             signals = (JobRecords(self._run_dir, job.job_id).notice(job.restart_count) or {}).get("signals")
