@@ -332,19 +332,15 @@ def hang_event(node: str, hang: Hang) -> Entry:
 
 
 class AttributionFeature(Feature):
-    """Attributes the failures of workers; it has to know which of them hung.
+    """Attributes the failures of workers; it has to know which of them hung."""
 
-    Args:
-        kills: Returns the number of processes that the kernel has killed for lack of memory; None if unknown.
-    """
-
-    def __init__(self, *, compare: bool = True, kills: Callable[[], int | None] = memory_kills) -> None:
-        self._compare, self._kills = compare, kills
+    def __init__(self, *, compare: bool = True) -> None:
+        self._compare = compare
         self._before: int | None = None
         self._excused: set[int] = set()
 
     def workers_started(self, running: RunningRound) -> None:
-        self._before = self._kills()
+        self._before = memory_kills()
 
     def attribute(self, running: RunningRound, failure: WorkerFailure, pid: int) -> WorkerFailure:
         if failure.exit_code == -signal.SIGKILL and not failure.hung and self._killed_by_kernel():
@@ -384,7 +380,7 @@ class AttributionFeature(Feature):
         return round_ in self._excused
 
     def _killed_by_kernel(self) -> bool:
-        now = self._kills()
+        now = memory_kills()
         return self._before is not None and now is not None and now > self._before
 
 

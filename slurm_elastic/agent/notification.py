@@ -20,7 +20,8 @@ from slurm_elastic.agent.job.requeue import read_history
 from slurm_elastic.agent.node.site_command import run_site_command
 from slurm_elastic.agent.option_values import OptionValues
 from slurm_elastic.control import WorkerProgress
-from slurm_elastic.failures.history import Loop, find_loops
+from slurm_elastic.failures.history import find_loops
+from slurm_elastic.rendezvous.connect import RendezvousConfig
 from slurm_elastic.rendezvous.run_events import Entry
 from slurm_elastic.rundir import RunDir, RunDirError
 
@@ -124,25 +125,10 @@ def deliver(
 
 
 class NotifyFeature(Feature):
-    """Watches the run, and has its events delivered.
+    """Watches the run, and has its events delivered."""
 
-    Args:
-        loops: Returns the loops of the run; None for those of which its run directory tells.
-    """
-
-    def __init__(
-        self,
-        values: OptionValues,
-        run_dir: RunDir,
-        node: str,
-        incarnation: str,
-        leads: Callable[[], bool],
-        loops: Callable[[], Sequence[Loop]] | None = None,
-        loop_interval: float = _LOOP_INTERVAL,
-    ) -> None:
-        self._values, self._run_dir, self._node = values, run_dir, node
-        self._incarnation, self._leads, self._loop_interval = incarnation, leads, loop_interval
-        self._loops = loops or (lambda: find_loops(read_history(run_dir), time.time()))
+    def __init__(self, values: OptionValues, run: RendezvousConfig, leads: Callable[[], bool]) -> None:
+        self._values, self._run, self._leads = values, run, leads
         self._told: set[str] = set()
         self._events: queue.SimpleQueue[Entry | None] = queue.SimpleQueue()
         self._running: RunningRound | None = None
@@ -169,8 +155,8 @@ class NotifyFeature(Feature):
         self._thread.join(_LAST_LIMIT + 1)
 
     def _live(self) -> None:
-        watch = Watch(self._incarnation, self._values.notify_after, time.monotonic())
-        loops_at = time.monotonic() + self._loop_interval
+        watch = Watch(self._run.incarnation, self._values.notify_after, time.monotonic())
+        loops_at = time.monotonic() + _LOOP_INTERVAL
         while True:
             try:
                 event = self._events.get(timeout=min(_LOOK, self._values.notify_after / 4))
@@ -178,7 +164,7 @@ class NotifyFeature(Feature):
                 leads = self._leads()
                 self._deliver(watch.look(leads, self._steps(), time.monotonic()))
                 if leads and time.monotonic() >= loops_at:
-                    loops_at = time.monotonic() + self._loop_interval
+                    loops_at = time.monotonic() + _LOOP_INTERVAL
                     self._tell_loops()
                 continue
             if event is None:
@@ -187,7 +173,7 @@ class NotifyFeature(Feature):
 
     def _tell_loops(self) -> None:
         try:
-            loops = self._loops()
+            loops = find_loops(read_history(self._run.run_dir), time.time())
         except RunDirError as error:
             logger.warning("the events of the run cannot be read: %s", error)
             return
@@ -201,7 +187,7 @@ class NotifyFeature(Feature):
         # The run directory knows as well what was told, and each look would ask it.
         self._told.add(notification.key)
         limit = _DELIVERY_LIMIT if self._last_by is None else max(0.1, self._last_by - time.monotonic())
-        deliver(self._values.notify, self._run_dir, self._node, notification, limit)
+        deliver(self._values.notify, self._run.run_dir, self._run.node, notification, limit)
 
     def _steps(self) -> int | None:
         running = self._running

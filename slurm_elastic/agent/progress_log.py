@@ -27,6 +27,8 @@ from slurm_elastic.rundir import RunDir
 
 logger = logging.getLogger("slurm_elastic")
 
+_FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 30.0
+"""Seconds between two records of the steps of a round; each pause is twice the one before."""
 _SILENCE = 60.0
 """Seconds after which a script that has finished no step is told how."""
 
@@ -36,8 +38,6 @@ class ProgressLog(Feature):
 
     Args:
         run_dir: The run directory; its ``progress/<node>.<job>.jsonl`` gets the records.
-        pauses: Shortest and longest time in seconds between two records of the steps of a round; each pause is twice
-            the one before.
     """
 
     def __init__(
@@ -48,14 +48,12 @@ class ProgressLog(Feature):
         workers: int,
         max_restarts: int,
         domain: str = "",
-        pauses: tuple[float, float] = (1.0, 30.0),
     ) -> None:
         self._node, self._agent = node, agent
-        self._first_pause, self._longest_pause = pauses
         job = job_of(agent).rpartition(".")[0]
         self._writer = LineWriter("progress is")
         self._running: RunningRound | None = None
-        self._pause, self._due = self._first_pause, 0.0
+        self._pause, self._due = _FIRST_PAUSE, 0.0
         self._sampled: tuple[int, int | None] = (0, None)
         self._stopping = False
         self._exit_code: ExitCode | None = None
@@ -67,7 +65,7 @@ class ProgressLog(Feature):
 
     def workers_started(self, running: RunningRound) -> None:
         assignment, place = running.assignment, running.assignment.place
-        self._pause, self._due = self._first_pause, running.since + self._first_pause
+        self._pause, self._due = _FIRST_PAUSE, running.since + _FIRST_PAUSE
         self._sampled, self._stopping = (0, None), False
         # Before the record, which wakes the thread.
         self._running = running
@@ -127,10 +125,13 @@ class ProgressLog(Feature):
         self._writer.close(timeout)
 
     def _add(self, event: str, **fields: object) -> None:
-        self._writer.put(json.dumps({**stamp(event, self._node), "agent": self._agent, **fields}))
+        self._writer.put(self._record(event, **fields))
+
+    def _record(self, event: str, **fields: object) -> str:
+        return json.dumps({**stamp(event, self._node), "agent": self._agent, **fields})
 
     def _until_due(self) -> float:
-        return self._longest_pause if self._idle() else max(0.0, self._due - time.monotonic())
+        return _LONGEST_PAUSE if self._idle() else max(0.0, self._due - time.monotonic())
 
     def _idle(self) -> bool:
         running = self._running
@@ -140,7 +141,7 @@ class ProgressLog(Feature):
         running = self._running
         if running is None or self._idle() or time.monotonic() < self._due:
             return None
-        self._pause = min(2 * self._pause, self._longest_pause)
+        self._pause = min(2 * self._pause, _LONGEST_PAUSE)
         self._due = time.monotonic() + self._pause
         self._note_silence(running)
         return self._steps(running)
@@ -168,10 +169,9 @@ class ProgressLog(Feature):
         if sampled == self._sampled:
             return None
         self._sampled = sampled
-        fields: dict[str, object] = {"agent": self._agent, "round": running.assignment.round}
-        fields |= _steps(slowest, time.monotonic() - running.since)
+        fields = _steps(slowest, time.monotonic() - running.since)
         fields |= {"checkpoint": sampled[1], "loss": json_number(first.loss), "loss_step": first.loss_step}
-        return json.dumps({**stamp("progress", self._node), **fields})
+        return self._record("progress", round=running.assignment.round, **fields)
 
 
 def _worker(base: int, elapsed: float, worker: WorkerProgress) -> dict[str, object]:

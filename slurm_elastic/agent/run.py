@@ -152,8 +152,7 @@ class _Run:
         self._coordination = connect(rendezvous, self._record, can_hold=True)
         health.sources = (self._status,)
         if settings.values.notify:
-            whose = (settings.values, settings.run_dir, settings.node, rendezvous.incarnation)
-            self._notify = NotifyFeature(*whose, lambda: self._coordination.leads)
+            self._notify = NotifyFeature(settings.values, rendezvous, lambda: self._coordination.leads)
         self._progress = _progress_log(settings, rendezvous.domain)
 
     def take_part(self, summarize: Callable[[RunDir], str], submission: Callable[[], Submission]) -> ExitCode:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from slurm_elastic.agent import features
 from slurm_elastic.agent.features import AttributionFeature, RunningRound
 from slurm_elastic.agent.root_cause import last_output, memory_kills
 from slurm_elastic.agent.watchdog.stacks import resident
@@ -39,9 +40,12 @@ def test_the_cause_is_found_in_the_whole_traceback(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("before", "after", "cause"), [(3, 4, "host_memory"), (3, 3, "killed"), (None, 4, "killed"), (3, None, "killed")]
 )
-def test_a_worker_that_the_kernel_killed_for_lack_of_memory(before: int | None, after: int | None, cause: str) -> None:
+def test_a_worker_that_the_kernel_killed_for_lack_of_memory(
+    before: int | None, after: int | None, cause: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     kills = iter([before, after])
-    feature = AttributionFeature(kills=lambda: next(kills))
+    monkeypatch.setattr(features, "memory_kills", lambda: next(kills))
+    feature = AttributionFeature()
     workers = running({0: os.getpid(), 1: 2**22 + 1})
     feature.workers_started(workers)
     found = feature.attribute(workers, failure(-9, "epoch 3"), 1)
@@ -79,9 +83,10 @@ def test_an_exception_is_the_cause_also_where_the_exit_after_it_is_aborted(tmp_p
     assert feature.attribute(workers, replace(failure(-6), log=str(log)), 1).cause == "native_crash"
 
 
-def test_a_worker_that_the_watchdog_killed_was_not_killed_by_the_kernel() -> None:
+def test_a_worker_that_the_watchdog_killed_was_not_killed_by_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     kills = iter([3, 4])
-    feature = AttributionFeature(kills=lambda: next(kills))
+    monkeypatch.setattr(features, "memory_kills", lambda: next(kills))
+    feature = AttributionFeature()
     feature.workers_started(running({}))
     assert feature.attribute(running({}), failure(-9, "by the watchdog: no step for 3 s", hung=True), 1).cause == "hang"
 

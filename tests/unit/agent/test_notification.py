@@ -4,13 +4,17 @@ import http.server
 import json
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
+from slurm_elastic.agent import notification
 from slurm_elastic.agent.features import RunningRound
 from slurm_elastic.agent.notification import Notification, NotifyFeature, Watch, deliver
 from slurm_elastic.agent.option_values import OptionValues
 from slurm_elastic.failures.history import Loop
+from slurm_elastic.rendezvous.connect import RendezvousConfig
 from slurm_elastic.rendezvous.run_events import Entry
 from slurm_elastic.rundir import RunDir, RunDirError
 from tests.local.waiting import eventually, meanwhile
@@ -27,9 +31,9 @@ def told(*events: tuple[float, Entry | Look], after: float = 100.0) -> list[tupl
     """Time, event and key of each notification when it comes first; the agent begins at 0."""
     watch, found = Watch("7.0", after, 0.0), dict[str, tuple[float, str, str]]()
     for now, event in events:
-        notification = watch.happened(event, now) if isinstance(event, Entry) else watch.look(*event, now)
-        if notification is not None:
-            found.setdefault(notification.key, (now, notification.event, notification.key))
+        told_now = watch.happened(event, now) if isinstance(event, Entry) else watch.look(*event, now)
+        if told_now is not None:
+            found.setdefault(told_now.key, (now, told_now.event, told_now.key))
     return [*found.values()]
 
 
@@ -134,11 +138,13 @@ def test_what_fails_is_a_line(tmp_path: Path, caplog: pytest.LogCaptureFixture, 
     assert "the notification 'finished' was not delivered: " in record.getMessage()
 
 
-def test_the_leader_tells_of_loops_once(tmp_path: Path, run_dir: RunDir, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_leader_tells_of_loops_once(
+    tmp_path: Path, run_dir: RunDir, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     calls: list[None] = []
     loop = Loop("node_flapping", "n2 was lost and has joined again 4 times in 6 h", "leave it out", 86400.0, ("n2",))
 
-    def loops() -> list[Loop]:
+    def loops(*_: object) -> list[Loop]:
         calls.append(None)
         if len(calls) == 1:
             raise RunDirError("events: Input/output error")
@@ -146,7 +152,10 @@ def test_the_leader_tells_of_loops_once(tmp_path: Path, run_dir: RunDir, caplog:
 
     settings = OptionValues(notify=f"cat >> {tmp_path}/told", notify_after=0.04)
     leads: list[bool] = []
-    feature = NotifyFeature(settings, run_dir, "n1", "7.0", lambda: bool(leads), loops, loop_interval=0.0)
+    monkeypatch.setattr(notification, "find_loops", loops)
+    monkeypatch.setattr(notification, "_LOOP_INTERVAL", 0.0)
+    run = cast(RendezvousConfig, SimpleNamespace(run_dir=run_dir, node="n1", incarnation="7.0"))
+    feature = NotifyFeature(settings, run, lambda: bool(leads))
     feature.workers_started(RunningRound(PLACED, {}, {}, tuple))
     time.sleep(0.1)
     assert not calls

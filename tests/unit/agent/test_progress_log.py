@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from slurm_elastic.agent import progress_log
 from slurm_elastic.agent.features import RunningRound
 from slurm_elastic.agent.lifecycle.states import Departure, Training
 from slurm_elastic.agent.progress_log import ProgressLog
@@ -20,6 +21,13 @@ from tests.local.waiting import eventually
 from tests.unit.agent.helpers.rounds import placed
 
 AGENT = "n1/7.0/1"
+
+
+@pytest.fixture
+def often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps are recorded a hundred times a second."""
+    monkeypatch.setattr(progress_log, "_FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(progress_log, "_LONGEST_PAUSE", 0.01)
 
 
 def assignment(base_rank: int) -> Assignment:
@@ -38,9 +46,10 @@ def workers(boundary: int) -> Sequence[WorkerProgress]:
     ]
 
 
+@pytest.mark.usefixtures("often")
 @pytest.mark.parametrize("base_rank", [0, 2])
 def test_the_agent_of_rank_0_records_the_steps_while_they_are_taken(run_dir: RunDir, base_rank: int) -> None:
-    log = ProgressLog(run_dir, "n1", AGENT, 2, 3, pauses=(0.01, 0.02))
+    log = ProgressLog(run_dir, "n1", AGENT, 2, 3)
     steps, looks = [7], []
 
     def progress() -> Sequence[WorkerProgress]:
@@ -86,8 +95,9 @@ def test_the_agent_of_rank_0_records_the_steps_while_they_are_taken(run_dir: Run
     assert last["time"] > found[-1]["time"]
 
 
+@pytest.mark.usefixtures("often")
 def test_the_steps_and_the_newest_checkpoint_before_a_stop_are_recorded_once(run_dir: RunDir) -> None:
-    log = ProgressLog(run_dir, "n1", AGENT, 2, 3, pauses=(0.01, 0.01))
+    log = ProgressLog(run_dir, "n1", AGENT, 2, 3)
     steps = [7]
     log.workers_started(RunningRound(assignment(0), {}, {}, lambda: workers(steps[0])))
     eventually(lambda: len(records(run_dir)) == 3)
@@ -145,10 +155,11 @@ def test_the_agent_of_rank_0_tells_it(run_dir: RunDir, caplog: pytest.LogCapture
     assert caplog.messages == []
 
 
+@pytest.mark.usefixtures("often")
 def test_a_script_that_could_have_finished_a_step_and_does_not_is_told_how_once(
     run_dir: RunDir, caplog: pytest.LogCaptureFixture
 ) -> None:
-    log = ProgressLog(run_dir, "n1", AGENT, 2, 3, pauses=(0.01, 0.01))
+    log = ProgressLog(run_dir, "n1", AGENT, 2, 3)
     seconds: list[float | None] = [None, None]
     looks = []
 
