@@ -175,11 +175,11 @@ class JobAtEnd:
         Args:
             spares_count: True if agents that are in no round may go on, so that each node of the job counts.
         """
-        answer = _in_time(self._members, otherwise=None)
-        if spares_count and answer is not None:
-            self.end_job_if_last(None, answer)
+        members = _in_time(self._members, otherwise=None)
+        if spares_count and members is not None:
+            self.end_job_if_last(None, members)
         else:
-            self.end_job_if_last(answer, self.told)
+            self.end_job_if_last(members, self.told)
 
     def _members(self) -> Sequence[Successor] | None:
         try:

@@ -68,25 +68,13 @@ class NodeCheck:
     def _find(self) -> str:
         if self._command == _OFF:
             return ""
+        short = memory_problems(Path("/proc/meminfo").read_text())
         unwritable = _unwritable((Path("/dev/shm"), Path(tempfile.gettempdir())))
-        problem = shortcomings(_available_memory(), [*unwritable, *gpu_problems()])
+        problem = "; ".join([*short, *unwritable, *gpu_problems()])
         if problem or not self._command:
             return problem
         message = run_site_command(self._command, self._timeout).problem
         return f"--node-check {message}" if message else ""
-
-
-def shortcomings(available: int | None, others: Iterable[str]) -> str:
-    """Return what a node lacks in one line; empty for nothing. Pure.
-
-    Args:
-        available: Bytes of memory that processes can still get; None if that is unknown.
-        others: A line for each directory for temporary files that takes none, and for each GPU that is broken.
-    """
-    problems = list(others)
-    if available is not None and available < _LEAST_MEMORY:
-        problems.insert(0, f"{size_text(available)} of memory are left")
-    return "; ".join(problems)
 
 
 def tell_site(command: str, node: str, run_id: str, reason: str) -> None:
@@ -99,13 +87,12 @@ def tell_site(command: str, node: str, run_id: str, reason: str) -> None:
         logger.warning("--on-bad-node %s", problem)
 
 
-def _available_memory() -> int | None:
-    # proc_meminfo(5)
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None)
-    except (OSError, ValueError, IndexError):
-        return None
+def memory_problems(meminfo: str) -> list[str]:
+    """Return a line if processes can get too little memory, by the text of /proc/meminfo (proc_meminfo(5)). Pure."""
+    available = re.search(r"^MemAvailable: *([0-9]+) kB", meminfo, re.MULTILINE)
+    if available is None or int(available[1]) * 1024 >= _LEAST_MEMORY:
+        return []
+    return [f"{size_text(int(available[1]) * 1024)} of memory are left"]
 
 
 def _unwritable(directories: Iterable[Path]) -> list[str]:

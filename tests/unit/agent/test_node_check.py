@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from slurm_elastic.agent.forkserver._linux import process_state
-from slurm_elastic.agent.node.node_check import NodeCheck, shortcomings, tell_site
+from slurm_elastic.agent.node.node_check import NodeCheck, memory_problems, tell_site
 from slurm_elastic.agent.node.site_command import run_site_command
 from slurm_elastic.agent.signals import Notices
 from tests.local.waiting import eventually
@@ -65,16 +65,15 @@ def test_a_command_that_prints_for_ever_is_killed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("available", "unwritable", "problem"),
+    ("meminfo", "problems"),
     [
-        (None, [], ""),
-        (128 << 20, [], ""),
-        ((128 << 20) - 1, [], "128 MiB of memory are left"),
-        (64 << 20, ["/dev/shm is full"], "64 MiB of memory are left; /dev/shm is full"),
+        ("MemTotal:  1 kB\n", []),
+        ("MemFree:  1 kB\nMemAvailable:   131072 kB\n", []),
+        ("MemAvailable:    65536 kB\n", ["64 MiB of memory are left"]),
     ],
 )
-def test_what_a_node_lacks(available: int | None, unwritable: list[str], problem: str) -> None:
-    assert shortcomings(available, unwritable) == problem
+def test_a_node_without_memory(meminfo: str, problems: list[str]) -> None:
+    assert memory_problems(meminfo) == problems
 
 
 @pytest.mark.parametrize(
