@@ -130,15 +130,12 @@ def _agent_parser() -> argparse.ArgumentParser:
 
 def _options(parser: argparse.ArgumentParser) -> tuple[set[str], set[str]]:
     """Return the agents' long options with dashes, and those of them that take no value."""
-    options, switches = set(), {"-m"}
-    for action in parser._actions:
-        for name in action.option_strings:
-            if name.startswith("--") and name != "--help":
-                dashed = "--" + name[2:].replace("_", "-")
-                options.add(dashed)
-                if action.nargs == 0:
-                    switches.add(dashed)
-    return options, switches
+    actions = {
+        "--" + name[2:].replace("_", "-"): action
+        for name, action in parser._option_string_actions.items()
+        if name.startswith("--") and name != "--help"
+    }
+    return set(actions), {"-m", *(name for name, action in actions.items() if action.nargs == 0)}
 
 
 def _require_agent_options(parser: argparse.ArgumentParser, line: CommandLine) -> None:
