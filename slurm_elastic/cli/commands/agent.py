@@ -53,8 +53,7 @@ class Agent(Command):
 
     def execute(self, arguments: Sequence[str]) -> None:
         """Import torch once for the agent and its fork server where possible; see `forkserver.worker_command`."""
-        _keep_own_environment()
-        require(1)
+        _prepare_process()
         from slurm_elastic.agent.forkserver.worker_command import execute_jointly, obstacle_to_sharing
         from slurm_elastic.agent.option_values import refuse_early
         from slurm_elastic.agent.signals import RECORDED
@@ -80,8 +79,7 @@ class Agent(Command):
         return agent_parser()
 
     def run(self, arguments: Sequence[str]) -> int:
-        _keep_own_environment()
-        require(1)
+        _prepare_process()
         return _run(arguments, None, self._obstacle)
 
 
@@ -169,19 +167,15 @@ def _run(arguments: Sequence[str], fork_server: ForkServer | None, obstacle: str
     private = take_private(os.environ)
     # The fork server imports torch while the agent does its own imports.
     fork_server = fork_server or _ForkServerStart(arguments, os.environ).start()
-    from slurm_elastic.agent.node.node_check import NodeCheck
-    from slurm_elastic.agent.option_values import read_options, require_running_job
+    with contextlib.closing(fork_server):
+        from slurm_elastic.agent.node.node_check import NodeCheck
+        from slurm_elastic.agent.option_values import read_options, require_running_job
 
-    try:
-        # It begins before torch's parser says what the command line means.
+        # The check begins before torch's parser says what the command line means.
         values = read_options(lambda name: scanned.value(name) if name.startswith("node_check") else None)
         check = NodeCheck(values.node_check, values.node_check_timeout)
-    except UsageError:
-        fork_server.close()
-        raise
-    # The fork server was started before, so its workers keep the original limit.
-    raise_limit()
-    try:
+        # The fork server was started before, so its workers keep the original limit.
+        raise_limit()
         with _fast_imports():
             # These import torch.
             from slurm_elastic.agent.workers.torch_hooks import require_torch
@@ -205,8 +199,6 @@ def _run(arguments: Sequence[str], fork_server: ForkServer | None, obstacle: str
         with claim(settings.run_dir.secret(), settings.node, settings.job):
             _require_checked_node(check, settings)
             return int(launch(settings, fork_server, _summary, _submission))
-    finally:
-        fork_server.close()
 
 
 def _summary(run_dir: RunDir) -> str:
@@ -258,12 +250,13 @@ def require_version(environ: MutableMapping[str, str]) -> None:
         )
 
 
-def _keep_own_environment() -> None:
-    """Drop what is not for this agent, before torch is imported and before workers inherit it."""
+def _prepare_process() -> None:
+    """Drop what is not for this agent, before torch is imported and before workers inherit it; check its limits."""
     require_version(os.environ)
     from slurm_elastic.slurm import Reader, drop_foreign
 
     drop_foreign(os.environ, Reader.TASK)
+    require(1)
 
 
 class _ForkServerStart:
