@@ -24,6 +24,8 @@ from slurm_elastic.slurm import Controller, Reader, SlurmJob, drop_foreign
 from slurm_elastic.submission.sbatch import keep_start
 from slurm_elastic.text import printable
 
+_OF_REQUEUES = ("max_requeues", "max_excluded", "grace", "warning")
+"""The options that count here; the agents have refused what is wrong with the others."""
 _LOOK, _DELAY = 2.0, 4.0
 """Seconds between two looks whether the run is over, and for srun to tell it first."""
 
@@ -154,7 +156,7 @@ def _job_end(status: int, arguments: Sequence[str]) -> int:
             "agents"
         )
         return status
-    values = read_options(options.value)
+    values = read_options(lambda name: options.value(name) if name in _OF_REQUEUES else None)
     for run_dir in going_on:
         failure = run_dir.read_record("failures", incarnation_of(run_dir, restarts))
         own = status if len(runs) == 1 or job is None else _status_of(run_dir, job, status, failed=failure is not None)
