@@ -231,21 +231,16 @@ class SnapshotFeature(Feature):
         """After the end: why the newest snapshot is not on disk; empty if it is, or if the script asked for none."""
         self._members_leave: bool | None = None
         self._tells_domain = replicas > 0
+        run = rendezvous
+        agent = Settings(run.run_dir.secret(), run.incarnation, run.agent, run.node, run.address, domain=run.domain)
         self._directory = NodeDirectory("snapshot")
         try:
             self._memory = AgentMemory(
                 self._directory.path,
-                Settings(
-                    rendezvous.run_dir.secret(),
-                    rendezvous.incarnation,
-                    rendezvous.agent,
-                    rendezvous.node,
-                    rendezvous.address,
-                    domain=rendezvous.domain,
-                ),
+                agent,
                 replicates=replicas > 0,
                 slots=slots,
-                fewest_nodes=rendezvous.min_nodes,
+                fewest_nodes=run.min_nodes,
                 fork=None if fork_server is None else fork_server.fork_child,
             )
         except OSError:
