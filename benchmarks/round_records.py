@@ -75,7 +75,7 @@ def _measure(size: int) -> list[str | int | None]:
         if len(found.successors) != size or again != found:
             raise RuntimeError("the record is not what was written")
         largest = max(path.stat().st_size for path in run_dir.path.rglob("*") if path.is_file())
-        record = records.round(0)
+        record = records.situation().round
         assert record is not None
         in_etcd = len(signed_value(b"secret", "round", {"number": 0, "record": record}))
     sizes = (f"{largest / 1024:,.0f}", f"{in_etcd / 1024:,.0f}")

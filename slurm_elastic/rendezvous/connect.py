@@ -180,7 +180,7 @@ def _first_term(records: Records, settings: Settings) -> Campaign:
     before: Record = {}
     with contextlib.suppress(RecordsError):
         # That of an earlier incarnation can be done without.
-        before = (records.round(last) if last is not None else None) or {}
+        before = records.situation().round or {}
     settings = dataclasses.replace(
         settings,
         first_round=0 if last is None else last + 1,

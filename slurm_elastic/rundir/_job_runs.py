@@ -170,12 +170,12 @@ def run_start(run_dir: RunDir, restart_count: int | None = None, *, before: int 
             return None
         restart_count = counts[0]
     try:
-        record = run_dir.read_record("starts", restart_count) or {}
+        record = run_dir.whole_record("starts", restart_count) or {}
         joined = record.get("joined")
         return RunStart(
             str(record["step"]), tuple(map(str, record["command"])), joined if isinstance(joined, int) else None
         )
-    except (RecordError, KeyError, TypeError):
+    except (KeyError, TypeError):
         return None
 
 
@@ -279,9 +279,7 @@ class JobRecords:
         return [record for count in counts if (record := self._read("requeues", count)) is not None]
 
     def _read(self, kind: str, restart_count: int) -> dict[str, Any] | None:
-        with contextlib.suppress(RecordError):
-            return self.run_dir.read_record(kind, f"{self.job_id}.{restart_count}")
-        return None
+        return self.run_dir.whole_record(kind, f"{self.job_id}.{restart_count}")
 
 
 # The directories in which this user has runs, so that commands find a run by its id from anywhere.

@@ -16,7 +16,7 @@ from slurm_elastic import typed_json
 from slurm_elastic.errors import UsageError
 from slurm_elastic.ownership import NEW_FILE, group_may_write, require_own, require_safe_parent
 from slurm_elastic.rundir import _atomic_files
-from slurm_elastic.rundir._atomic_files import RunDirError, explain, numbered, safe
+from slurm_elastic.rundir._atomic_files import RecordError, RunDirError, explain, numbered, safe
 from slurm_elastic.rundir._signed_files import SignedFiles, load_or_create_secret, signature
 
 RUNS = "elastic-runs"
@@ -123,6 +123,12 @@ class RunDir:
         """
         content = self.signed_content(self._place(place))
         return None if content is None else dict(typed_json.loads(content))
+
+    def whole_record(self, *place: str | int) -> dict[str, Any] | None:
+        """Return a record as `read_record` does; None also if it was cut short, as by a power loss."""
+        with contextlib.suppress(RecordError):
+            return self.read_record(*place)
+        return None
 
     def keys(self, *above: str) -> list[str]:
         """Return the names of the records in a directory, such as the incarnations in ``endpoints``, in no order."""

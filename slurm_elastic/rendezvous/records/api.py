@@ -18,7 +18,7 @@ from slurm_elastic.rendezvous.records.etcd.config import (
     EtcdConfig,
     load_config,
 )
-from slurm_elastic.rundir import RecordError, RunDir
+from slurm_elastic.rundir import RunDir
 
 if TYPE_CHECKING:
     from slurm_elastic.rendezvous.records.etcd.records import EtcdRecords
@@ -90,16 +90,6 @@ class RunDirRecords:
         """Publish the leader's endpoint in place of an earlier one."""
         self._run_dir.publish_record(record, "endpoints", self._incarnation)
 
-    def endpoint(self) -> Record | None:
-        """Return the endpoint that was published last, None before the first.
-
-        A truncated record, as after a power loss of the file server, counts as missing.
-        """
-        try:
-            return self._run_dir.read_record("endpoints", self._incarnation)
-        except RecordError:
-            return None
-
     def claim_round(self, number: int, record: Record) -> bool:
         """Write the record of a round. Returns False if another leader has written it."""
         return self._run_dir.claim_record(record, "rounds", number)
@@ -108,10 +98,6 @@ class RunDirRecords:
         """Return the highest round written, None before the first."""
         return self._run_dir.newest("rounds")
 
-    def round(self, number: int) -> Record | None:
-        """Return the record of a round, None if there is none."""
-        return self._run_dir.read_record("rounds", number)
-
     def situation(self, known_round: int | None = None) -> Situation:
         """Return the leader's endpoint and the newest round, by one request to etcd.
 
@@ -119,8 +105,11 @@ class RunDirRecords:
             known_round: Number of a round whose record the caller does not need again: no record of a round ever
                 changes, and that of thousands of agents is megabytes.
         """
-        endpoint, number = self.endpoint(), self._run_dir.newest("rounds", known=known_round)
-        return Situation(endpoint, number, None if number is None or number == known_round else self.round(number))
+        # An endpoint that was cut short, as by a power loss of the file server, counts as missing.
+        endpoint = self._run_dir.whole_record("endpoints", self._incarnation)
+        number = self._run_dir.newest("rounds", known=known_round)
+        record = None if number is None or number == known_round else self._run_dir.read_record("rounds", number)
+        return Situation(endpoint, number, record)
 
     def mark_done(self, record: Record) -> bool:
         """Write the record that the run is finished. Returns False if there was one, which stays."""

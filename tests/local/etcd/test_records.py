@@ -151,7 +151,7 @@ def test_the_record_of_a_large_round_is_smaller_than_a_request_may_be(
     written = first_client.get(f"{keys}round")
     assert written is not None
     assert len(written.value) < 1.5 * (1 << 20) / 2
-    found = open_records().round(0)
+    found = open_records().situation().round
     assert found is not None
     assert [place["agent"] for place in found["places"]] == sorted(agents, key=lambda each: int(each[1:].split("/")[0]))
 
@@ -166,7 +166,6 @@ def test_what_has_to_outlive_the_lease_is_in_the_run_directory_too(
     assert later.last_round() == 2
     assert later.newest_epoch() == 1
     assert later.epoch(1) == {"agent": "n1"}
-    assert later.endpoint() is None, "where the leader was is of no use to anybody"
     assert run_dir.read_record("failures", "7.0") == {}
 
 
@@ -188,8 +187,8 @@ def test_records_that_etcd_lost_are_written_again_by_who_wrote_them(
     eventually(lambda: len(again()) == 3)
     assert {kv.version for kv in again()} == {1}
     assert {kv.lease for kv in again()} == {kept[0].lease}
-    assert other.endpoint() == {"port": 1}
-    assert other.round(4) == {"places": [1]}
+    assert other.situation().endpoint == {"port": 1}
+    assert other.situation().round == {"places": [1]}
     assert other.newest_epoch() == 1
     assert warnings == ["etcd had lost 3 records of the run; they are written again"]
 
@@ -206,7 +205,7 @@ def test_a_leader_that_was_followed_leaves_lost_records_to_the_next(
     first_client.delete(keys, prefix=True)
     eventually(lambda: not old.written)
     eventually(lambda: first_client.count_prefix(keys) == 2)
-    assert old.endpoint() == {"port": 2}
+    assert old.situation().endpoint == {"port": 2}
     assert old.newest_epoch() == 2
 
 
@@ -217,16 +216,16 @@ def test_what_was_not_written_with_the_secret_is_dropped_and_told_once(
     for key in ("done", "round", "scopes/7.0/endpoint", "scopes/7.0/epochs/000009"):
         first_client.put(keys + key, b'{"port": 1}')
     # Each agent sees them; the leader tells.
-    assert records.endpoint() is None
+    assert records.situation().endpoint is None
     assert warnings == []
     # Ours, but under another key.
     records.claim_epoch(1, {})
     first_client.put(f"{keys}scopes/7.0/epochs/000008", first_client.get(f"{keys}scopes/7.0/epochs/000001").value)
     for _ in range(2):
-        assert records.endpoint() is None
+        assert records.situation().endpoint is None
         assert records.newest_epoch() == 1
         assert not records.is_done()
-    assert len(warnings) == 4
+    assert len(warnings) == 5
     assert all("was not written by this run" in line for line in warnings)
     with pytest.raises(RecordsError, match="etcdctl del"):
         records.claim_round(0, {})
@@ -263,7 +262,7 @@ def test_an_outage_is_waited_through(lone_etcd: EtcdServer, open_records: OpenRe
         lone_etcd.start()
     assert claimed == [True]
     assert records.newest_epoch() == 1
-    assert records.round(0) == {"places": []}
+    assert records.situation().round == {"places": []}
 
 
 def test_an_etcd_lost_for_good_is_told_without_being_asked(lone_etcd: EtcdServer, open_records: OpenRecords) -> None:
@@ -293,10 +292,10 @@ def test_a_wait_ends_when_it_is_told_to(lone_etcd: EtcdServer, open_records: Ope
     lone_etcd.kill()
     threading.Timer(0.3, records.stop_waiting).start()
     with pytest.raises(RecordsInterruptedError):
-        records.endpoint()
+        records.situation()
     began = time.monotonic()
     with pytest.raises(RecordsUnreachableError):
-        records.endpoint()
+        records.situation()
     assert time.monotonic() - began < 60
 
 

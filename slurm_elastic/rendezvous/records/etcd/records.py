@@ -165,10 +165,6 @@ class EtcdRecords:
         # For `slurm-elastic drain` and the like, which know the run directory only.
         self._copied(lambda: self._copy.publish_endpoint(record), None)
 
-    def endpoint(self) -> api.Record | None:
-        """See RunDirRecords."""
-        return self._get(self._endpoint)
-
     def claim_round(self, number: int, record: api.Record) -> bool:
         """See RunDirRecords."""
         name = self.prefix + _ROUND
@@ -187,22 +183,20 @@ class EtcdRecords:
 
     def last_round(self) -> int | None:
         """See RunDirRecords."""
-        return self._last(self._get(_ROUND))
-
-    def round(self, number: int) -> api.Record | None:
-        """See RunDirRecords."""
-        return self._record(self._get(_ROUND), number)
+        newest = self._get(_ROUND)
+        return _newest([newest["number"] if newest else None, self._copied(self._copy.last_round, None)])
 
     def situation(self, known_round: int | None = None) -> api.Situation:
         """See RunDirRecords."""
         records = self._read(self._endpoint, _ROUND)
-        # Other users of etcd can write over it, again and again; only agents of this run write the copy.
-        endpoint = records.get(self._endpoint) or self._copied(self._copy.endpoint, None)
         newest = records.get(_ROUND)
-        number = self._last(newest)
-        return api.Situation(
-            endpoint, number, None if number is None or number == known_round else self._record(newest, number)
-        )
+        known = newest["number"] if newest else known_round
+        copied = self._copied(lambda: self._copy.situation(known), api.Situation(None, None, None))
+        number = _newest([newest["number"] if newest else None, copied.number])
+        record = newest["record"] if newest and newest["number"] == number else copied.round
+        # Other users of etcd can write over it, again and again; only agents of this run write the copy.
+        endpoint = records.get(self._endpoint) or copied.endpoint
+        return api.Situation(endpoint, number, None if number == known_round else record)
 
     def mark_done(self, record: api.Record) -> bool:
         """See RunDirRecords. The copy is enough, so the end of a run does not wait for etcd."""
@@ -246,14 +240,6 @@ class EtcdRecords:
     def close(self) -> None:
         """See RunDirRecords. The lease expires unless other agents renew it."""
         self.client.close()
-
-    def _last(self, newest: api.Record | None) -> int | None:
-        return _newest([newest["number"] if newest else None, self._copied(self._copy.last_round, None)])
-
-    def _record(self, newest: api.Record | None, number: int) -> api.Record | None:
-        if newest is not None and newest["number"] == number:
-            return dict(newest["record"])
-        return self._copied(lambda: self._copy.round(number), None)
 
     def _copied(self, call: Callable[[], _T], otherwise: _T) -> _T:
         """Read or write the copy; without one, only etcd has the records."""

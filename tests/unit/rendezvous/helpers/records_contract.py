@@ -48,17 +48,16 @@ class RecordsContract:
         assert records.newest_epoch() == 100
 
     def test_the_last_endpoint_counts(self, records: Records, sibling: Records) -> None:
-        assert records.endpoint() is None
+        assert records.situation().endpoint is None
         records.publish_endpoint({"address": "a", "port": 1})
         sibling.publish_endpoint({"address": "ä", "port": 2, "epoch": 2})
-        assert records.endpoint() == {"address": "ä", "port": 2, "epoch": 2}
+        assert records.situation().endpoint == {"address": "ä", "port": 2, "epoch": 2}
 
     def test_a_round_is_written_once(self, records: Records, sibling: Records) -> None:
         assert records.last_round() is None
-        assert records.round(0) is None
         who = winners(lambda number: (records, sibling)[number % 2].claim_round(0, {"by": number, "places": [{}]}))
         assert len(who) == 1
-        assert sibling.round(0) == {"by": who[0], "places": [{}]}
+        assert sibling.situation().round == {"by": who[0], "places": [{}]}
         assert records.claim_round(2, {})
         assert records.claim_round(10, {})
         assert sibling.last_round() == 10
@@ -92,7 +91,7 @@ class RecordsContract:
         records.mark_done({})
         assert successor.newest_epoch() is None
         assert successor.epoch(4) is None
-        assert successor.endpoint() is None
+        assert successor.situation().endpoint is None
         assert successor.failure() is None
         assert successor.last_round() == 3
         assert successor.is_done()

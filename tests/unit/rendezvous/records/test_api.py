@@ -42,7 +42,7 @@ def test_a_truncated_record_is_an_error_and_not_a_record(run_dir: RunDir) -> Non
 def test_a_truncated_endpoint_is_none_since_whoever_leads_next_replaces_it(run_dir: RunDir) -> None:
     run_dir.secret()
     (run_dir.path / "endpoints/7.0.json").write_bytes(b'{"port": ')
-    assert RunDirRecords(run_dir, "7.0").endpoint() is None
+    assert RunDirRecords(run_dir, "7.0").situation().endpoint is None
 
 
 def test_the_record_of_a_known_round_is_not_read(run_dir: RunDir) -> None:
