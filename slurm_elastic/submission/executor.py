@@ -334,6 +334,8 @@ class LocalElasticExecutor(local.LocalExecutor):
         self.nodes = NodeRange(most if min_nodes is None else min_nodes, most)
         self.agent = AgentOptions(workers_per_node, max_restarts, tuple(agent_arguments))
         super().__init__(folder, max_num_timeout=max_num_timeout, max_pickle_size_gb=max_pickle_size_gb)
+        # submitit's controller starts the agents.
+        self.parameters["tasks_per_node"] = self.nodes.most
 
     def submit(self, fn: Callable[..., core.R], *args: Any, **kwargs: Any) -> LocalElasticJob[core.R]:
         """Submit a function that every worker calls with these arguments."""
@@ -351,7 +353,7 @@ class LocalElasticExecutor(local.LocalExecutor):
         if "nodes" in kwargs:
             raise UsageError("the number of nodes is given twice; leave nodes out and give max_nodes")
         mine = {name: value for name, value in kwargs.items() if not name.startswith("slurm_")}
-        super()._internal_update_parameters(**mine)
+        super()._internal_update_parameters(**mine | {"tasks_per_node": self.nodes.most})
 
     def _internal_process_submissions(
         self, delayed_submissions: Sequence[utils.DelayedSubmission]
@@ -367,26 +369,11 @@ class LocalElasticExecutor(local.LocalExecutor):
         command = shlex.join(
             [sys.executable, "-m", "slurm_elastic.cli.local_agent", uid, str(self.max_num_timeout), str(base), *words]
         )
-        process = local.start_controller(
-            folder=self.folder,
-            command=command,
-            tasks_per_node=self.nodes.most,
-            cuda_devices=self._devices(),
-            timeout_min=self.parameters.get("timeout_min", 2.0),
-            signal_delay_s=self.parameters.get("signal_delay_s", 30),
-            stderr_to_stdout=self.parameters.get("stderr_to_stdout", False),
-            setup=self.parameters.get("setup", ()),
-        )
-        job: LocalElasticJob[Any] = LocalElasticJob(folder=self.folder, job_id=str(process.pid), process=process)
-        job.run_id = f"{process.pid}-{uid[:8]}"
+        started: local.LocalJob[Any] = self._submit_command(command)
+        job: LocalElasticJob[Any] = LocalElasticJob(folder=self.folder, job_id=started.job_id, process=started._process)
+        job.run_id = f"{job.job_id}-{uid[:8]}"
         payload.keep_for(job)
         return job
-
-    def _devices(self) -> str:
-        """Return CUDA_VISIBLE_DEVICES as submitit's LocalExecutor sets it (submitit/local/local.py, 1.5.4)."""
-        count = self.parameters.get("gpus_per_node", 0)
-        visible = self.parameters.get("visible_gpus", ())
-        return ",".join(map(str, visible[:count] if visible else range(count)))
 
 
 class DebugElasticExecutor(debug.DebugExecutor):
