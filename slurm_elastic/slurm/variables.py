@@ -186,7 +186,7 @@ def job_and_step_nodes(
     """Return the nodes of the job and those of the step; outside a step both are the same.
 
     Raises:
-        UsageError: Variables are missing or malformed, or contradict each other.
+        UsageError: Variables are missing or malformed.
     """
     job_nodes = node_list(environ, "SLURM_JOB_NODELIST", "SLURM_NODELIST")
     step_nodes = node_list(environ, "SLURM_STEP_NODELIST") if in_step else None
@@ -195,16 +195,9 @@ def job_and_step_nodes(
             "SLURM_JOB_ID is set but SLURM_JOB_NODELIST is not; pass all SLURM_ variables on (into a "
             "container too) or unset SLURM_JOB_ID to run outside Slurm"
         )
-    # A het step may span components, while SLURM_JOB_NODELIST is that of one component.
-    if not is_het:
-        _require_count(environ, "SLURM_JOB_NUM_NODES", "SLURM_JOB_NODELIST", job_nodes)
-    if step_nodes is None:
-        return job_nodes, job_nodes
-    _require_count(environ, "SLURM_STEP_NUM_NODES", "SLURM_STEP_NODELIST", step_nodes)
-    if is_het:
-        # A step that spans components has nodes that no component's own list has.
-        return step_nodes, step_nodes
-    return job_nodes, step_nodes
+    nodes = job_nodes if step_nodes is None else step_nodes
+    # A step that spans components has nodes that no component's own list has.
+    return nodes if is_het else job_nodes, nodes
 
 
 def node_list(environ: Mapping[str, str], *names: str) -> tuple[str, ...] | None:
@@ -220,12 +213,6 @@ def node_list(environ: Mapping[str, str], *names: str) -> tuple[str, ...] | None
         return tuple(dict.fromkeys(expand(text)))
     except UsageError as error:
         raise UsageError(f"{names[0]}: {error}") from None
-
-
-def _require_count(environ: Mapping[str, str], count: str, names: str, nodes: tuple[str, ...]) -> None:
-    expected = optional_number(environ, count)
-    if expected is not None and expected != len(nodes):
-        raise UsageError(f"{count}={expected} but {names} names {len(nodes)}; Slurm sets both, set neither by hand")
 
 
 def own_node(environ: Mapping[str, str], nodes: tuple[str, ...], *, is_het: bool) -> str:

@@ -181,8 +181,6 @@ def test_counts_gpus(environ: dict[str, str], count: int) -> None:
         ({"SLURM_JOB_ID": "twelve"}, "SLURM_JOB_ID='twelve'", "unset"),
         ({"SLURM_JOB_ID": "¹²"}, "SLURM_JOB_ID=", "unset"),
         ({"SLURM_JOB_NODELIST": "n[1-"}, "SLURM_JOB_NODELIST: malformed host list 'n[1-'", "n[1-3,7]"),
-        ({"SLURM_JOB_NUM_NODES": "5"}, "SLURM_JOB_NUM_NODES=5", "set neither"),
-        ({"SLURM_STEP_NUM_NODES": "2"}, "SLURM_STEP_NUM_NODES=2", "set neither"),
         ({"SLURM_NODEID": "3"}, "SLURM_NODEID=3 is out of range", "srun"),
         ({"SLURM_NODEID": "-1"}, "SLURM_NODEID='-1' is not a number", "by hand"),
         ({"SLURMD_NODENAME": "n1"}, "SLURMD_NODENAME=n1 is not in", "srun"),

@@ -112,12 +112,19 @@ class Lease:
             elected a leader.
     """
 
-    def __init__(self, connection: Connection, ttl: int, name: str) -> None:
+    def __init__(
+        self, connection: Connection, ttl: int, name: str, heard: Callable[[float], None] | None, limits: Limits
+    ) -> None:
+        """Have etcd make the lease, and start to renew it; see :meth:`EtcdClient.shared_lease`."""
         self._connection = connection
         self._closed = threading.Event()
         self.ttl = ttl
         self.id = shared_lease_id(name)
+        self._heard = heard or (lambda silence: None)
+        if heard is None:
+            self.grant(limits)
         self._thread = threading.Thread(target=self._keep_alive, name="etcd-keep-alive", daemon=True)
+        self._thread.start()
 
     def grant(self, limits: Limits) -> None:
         """Have etcd make the lease, unless it is there already.
@@ -128,16 +135,6 @@ class Lease:
         request = load_rpc().etcd.LeaseGrantRequest(TTL=self.ttl, ID=self.id)
         with contextlib.suppress(EtcdLeaseExistsError):
             self.ttl = self._connection.call("Lease/LeaseGrant", request, limits)[0].TTL
-
-    def keep(self, heard: Callable[[float], None] | None = None) -> None:
-        """Start to renew it.
-
-        Args:
-            heard: Called by the thread after each renewal, with 0; after one without an answer, with the seconds for
-                which this process has asked in vain.
-        """
-        self._heard = heard or (lambda silence: None)
-        self._thread.start()
 
     def close(self) -> None:
         """End the thread; its call ends with the connection, which is closed first."""
@@ -281,15 +278,12 @@ class EtcdClient:
         it is made again, empty.
 
         Args:
-            heard: See :meth:`Lease.keep`. With it, the lease is granted by the first renewal or write,
-                so that a client that never writes has nothing to ask first.
+            heard: Called by a thread after each renewal, with 0; after one without an answer, with the seconds for
+                which this process has asked in vain. With it, the lease is granted by the first renewal or write, so
+                that a client that never writes has nothing to ask first.
         """
         if name not in self._leases:
-            lease = Lease(self.connection, ttl, name)
-            if heard is None:
-                lease.grant(self.limits)
-            lease.keep(heard)
-            self._leases[name] = lease
+            self._leases[name] = Lease(self.connection, ttl, name, heard, self.limits)
         return self._leases[name]
 
     def await_put(self, places: Iterable[Mapping[str, bytes]], revision: int, deadline: float) -> None:
