@@ -303,6 +303,7 @@ _IMPOSSIBLE = {
     "gpus-per-task": "there is one task per node, the agent; use gpus_per_node (--gpus-per-node)",
     "cpus-per-gpu": "srun would bind the agent, not the workers; use cpus_per_task (--cpus-per-task), for a whole node",
     "array": 'a submission is one run; for one on the elements of an array give shape="array" (--shape array)',
+    "array-parallelism": 'each submission of a batch is a job; for elements that are one run give shape="array"',
     "wrap": "the submission makes the batch script",
     "het-group": "a run is one job, or one array",
     "parsable": "the job id is printed anyway",

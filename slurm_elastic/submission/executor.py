@@ -32,7 +32,6 @@ from slurm_elastic.submission.job import ElasticJob, LocalElasticJob
 from slurm_elastic.submission.payload import Payload, Script, writable_folder
 from slurm_elastic.submission.sbatch import NoClusterError, submit
 
-_WHY_NO_ARRAY = 'a batch becomes one job for each submission; for elements that are one run give shape="array"'
 _LISTS = ("setup", "teardown", "srun_args")
 _NO_OPTION = frozenset({*_LISTS, "additional_parameters", "signal_delay_s", "stderr_to_stdout", "use_srun", "nodes"})
 _SHARES_OF_A_NODE = frozenset({"cpus-per-task", "mem", "mem-per-cpu", "mem-per-gpu"})
@@ -48,22 +47,14 @@ def _sbatch_options(parameters: Mapping[str, Any]) -> tuple[dict[str, str | None
         Options, None for one without a value; and those that the script drops from the template.
 
     Raises:
-        UsageError: A parameter would break the agents, or its value is invalid.
+        UsageError: A parameter would break the agents.
     """
-    tasks = parameters.get("ntasks_per_node", 1)
-    if tasks != 1:
-        raise UsageError(
-            f"tasks_per_node={tasks} would start {tasks} agents on each node, and each agent starts all its workers; "
-            f"leave it out and give workers_per_node={tasks}"
-        )
     if not parameters.get("use_srun", True):
         raise UsageError("use_srun=False would start an agent on the first node only; leave it out")
-    if "array_parallelism" in parameters:
-        raise UsageError(f"array_parallelism limits the elements of an array; {_WHY_NO_ARRAY}")
     options: dict[str, str | None] = {}
     without: set[str] = set()
     for name, value in parameters.items():
-        if name not in _NO_OPTION and name != "ntasks_per_node":
+        if name not in _NO_OPTION and (name, value) != ("ntasks_per_node", 1):
             _put(options, without, "gpus-per-node" if name == "num_gpus" else name.replace("_", "-"), value)
     if _SHARES_OF_A_NODE & options.keys() and "exclusive" not in options:
         without.add("exclusive")

@@ -58,10 +58,10 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "hang": (lambda: LaunchConfig(hang_timeout="10m"), "hang_timeout='10m': give seconds"),  # type: ignore[arg-type]
     "workers": (lambda: ElasticExecutor("runs", workers_per_node=0), "workers_per_node=0"),
     "restarts": (lambda: ElasticExecutor("runs", max_restarts=-1), "negative"),
-    "tasks": (lambda: _executor(tasks_per_node=8), "8 agents on each node.*workers_per_node=8"),
+    "tasks": (lambda: _executor(tasks_per_node=8), "--ntasks-per-node .*workers_per_node"),
     "no srun": (lambda: _executor(slurm_use_srun=False), "first node only"),
     "gpus per task": (lambda: _executor(slurm_gpus_per_task=1), "gpus_per_node"),
-    "parallelism": (lambda: _executor(slurm_array_parallelism=2), "array_parallelism"),
+    "parallelism": (lambda: _executor(slurm_array_parallelism=2), "array-parallelism"),
     "own array": (lambda: _executor(slurm_additional_parameters={"array": "0-3"}), 'shape="array"'),
     "own output": (lambda: _executor(slurm_additional_parameters={"output": "x"}), "the executor sets output"),
     "unknown": (lambda: _executor(slurm_partitoin="low"), "did you mean partition"),
