@@ -94,10 +94,6 @@ class LaunchConfig:
     def __post_init__(self) -> None:
         if self.min_nodes is not None and self.max_nodes is None:
             raise UsageError(f"min_nodes={self.min_nodes} without a maximum; give max_nodes, too")
-        if self.start not in ("warm", "cold"):
-            raise UsageError(f"start={self.start!r}: give 'warm' or 'cold'")
-        if isinstance(self.hang_timeout, str) and self.hang_timeout != "auto":
-            raise UsageError(f"hang_timeout={self.hang_timeout!r}: give seconds, 'auto' or None")
 
     def arguments(self) -> tuple[str, ...]:
         """Return these settings as options of ``slurm-elastic agent``."""

@@ -157,15 +157,11 @@ def etcd_wanted(
     Raises:
         UsageError: An invalid value, or options of etcd without an etcd.
     """
-    names = sorted(name for name in (*OPTIONS, *TORCH_NAMES) if options.get(name))
-    if endpoint and not is_etcd(endpoint):
-        asked = False
-    else:
-        variables = any(environment.get(ENVIRONMENT_PREFIX + name.upper()) for name in _SELECTING)
-        asked = bool(endpoint) or variables or bool(options.get("credentials"))
-    if asked:
+    variables = any(environment.get(ENVIRONMENT_PREFIX + name.upper()) for name in _SELECTING)
+    is_asked = is_etcd(endpoint) if endpoint else variables or bool(options.get("credentials"))
+    if is_asked:
         return load_config(endpoint or "", options, environment)
-    if names:
+    if names := sorted(name for name in (*OPTIONS, *TORCH_NAMES) if options.get(name)):
         raise UsageError(
             f"--rdzv-conf: {names[0]} is for etcd, and none is named; give --rdzv-endpoint=etcd://HOST:PORT"
         )

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from slurm_elastic.errors import UsageError
-from slurm_elastic.launcher import LaunchConfig
 from slurm_elastic.submission.executor import ElasticExecutor
 from slurm_elastic.submission.sbatch import submit
 
@@ -54,8 +53,6 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "half a node": (lambda: ElasticExecutor("runs", 1, 2.5), "no number of nodes"),  # type: ignore[arg-type]
     "nodes twice": (lambda: _executor(slurm_nodes=3), "given twice"),
     "shape": (lambda: ElasticExecutor("runs", shape="ring"), "neither allocation .* nor array"),  # type: ignore[arg-type]
-    "start": (lambda: LaunchConfig(start="hot"), "start='hot': give 'warm' or 'cold'"),  # type: ignore[arg-type]
-    "hang": (lambda: LaunchConfig(hang_timeout="10m"), "hang_timeout='10m': give seconds"),  # type: ignore[arg-type]
     "workers": (lambda: ElasticExecutor("runs", workers_per_node=0), "workers_per_node=0"),
     "restarts": (lambda: ElasticExecutor("runs", max_restarts=-1), "negative"),
     "tasks": (lambda: _executor(tasks_per_node=8), "--ntasks-per-node .*workers_per_node"),

@@ -86,9 +86,17 @@ def delete(key: bytes | str) -> object:
     return etcd.RequestOp(request_delete_range=etcd.DeleteRangeRequest(key=to_bytes(key)))
 
 
-def to_bytes(key: bytes | str) -> bytes:
-    """Return a key as etcd knows it: bytes."""
-    return key.encode() if isinstance(key, str) else key
+def to_bytes(text: bytes | str) -> bytes:
+    """Return a key or a value as etcd knows it.
+
+    Raises:
+        TypeError: It is neither text nor bytes.
+    """
+    if isinstance(text, str):
+        return text.encode()
+    if isinstance(text, bytes | bytearray | memoryview):
+        return bytes(text)
+    raise TypeError(f"keys and values of a store are str or bytes, not {type(text).__name__}")
 
 
 def key_range(key: bytes | str, prefix: bool) -> dict[str, bytes]:
@@ -99,7 +107,7 @@ def key_range(key: bytes | str, prefix: bool) -> dict[str, bytes]:
 
 def shared_lease_id(name: str | bytes) -> int:
     """Return the lease id that all processes derive from a name, a positive int64."""
-    digest = hashlib.sha256(name.encode() if isinstance(name, str) else name).digest()
+    digest = hashlib.sha256(to_bytes(name)).digest()
     return int.from_bytes(digest[:8], "big") % (2**63 - 1) + 1
 
 

@@ -90,7 +90,7 @@ class EtcdStore(Store):
 
     def set(self, key: str | bytes, value: str | bytes) -> None:
         """Write a key."""
-        self._transact([], [etcd.put(self._key(key), _bytes(value), self.lease.id)])
+        self._transact([], [etcd.put(self._key(key), etcd.to_bytes(value), self.lease.id)])
 
     def get(self, key: str | bytes) -> bytes:
         """Return what a key holds, after waiting for it if need be."""
@@ -108,7 +108,7 @@ class EtcdStore(Store):
 
     def append(self, key: str | bytes, value: str | bytes) -> None:
         """Write a value behind what a key holds."""
-        self._update(key, lambda start: (start or b"") + _bytes(value))
+        self._update(key, lambda start: (start or b"") + etcd.to_bytes(value))
 
     def compare_set(self, key: str | bytes, expected: str | bytes, desired: str | bytes) -> bytes:
         """Write a key if it holds what is expected, or if there is none and nothing is expected.
@@ -116,7 +116,7 @@ class EtcdStore(Store):
         Returns:
             What the key holds now; what was expected when there is no such key (as TCPStore does).
         """
-        before, after = _bytes(expected), _bytes(desired)
+        before, after = etcd.to_bytes(expected), etcd.to_bytes(desired)
         value = self._update(key, lambda value: after if (value or b"") == before else value)
         return before if value is None else value
 
@@ -137,7 +137,7 @@ class EtcdStore(Store):
     def multi_set(self, keys: Sequence[str | bytes], values: Sequence[str | bytes]) -> None:
         """Write several keys, up to 128 of them at once."""
         # A transaction may not write a key twice; the last one counts, as if they were written in order.
-        values_by_key = {self._key(key): _bytes(value) for key, value in zip(keys, values, strict=True)}
+        values_by_key = {self._key(key): etcd.to_bytes(value) for key, value in zip(keys, values, strict=True)}
         puts = [etcd.put(key, value, self.lease.id) for key, value in values_by_key.items()]
         for start in range(0, len(puts), etcd.MAX_OPERATIONS):
             self._transact([], puts[start : start + etcd.MAX_OPERATIONS])
@@ -157,7 +157,7 @@ class EtcdStore(Store):
 
     def queue_push(self, key: str | bytes, value: str | bytes) -> None:
         """Put a value at the end of a queue. Queues and keys have names of their own, but for `check`."""
-        self._once([], [etcd.put(self._queue(key) + uuid.uuid4().hex.encode(), _bytes(value), self.lease.id)])
+        self._once([], [etcd.put(self._queue(key) + uuid.uuid4().hex.encode(), etcd.to_bytes(value), self.lease.id)])
 
     def queue_pop(self, key: str | bytes, block: bool = True) -> bytes:
         """Take the first value out of a queue, after waiting for it if need be.
@@ -200,7 +200,7 @@ class EtcdStore(Store):
         return timeout
 
     def _key(self, key: str | bytes) -> bytes:
-        return self._keys + _bytes(key)
+        return self._keys + etcd.to_bytes(key)
 
     def _read(self, keys: Sequence[str | bytes]) -> tuple[dict[bytes, bytes], int]:
         return self._call(lambda client: client.get_present(self._key(key) for key in dict.fromkeys(keys)))
@@ -221,7 +221,7 @@ class EtcdStore(Store):
 
     def _queue(self, key: str | bytes) -> bytes:
         # In hexadecimal, so that the name of no queue is the beginning of another's.
-        return f"{self.prefix}queues/{_bytes(key).hex()}/".encode()
+        return f"{self.prefix}queues/{etcd.to_bytes(key).hex()}/".encode()
 
     def _await_put(
         self, keys: Sequence[str | bytes], key: str | bytes, revision: int, deadline: float, timeout: timedelta
@@ -229,7 +229,7 @@ class EtcdStore(Store):
         """Wait until one of the keys, or its queue, was written after a revision, or raise if the time is up."""
         if time.monotonic() >= deadline:
             # The words are TCPStore's.
-            names = ", ".join("/" + _bytes(name).decode(errors="replace") for name in keys)
+            names = ", ".join("/" + etcd.to_bytes(name).decode(errors="replace") for name in keys)
             raise DistStoreError(f"wait timeout after {round(timeout.total_seconds() * 1000)}ms, keys: {names}")
         places = [etcd.key_range(self._key(key), False), etcd.key_range(self._queue(key), True)]
         self._call(lambda client: client.await_put(places, revision, deadline))
@@ -282,14 +282,6 @@ class EtcdStore(Store):
             raise DistNetworkError(str(error)) from error
         except EtcdError as error:
             raise DistStoreError(str(error)) from error
-
-
-def _bytes(text: str | bytes) -> bytes:
-    if isinstance(text, str):
-        return text.encode()
-    if isinstance(text, bytes | bytearray | memoryview):
-        return bytes(text)
-    raise TypeError(f"keys and values of a store are str or bytes, not {type(text).__name__}")
 
 
 class _ProtocolError(UsageError, ValueError):
