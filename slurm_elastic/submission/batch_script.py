@@ -67,16 +67,8 @@ class Shape(enum.Enum):
     ARRAY = "array"
 
     @classmethod
-    def parse(cls, text: object) -> Shape:
-        """Return the shape with a name.
-
-        Raises:
-            UsageError: There is no such shape.
-        """
-        try:
-            return cls(text)
-        except ValueError:
-            raise UsageError(f"shape {text!r} is neither allocation (one job) nor array (a job per node)") from None
+    def _missing_(cls, value: object) -> Shape:
+        raise UsageError(f"shape {value!r} is neither allocation (one job) nor array (a job per node)")
 
 
 @dataclass(frozen=True, slots=True)

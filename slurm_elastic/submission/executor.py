@@ -177,7 +177,7 @@ class ElasticExecutor(slurm.SlurmExecutor):
         if shutil.which("sbatch") is None:
             raise NoClusterError("no sbatch in PATH: this machine belongs to no cluster; use LocalElasticExecutor here")
         super().__init__(folder, max_pickle_size_gb=max_pickle_size_gb)
-        self.shape = Shape.parse(shape)
+        self.shape = Shape(shape)
         self.min_nodes, self.max_nodes = min_nodes, max_nodes
         self.agent = AgentOptions(workers_per_node, max_restarts, tuple(agent_arguments))
         self.template = template

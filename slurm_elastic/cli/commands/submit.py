@@ -169,7 +169,7 @@ def _script(line: CommandLine) -> BatchScript:
     from slurm_elastic.submission.batch_script import BatchScript, NodeRange, Shape, environment_lines, read_template
 
     assert line.script is not None
-    shape = Shape.parse(line.own.get("shape") or "allocation")
+    shape = Shape(line.own.get("shape") or "allocation")
     text = line.own.get("nodes")
     nodes = None if text is None else NodeRange.parse(text)
     # As with submitit's parameters: cpus-per-task asks for a part of a node.
