@@ -12,7 +12,7 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -93,38 +93,29 @@ _SET_OTHERWISE = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class AgentOptions:
-    """Options of the agents, beside those that follow from the job.
+def _agent_options(
+    folder: str | Path, workers_per_node: int | None, max_restarts: int, arguments: Sequence[str]
+) -> tuple[str, ...]:
+    """Return the options of the agents, beside those that follow from the job; see `ElasticExecutor`.
 
-    Attributes:
-        workers_per_node: Number of workers on each node; None for the number of its GPUs.
-        max_restarts: Number of worker failures that the run survives.
-        arguments: Further options, as on the agent's command line.
+    Raises:
+        UsageError: One of them is wrong, or the executor sets it.
     """
-
-    workers_per_node: int | None = None
-    max_restarts: int = 0
-    arguments: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        if self.workers_per_node is not None and self.workers_per_node < 1:
-            raise UsageError(f"workers_per_node={self.workers_per_node}: give a number from 1 on")
-        if self.max_restarts < 0:
-            raise UsageError(f"max_restarts={self.max_restarts} is negative; give 0 or more")
-        for argument in self.arguments:
-            name = argument.partition("=")[0].replace("_", "-")
-            if name in _SET_OTHERWISE:
-                fix = _SET_OTHERWISE[name]
-                raise UsageError(f"{argument}: {f'give {fix}' if fix else 'the executor sets it; leave it out'}")
-            if not argument.startswith("-") or argument == "--":
-                raise UsageError(f"{argument!r} is no option of the agents; write options as --name=value")
-
-    def words(self, run_dir: Path) -> tuple[str, ...]:
-        """Return the options for the agent's command line."""
-        workers = () if self.workers_per_node is None else (f"--nproc-per-node={self.workers_per_node}",)
-        restarts = (f"--max-restarts={self.max_restarts}",) if self.max_restarts else ()
-        return (*workers, *restarts, f"--run-dir={run_dir}", *self.arguments)
+    if workers_per_node is not None and workers_per_node < 1:
+        raise UsageError(f"workers_per_node={workers_per_node}: give a number from 1 on")
+    if max_restarts < 0:
+        raise UsageError(f"max_restarts={max_restarts} is negative; give 0 or more")
+    for argument in arguments:
+        name = argument.partition("=")[0].replace("_", "-")
+        if name in _SET_OTHERWISE:
+            fix = _SET_OTHERWISE[name]
+            raise UsageError(f"{argument}: {f'give {fix}' if fix else 'the executor sets it; leave it out'}")
+        if not argument.startswith("-") or argument == "--":
+            raise UsageError(f"{argument!r} is no option of the agents; write options as --name=value")
+    workers = () if workers_per_node is None else (f"--nproc-per-node={workers_per_node}",)
+    restarts = (f"--max-restarts={max_restarts}",) if max_restarts else ()
+    run_dir = utils.JobPaths.get_first_id_independent_folder(folder)
+    return (*workers, *restarts, f"--run-dir={run_dir}", *arguments)
 
 
 class UnknownParameterError(UsageError, NameError):
@@ -179,7 +170,7 @@ class ElasticExecutor(slurm.SlurmExecutor):
         super().__init__(folder, max_pickle_size_gb=max_pickle_size_gb)
         self.shape = Shape(shape)
         self.min_nodes, self.max_nodes = min_nodes, max_nodes
-        self.agent = AgentOptions(workers_per_node, max_restarts, tuple(agent_arguments))
+        self.agent_options = _agent_options(folder, workers_per_node, max_restarts, agent_arguments)
         self.template = template
         if self.shape is Shape.ARRAY and "%a" in str(folder):
             raise UsageError(f"folder {folder}: the elements of an array are one run with one folder; leave %a out")
@@ -251,12 +242,11 @@ class ElasticExecutor(slurm.SlurmExecutor):
             streams = {name: path.replace(mark, text) for name, path in streams.items()}
         nodes = self._nodes(parameters.get("nodes"))
         options = {"job-name": "elastic", **translated, **streams, "open-mode": "append", **warning}
-        run_dir = utils.JobPaths.get_first_id_independent_folder(self.folder)
         return replace(
             BatchScript.from_template(read_template(self.template, self.shape)).with_options(
                 options, nodes, self.shape, without
             ),
-            arguments=(nodes.for_agents, *self.agent.words(run_dir), *program),
+            arguments=(nodes.for_agents, *self.agent_options, *program),
             setup=(*environment_lines(), *setup),
             srun_options=srun_options,
             teardown=teardown,
@@ -323,7 +313,7 @@ class LocalElasticExecutor(local.LocalExecutor):
     ) -> None:
         most = max_nodes if max_nodes is not None else min_nodes or 1
         self.nodes = NodeRange(most if min_nodes is None else min_nodes, most)
-        self.agent = AgentOptions(workers_per_node, max_restarts, tuple(agent_arguments))
+        self.agent_options = _agent_options(folder, workers_per_node, max_restarts, agent_arguments)
         super().__init__(folder, max_num_timeout=max_num_timeout, max_pickle_size_gb=max_pickle_size_gb)
         # submitit's controller starts the agents.
         self.parameters["tasks_per_node"] = self.nodes.most
@@ -356,7 +346,7 @@ class LocalElasticExecutor(local.LocalExecutor):
         uid = uuid.uuid4().hex
         payload = Payload(delayed, self.folder, uid, self.max_pickle_size_gb)
         base = utils.JobPaths.get_first_id_independent_folder(self.folder)
-        words = (self.nodes.for_agents, *self.agent.words(Path(base)), *payload.agent_options, *payload.words)
+        words = (self.nodes.for_agents, *self.agent_options, *payload.agent_options, *payload.words)
         command = shlex.join(
             [sys.executable, "-m", "slurm_elastic.cli.local_agent", uid, str(self.max_num_timeout), str(base), *words]
         )
