@@ -10,7 +10,7 @@ import contextlib
 import hashlib
 import re
 import shlex
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from slurm_elastic.rundir import _atomic_files
 from slurm_elastic.rundir._atomic_files import RecordError, RunDirError, explain
 from slurm_elastic.rundir._run_dir import RUNS, RunDir, incarnation
 from slurm_elastic.slurm import SlurmJob
+from slurm_elastic.text import printable
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,15 +225,11 @@ def _claim(run_dir: RunDir, restart_count: int, start: RunStart) -> bool:
 
 def _require_same(run_dir: RunDir, begun: RunStart | None, start: RunStart) -> None:
     if begun is not None and begun.command != start.command:
+        theirs, own = (printable(shlex.join(command), 200) for command in (begun.command, start.command))
         raise UsageError(
-            f"run {run_dir.run_id} is {_shown(begun.command)!r}, and this agent has {_shown(start.command)!r}: agents "
-            "of a run have the same script and arguments; for a run of its own give it another --run-id"
+            f"run {run_dir.run_id} is {theirs!r}, and this agent has {own!r}: agents of a run have the same script and "
+            "arguments; for a run of its own give it another --run-id"
         )
-
-
-def _shown(command: Collection[str]) -> str:
-    text = shlex.join(command)
-    return text if len(text) <= 200 else f"{text[:200]}..."
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,13 +17,13 @@ from collections.abc import Iterable
 import hostlist
 
 from slurm_elastic.errors import UsageError
+from slurm_elastic.text import printable
 
 MAX_RANGE = 65536
 """Maximum number of names in a host list."""
 
 _ERRORS = (hostlist.BadHostlist, ValueError, AttributeError, RecursionError)
 """The last three for numbers of thousands of digits, and for names with a line break (python-hostlist 2.3)."""
-_LONGEST_QUOTE = 120
 
 
 def expand(text: str) -> tuple[str, ...]:
@@ -33,14 +33,15 @@ def expand(text: str) -> tuple[str, ...]:
         UsageError: The list is empty, malformed, or stands for more than `MAX_RANGE` names.
     """
     names: list[str] = []
+    shown = printable(text, 120)
     for part in _split(text):
         try:
             # Refuses a part that stands for more than 100,000 names before it makes them.
             names.extend(hostlist.expand_hostlist(part, allow_duplicates=True))
         except _ERRORS as error:
-            raise UsageError(f"malformed host list {_quote(text)}: {error}; write it as in n[1-3,7] or n1,n2") from None
+            raise UsageError(f"malformed host list {shown!r}: {error}; write it as in n[1-3,7] or n1,n2") from None
         if len(names) > MAX_RANGE:
-            raise UsageError(f"host list {_quote(text)} stands for more than {MAX_RANGE} nodes; name fewer")
+            raise UsageError(f"host list {shown!r} stands for more than {MAX_RANGE} nodes; name fewer")
     if not names:
         raise UsageError("the host list is empty; write it as in n[1-3,7] or n1,n2")
     return tuple(names)
@@ -69,8 +70,3 @@ def natural_key(name: str) -> tuple[tuple[tuple[int, str], ...], str]:
 def _split(text: str) -> list[str]:
     """Split at the separators outside of brackets."""
     return [part for part in re.split(r"[,\s]+(?![^\[]*\])", text) if part]
-
-
-def _quote(text: str) -> str:
-    shown = text if len(text) <= _LONGEST_QUOTE else text[:_LONGEST_QUOTE] + "..."
-    return repr(shown)
