@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
 from slurm_elastic.rendezvous.membership.agents import Reason
 from slurm_elastic.rendezvous.membership.events import Interrupted
+from slurm_elastic.rendezvous.records.api import RunDirRecords
 from slurm_elastic.rendezvous.transport.client_connection import reach
 from tests.local.agents import HANG
 from tests.local.rendezvous.helpers.parties import Run, form, options
@@ -60,7 +62,8 @@ def test_a_leader_that_was_found_by_name_is_followed_at_once(
     run = start_run(leader_host=NAME, expected_nodes=("node1", "node2", "node3"), options=times)
     leader = run.party(0, leader_host="127.0.0.1")
     with monkeypatch.context() as context:
-        context.setattr(type(run.config.records), "endpoint", lambda records: None)
+        known = RunDirRecords.situation
+        context.setattr(RunDirRecords, "situation", lambda *given: replace(known(*given), endpoint=None))
         others = [run.party(1), run.party(2)]
         form([leader, *others])
     leader.die()
