@@ -18,9 +18,8 @@ from benchmarks.etcd_load import SETTLING, Newcomers, followed_after, requests_b
 from benchmarks.leading import COORDINATOR, INCARNATION, LIMIT, running
 from benchmarks.options import make_parser
 from benchmarks.tables import Bar, Results, Table, median, seconds
-from slurm_elastic.rendezvous.records.etcd.client import EtcdClient
-from slurm_elastic.rendezvous.records.etcd.server import EtcdServer
 from slurm_elastic.rundir import RunDir
+from slurm_elastic.torchelastic import EtcdClient, EtcdServer
 
 _SIZE, _THREADS = 1024, 32
 _IDLE_AGENTS, _IDLE_SECONDS = 32, 30.0

@@ -15,6 +15,7 @@ from slurm_elastic.rundir._job_runs import (
     KnownRun,
     RunStart,
     choose_run,
+    failure_of,
     incarnation_of,
     join_named,
     join_own,

@@ -144,6 +144,11 @@ def incarnation_of(run_dir: RunDir, restart_count: int | None) -> str:
     return incarnation(run_dir.run_id, (restart_count or 0) if joined is None else joined)
 
 
+def failure_of(run_dir: RunDir, restart_count: int | None) -> dict[str, Any] | None:
+    """Return the record of why the run failed in a start of its job; None if it did not. See `incarnation_of`."""
+    return run_dir.read_record("failures", incarnation_of(run_dir, restart_count))
+
+
 def runs_of_job(base: Path, name: str) -> list[RunDir]:
     """Return the directories of a job's runs, in the order of their numbers.
 
@@ -201,9 +206,7 @@ def _is_over_here(run_dir: RunDir, job: SlurmJob) -> bool:
         last = typed_json.loads(text.splitlines()[-1])
         if str(last.get("agent")).startswith(f"{job.node}/{job.job_id}.{job.restart_count}/"):
             code = last.get("exit_code") if last.get("event") == "agent_ended" else None
-            failed = (
-                code == 1 and run_dir.read_record("failures", incarnation_of(run_dir, job.restart_count)) is not None
-            )
+            failed = code == 1 and failure_of(run_dir, job.restart_count) is not None
             return code == 0 or failed
     return False
 

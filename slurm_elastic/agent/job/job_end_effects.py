@@ -26,7 +26,7 @@ from slurm_elastic.rendezvous.connect import RendezvousConfig
 from slurm_elastic.rendezvous.leader.fenced_records import last_round
 from slurm_elastic.rendezvous.records.api import Records
 from slurm_elastic.rendezvous.transport.messages import Successor
-from slurm_elastic.rundir import RecordError, RunContents, RunDirError, incarnation_of, run_start, runs_of_job
+from slurm_elastic.rundir import RecordError, RunContents, RunDirError, failure_of, run_start, runs_of_job
 from slurm_elastic.slurm import Context, Controller, NodeState, SlurmJob
 
 logger = logging.getLogger("slurm_elastic")
@@ -160,10 +160,7 @@ class JobAtEnd:
                 for run_dir in runs_of_job(self.rendezvous.run_dir.path.parent.parent, self.job.name):
                     if run_dir.run_id == self.rendezvous.run_dir.run_id or run_start(run_dir, restarts) is None:
                         continue
-                    if (
-                        not run_dir.is_done()
-                        and run_dir.read_record("failures", incarnation_of(run_dir, restarts)) is None
-                    ):
+                    if not run_dir.is_done() and failure_of(run_dir, restarts) is None:
                         return True
             return False
 

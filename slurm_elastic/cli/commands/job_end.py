@@ -19,7 +19,7 @@ from slurm_elastic.agent.option_values import OptionValues, base_directory, name
 from slurm_elastic.cli._command import Command, Parser
 from slurm_elastic.errors import ExitCode, SlurmElasticError, UsageError
 from slurm_elastic.failures.history import find_loops
-from slurm_elastic.rundir import JobRecords, RunContents, RunDir, incarnation_of, run_start, runs_of_job
+from slurm_elastic.rundir import JobRecords, RunContents, RunDir, failure_of, run_start, runs_of_job
 from slurm_elastic.slurm import Controller, Reader, SlurmJob, drop_foreign
 from slurm_elastic.submission.sbatch import keep_start
 from slurm_elastic.text import printable
@@ -116,7 +116,7 @@ def code_when_over(arguments: Sequence[str]) -> ExitCode | None:
     code = ExitCode.FINISHED
     for run_dir in runs:
         if not run_dir.is_done():
-            if run_dir.read_record("failures", incarnation_of(run_dir, restarts)) is None:
+            if failure_of(run_dir, restarts) is None:
                 return None
             code = ExitCode.FAILED
         agents = agents_of(read_records(RunContents(run_dir), run_dir.run_id), job.job_id, job.restart_count)
@@ -158,7 +158,7 @@ def _job_end(status: int, arguments: Sequence[str]) -> int:
         return status
     values = read_options(lambda name: options.value(name) if name in _OF_REQUEUES else None)
     for run_dir in going_on:
-        failure = run_dir.read_record("failures", incarnation_of(run_dir, restarts))
+        failure = failure_of(run_dir, restarts)
         own = status if len(runs) == 1 or job is None else _status_of(run_dir, job, status, failed=failure is not None)
         if _end_run(run_dir, job, own, failure, values):
             return own
@@ -173,9 +173,7 @@ def _status_of(run_dir: RunDir, job: SlurmJob, status: int, *, failed: bool) -> 
     return ExitCode.LEFT if JobRecords(run_dir, job.job_id).notice(job.restart_count) else status or ExitCode.FAILED
 
 
-def _end_run(
-    run_dir: RunDir, job: SlurmJob | None, status: int, failure: dict[str, Any] | None, values: OptionValues
-) -> bool:
+def _end_run(run_dir: RunDir, job: SlurmJob | None, status: int, failure: object, values: OptionValues) -> bool:
     """Explain the end of a run that is not finished. Returns True if its job starts again."""
     history: list[tuple[float, dict[str, Any]]] = []
     with contextlib.suppress(SlurmElasticError):
@@ -218,7 +216,7 @@ def _print(line: str) -> None:
     print(f"slurm-elastic job-end: {line}", file=sys.stderr, flush=True)
 
 
-def _print_root_cause(failure: dict[str, Any]) -> None:
+def _print_root_cause(failure: object) -> None:
     """Print the root cause: the leader, which is not of this job, has done so in another output."""
     from slurm_elastic import typed_json
     from slurm_elastic.agent.root_cause import root_cause
