@@ -350,9 +350,10 @@ class Checks:
     def _check_gathered(self, before: State, after: State) -> None:
         """A running round ends for new agents."""
         settings, table = before.settings, self._latest
-        first, coming = before.newcomer_first, self._coming - self._leaving
-        if first is None or table is None:
+        coming = self._coming - self._leaving
+        if before.newcomers is None or table is None:
             return
+        first, _ = before.newcomers
         here = largest(settings, _usable(before), self._unusable)
         require(here > len(table.places), "a round ends for new nodes only if the next one is larger", here)
         if self._world.now >= first + settings.last_call_timeout:

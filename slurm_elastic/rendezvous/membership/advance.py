@@ -79,12 +79,11 @@ def _inquest_due(state: State) -> float | None:
 
 def _admission_due(state: State) -> float | None:
     """Return when the running round ends for new agents; None while it should not."""
-    if state.newcomer_first is None or state.inquest is not None or state.broken:
+    if state.newcomers is None or state.inquest is not None or state.broken:
         return None
     if state.planned_stop is not None or state.finished:
         return None
-    gathered = transitions.gathered_at(state)
-    return None if gathered is None else max(gathered, state.published_at + state.settings.min_round_time)
+    return max(transitions.gathered_at(state, *state.newcomers), state.published_at + state.settings.min_round_time)
 
 
 def _last_call_due(state: State) -> float | None:
@@ -204,7 +203,7 @@ def _comparable(failure: WorkerFailure, origin: str) -> str:
 def _admit(state: State, now: float) -> Result:
     nodes = planned_stop.newcomers(state)
     if not nodes or not transitions.makes_larger(state):
-        return replace(state, newcomer_first=None, newcomer_last=None), ()
+        return replace(state, newcomers=None), ()
     return planned_stop.request(state, Reason.NODE_JOINED, nodes, "", None, now)
 
 

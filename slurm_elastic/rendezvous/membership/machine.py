@@ -61,8 +61,7 @@ def _forgive_own_pause(state: State, now: float) -> State:
         inquest=None if inquest is None else replace(inquest, since=inquest.since + gap),
         forming_since=state.forming_since + gap,
         complete_since=later(state.complete_since),
-        newcomer_first=later(state.newcomer_first),
-        newcomer_last=later(state.newcomer_last),
+        newcomers=None if state.newcomers is None else (state.newcomers[0] + gap, state.newcomers[1] + gap),
         # Not its deadline: what ends a departing agent does not wait either.
         planned_stop=None if stop_planned is None else replace(stop_planned, since=stop_planned.since + gap),
         seen_until=now,
@@ -130,8 +129,8 @@ def _newcomer(state: State, event: events.Joined, now: float) -> Result:
         return state, ()
     if not transitions.makes_larger(state):
         return state, (events.Spare((candidate.agent,), events.Waiting(), node=candidate.node),)
-    first = now if state.newcomer_first is None else state.newcomer_first
-    return replace(state, newcomer_first=first, newcomer_last=now), ()
+    first = now if state.newcomers is None else state.newcomers[0]
+    return replace(state, newcomers=(first, now)), ()
 
 
 def _connected(state: State, event: events.Connected, now: float) -> Result:

@@ -100,7 +100,7 @@ class State:
         gone_nodes: Names of nodes that left, were lost, are down according to Slurm, or did not join before a last call
             ended.
         not_joined: Number of agents that have not joined yet, by cohort; 0 once a round went on without them.
-        newcomer_first, newcomer_last: When the first and the last new agent joined during the running round.
+        newcomers: When the first and the last new agent joined during the running round; None if none has.
         coming: Identities of the agents that have announced their join.
         gone_agents: Identities that left or were lost, and the number of their last join: an older one may still be on
             its way and must not bring them back.
@@ -153,8 +153,7 @@ class State:
     gone_nodes: AbstractSet[str] = _EMPTY
     gone_agents: NamedMap[int] = field(default_factory=NamedMap)
     not_joined: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
-    newcomer_first: float | None = None
-    newcomer_last: float | None = None
+    newcomers: tuple[float, float] | None = None
     coming: AbstractSet[str] = _EMPTY
     planned_stop: PlannedStop | None = None
     probe: int = 0

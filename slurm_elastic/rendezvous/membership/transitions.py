@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 from slurm_elastic.rendezvous.membership import events
 from slurm_elastic.rendezvous.membership.agents import (
@@ -23,6 +24,10 @@ _SHARE = 0.25
 """Of the time in which the workers of a round have failed: a round of another number that ran longer has worked. The
 start of workers takes longer in one round than in another: cold, or on a busy node. For the same reason a round of this
 number has worked for certain only if it ran four times as long."""
+
+
+_ROUND_OVER: dict[str, Any] = dict.fromkeys(("complete_since", "inquest", "newcomers", "planned_stop"))
+"""What the leader knows of a round that runs, and no more when it is over."""
 
 
 def give_up(state: State, name: str, why: str, now: float) -> Result:
@@ -116,11 +121,7 @@ def start_forming(
         round=state.round + 1,
         reason=reason,
         forming_since=now,
-        complete_since=None,
-        inquest=None,
-        newcomer_first=None,
-        newcomer_last=None,
-        planned_stop=None,
+        **_ROUND_OVER,
     )
     return state, (events.Interrupt(tuple(interrupted), message, step=step, failure=failure, unusable=unusable),)
 
@@ -213,12 +214,8 @@ def finish(state: State, outcome: events.Outcome, failure: WorkerFailure | None 
         state,
         phase=Phase.CLOSED,
         finish=decision,
-        inquest=None,
-        complete_since=None,
-        newcomer_first=None,
-        newcomer_last=None,
-        planned_stop=None,
         broken=NameSet(),
+        **_ROUND_OVER,
     )
     return state, (decision,)
 
@@ -272,11 +269,9 @@ def makes_larger(state: State) -> bool:
     return state.round_size(state.usable) > len(state.places)
 
 
-def gathered_at(state: State) -> float | None:
-    """Return when the new agents count as gathered, in leader's monotonic time; None if there are none."""
-    first, last, settings = state.newcomer_first, state.newcomer_last, state.settings
-    if first is None or last is None:
-        return None
+def gathered_at(state: State, first: float, last: float) -> float:
+    """Return when the new agents count as gathered, by the leader's monotonic times of the first and the last join."""
+    settings = state.settings
     gathered = min(first + settings.gather_limit, last + settings.gather_quiet)
     return max(gathered, first + settings.last_call_timeout) if _more_to_come(state) else gathered
 
