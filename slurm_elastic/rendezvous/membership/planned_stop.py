@@ -39,13 +39,7 @@ def request(state: State, reason: Reason, node: str, detail: str, deadline: floa
     if planned is None:
         state = replace(state, planned_stop=PlannedStop(reason, node, detail, since=now, deadline=deadline))
         return state, request_stop(state, tuple(_running(state)), now)
-    merged = _merge(planned, reason, node, detail, deadline)
-    state = replace(state, planned_stop=merged)
-    if planned.stop is None or deadline is None:
-        return state, ()
-    if planned.deadline is not None and deadline > planned.deadline - _MUCH_EARLIER:
-        return state, ()
-    return state, request_stop(state, tuple(_running(state)), now)
+    return _revised(state, planned, _merge(planned, reason, node, detail, deadline), now)
 
 
 def revise(state: State, now: float) -> Result:
@@ -59,9 +53,12 @@ def revise(state: State, now: float) -> Result:
     detail = planned.detail
     if planned.reason is Reason.NODE_LEFT:
         detail = _together(agent.leave_reason.value for agent in leaving if agent.leave_reason is not None)
-    revised = replace(planned, deadline=deadline, detail=detail)
+    return _revised(state, planned, replace(planned, deadline=deadline, detail=detail), now)
+
+
+def _revised(state: State, planned: PlannedStop, revised: PlannedStop, now: float) -> Result:
     state = replace(state, planned_stop=revised)
-    if planned.stop is None or not _differs(deadline, planned.deadline):
+    if planned.stop is None or not _differs(revised.deadline, planned.deadline):
         return state, ()
     return state, request_stop(state, tuple(_running(state)), now)
 
