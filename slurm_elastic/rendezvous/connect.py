@@ -10,18 +10,25 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from slurm_elastic.errors import RecordsError
-from slurm_elastic.rendezvous.election.campaign import Campaign, CampaignConfig, CampaignRecords, locate
+from slurm_elastic.rendezvous.election.campaign import (
+    Campaign,
+    CampaignConfig,
+    CampaignRecords,
+    LeaderLoss,
+    locate,
+    plan,
+)
 from slurm_elastic.rendezvous.election.leader_location import LeaderLocation
 from slurm_elastic.rendezvous.election.runner import FollowerConfig
 from slurm_elastic.rendezvous.election.state import ElectionConfig
 from slurm_elastic.rendezvous.leader.absent_agents import own_releases
-from slurm_elastic.rendezvous.leader.fenced_records import FencedRecords, last_failure, worked_sizes
+from slurm_elastic.rendezvous.leader.fenced_records import FencedRecords
 from slurm_elastic.rendezvous.leader.leader import Leader
 from slurm_elastic.rendezvous.membership.agents import AgentInfo, Reason
-from slurm_elastic.rendezvous.membership.config import Settings, adapted_limit, no_origin
+from slurm_elastic.rendezvous.membership.config import RoundOptions, Settings, adapted_limit, no_origin
 from slurm_elastic.rendezvous.membership.events import Decision
 from slurm_elastic.rendezvous.options import RendezvousOptions
-from slurm_elastic.rendezvous.records.api import Record, Records
+from slurm_elastic.rendezvous.records.api import Records, Situation
 from slurm_elastic.rendezvous.thread import Coordination
 from slurm_elastic.rundir import RunDir
 from slurm_elastic.slurm import Controller, ports_exhausted
@@ -111,7 +118,7 @@ def connect(config: RendezvousConfig, journal: Callable[[Decision], None], *, ca
     founder = config.may_lead and config.records.newest_epoch() is None
     listener = _listen(config, founder=founder)
     port: int = listener.getsockname()[1]
-    settings = _settings(config)
+    campaigns = CampaignConfig(config.incarnation, _settings(config), config.has_workers, str(config.run_dir.path))
     expected_agents = max(len(config.expected_nodes), config.min_nodes)
     election = ElectionConfig(
         agent=config.agent,
@@ -123,12 +130,7 @@ def connect(config: RendezvousConfig, journal: Callable[[Decision], None], *, ca
         leader_limit=config.options.leader_limit,
         can_hold=can_hold,
         coming=config.has_workers,
-        campaign=CampaignConfig(
-            incarnation=config.incarnation,
-            settings=settings,
-            has_workers=config.has_workers,
-            directory=str(config.run_dir.path),
-        ),
+        campaign=campaigns,
     )
 
     def fenced_records(campaign: Campaign) -> FencedRecords:
@@ -138,7 +140,7 @@ def connect(config: RendezvousConfig, journal: Callable[[Decision], None], *, ca
     def leader(campaign: Campaign) -> Leader:
         return Leader(config.incarnation, secret, campaign, fenced_records(campaign), journal, Controller())
 
-    first = _first_term(config.records, settings) if founder else None
+    first = _first_term(campaigns, config.records) if founder else None
     coordination = Coordination(
         FollowerConfig(
             run=config.incarnation,
@@ -174,40 +176,29 @@ def _read_campaign(records: Records) -> CampaignRecords:
     return CampaignRecords(newest, situation, before)
 
 
-def _first_term(records: Records, settings: Settings) -> Campaign:
+def _first_term(config: CampaignConfig, records: Records) -> Campaign:
     """Return the first term of the incarnation, which no agent has claimed yet."""
-    last = records.last_round()
-    before: Record = {}
-    with contextlib.suppress(RecordsError):
-        # That of an earlier incarnation can be done without.
-        before = records.situation().round or {}
-    settings = dataclasses.replace(
-        settings,
-        first_round=0 if last is None else last + 1,
-        first_failure=last_failure(before),
-        first_ran=worked_sizes(before),
-    )
-    return Campaign(1, settings, last)
+    try:
+        situation = records.situation()
+    except RecordsError:
+        situation = Situation(None, records.last_round(), None)
+    # The record of a round of an earlier incarnation can be done without.
+    situation = dataclasses.replace(situation, round=situation.round or {})
+    first = plan(config, CampaignRecords(0, situation, None), LeaderLoss(config.settings.first_reason))
+    return dataclasses.replace(first, settings=dataclasses.replace(first.settings, claimed=True))
 
 
 def _settings(config: RendezvousConfig) -> Settings:
-    options = config.options
+    options = {field.name: getattr(config.options, field.name) for field in dataclasses.fields(RoundOptions)}
     return Settings(
         min_nodes=config.min_nodes,
         max_nodes=config.max_nodes,
-        valid_nodes=options.valid_nodes,
-        segment=options.segment,
         max_restarts=config.max_restarts,
         expected_nodes=config.expected_nodes,
         first_reason=Reason.REQUEUED if config.restart_count else Reason.START,
         agent=config.agent,
-        join_timeout=options.join_timeout,
-        last_call_timeout=options.last_call_timeout,
-        heartbeat_limit=options.heartbeat_limit,
-        leave_margin=options.leave_margin,
-        min_round_time=options.min_round_time,
-        on_tie=options.on_tie,
         choose_origin=config.choose_origin,
+        **options,
     )
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 
 from slurm_elastic.errors import UsageError
 from slurm_elastic.rendezvous.election.campaign import default_leader_limit
-from slurm_elastic.rendezvous.membership.config import OnTie
+from slurm_elastic.rendezvous.membership.config import OnTie, RoundOptions
 from slurm_elastic.rendezvous.records.etcd.config import OPTIONS as ETCD_OPTIONS
 from slurm_elastic.rendezvous.records.etcd.config import TORCH_NAMES as ETCD_TORCH_NAMES
 
@@ -30,38 +30,21 @@ _OTHERWISE = {
 """Keys of torch's own rendezvous and its etcd backends, with their names here."""
 
 
-@dataclass(frozen=True, slots=True)
-class RendezvousOptions:
-    """Times in seconds. The first two mean what they mean to torch's own dynamic rendezvous.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RendezvousOptions(RoundOptions):
+    """Times in seconds. `join_timeout` and `last_call_timeout` mean what they mean to torch's own dynamic rendezvous.
+
+    torch's keep_alive_interval times keep_alive_max_attempt sets `heartbeat_limit`, too. ``valid_nodes=2:4:8`` lists
+    the sizes that a round may have, and ``node_unit=2`` stands for all multiples.
 
     Attributes:
-        join_timeout: how long to wait for the minimum of nodes.
-        last_call_timeout: how long to wait for nodes whose fate is unknown once the minimum is there, and for agents
-            on their way before a running round is ended for those that came with them.
-        heartbeat_limit: silence after which an agent is lost; torch's keep_alive_interval times
-            keep_alive_max_attempt sets it, too.
         leader_limit: silence after which the leader is lost, at least the default that follows from heartbeat_limit.
-        leave_margin: how long before its deadline the workers of a leaving agent are stopped by force, if they have not
-            stopped at an agreed step by then.
-        min_round_time: least duration of a round that the leader ends for new nodes.
-        on_tie: whether a half of the last round goes on without the other half, of which nothing is known: the one with
-            the leader does, or none. Of the agents of one run the leader's counts.
         etcd_limit: silence after which an etcd that keeps the records of the run is lost.
-        valid_nodes: the sizes that a round may have, ascending; empty for every size. ``valid_nodes=2:4:8`` lists them,
-            and ``node_unit=2`` stands for all multiples.
-        segment: rounds have whole segments of so many nodes of one failure domain; `valid_nodes` are multiples of it.
     """
 
-    join_timeout: float = 600.0
-    last_call_timeout: float = 30.0
-    heartbeat_limit: float = 3.0
     leader_limit: float = default_leader_limit(3.0)
-    leave_margin: float = 5.0
     min_round_time: float = 2.0
     etcd_limit: float = 600.0
-    on_tie: OnTie = OnTie.LEADER
-    valid_nodes: tuple[int, ...] | range = ()
-    segment: int = 1
 
     def node_range(self, least: int, most: int) -> tuple[int, int]:
         """Return the least and the most nodes that a round can have within these bounds.

@@ -43,7 +43,9 @@ def last_round(situation: Situation, incarnation: str) -> LastRound | None:
     number, record = situation.number, situation.round
     if number is None or record is None:
         return None
-    failure, ran = last_failure(record), worked_sizes(record)
+    text = record.get("last_failure")
+    failure = text if isinstance(text, str) else ""
+    ran = tuple((int(size), float(seconds)) for size, seconds in record.get("ran", ()))
     if record.get("scope") != incarnation:
         # A person may have changed the script meanwhile: what it could not use is tried again.
         return LastRound(number, None, 0, (), failure, ran)
@@ -61,17 +63,6 @@ def last_round(situation: Situation, incarnation: str) -> LastRound | None:
     )
     unusable = tuple(map(int, record.get("unusable", ())))
     return LastRound(number, base, int(record["restarts"]), successors, failure, ran, unusable)
-
-
-def last_failure(record: Record) -> str:
-    """Return the fingerprint that the record of a round has of the failure charged last; empty for none."""
-    text = record.get("last_failure")
-    return text if isinstance(text, str) else ""
-
-
-def worked_sizes(record: Record) -> tuple[tuple[int, float], ...]:
-    """Return the numbers of nodes that have worked by the record of a round; see :attr:`~.assignment.Table.ran`."""
-    return tuple((int(size), float(seconds)) for size, seconds in record.get("ran", ()))
 
 
 def newest_endpoint(situation: Situation, incarnation: str) -> Record | None:

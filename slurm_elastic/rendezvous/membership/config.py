@@ -120,13 +120,40 @@ def no_origin(last_round: int | None, before: str, inventories: Sequence[str], f
     return ""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundOptions:
+    """Choices of a user about rounds. All times are in seconds.
+
+    Attributes:
+        join_timeout: Time that a round may lack the least number of nodes before the run fails.
+        last_call_timeout: Time that a round which has them waits for nodes of which Slurm tells nothing; and that a
+            running round goes on while new agents wait for others that are on their way.
+        heartbeat_limit: Silence after which the leader of few agents declares one lost; see `adapted_limit`. The limit
+            in force is :attr:`~.state.State.heartbeat_limit`.
+        leave_margin: Time before an announced departure at which the leader interrupts workers that still run; see
+            :func:`~.planned_stop.seconds_to_stop`.
+        min_round_time: Least duration of a round that the leader ends for new nodes.
+        on_tie: Whether one half of the last round may go on; see :class:`OnTie`. Of the agents of one run the leader's
+            counts.
+        valid_nodes: The numbers of nodes that a round may have, ascending; empty for every number.
+        segment: Rounds have whole segments of so many nodes of one failure domain; `valid_nodes` are multiples of it.
+    """
+
+    join_timeout: float = 600.0
+    last_call_timeout: float = 30.0
+    heartbeat_limit: float = 3.0
+    leave_margin: float = 5.0
+    min_round_time: float = 0.0
+    on_tie: OnTie = OnTie.LEADER
+    valid_nodes: tuple[int, ...] | range = ()
+    segment: int = 1
+
+
 @dataclass(frozen=True, slots=True)
-class Settings:
+class Settings(RoundOptions):
     """The settings of a leader, which stay the same during its term. All times are in seconds.
 
     Attributes:
-        valid_nodes: The numbers between them that a round may have, ascending; empty for every number.
-        segment: Rounds have whole segments of so many nodes of one failure domain; `valid_nodes` are multiples of it.
         max_restarts: Number of worker failures that may restart the workers, over the whole run.
         expected_nodes: Names of the allocation's nodes; empty where no agent can know them (an array).
         first_reason: Why that round is formed: start, requeued in a later incarnation, node_lost or node_left where
@@ -139,33 +166,22 @@ class Settings:
         base: The last round before this term; None if no agent can still be in it.
         gone: Members of `base` that cannot come back: they left, or their processes have ended.
         silent: Members of `base` for which the first round does not wait, as they have been silent for long.
-        on_tie: Whether one half of the last round may go on; see :class:`~.quorum.OnTie`.
         claimed: True if the records name this leader as that of the incarnation; else it claims that once a quorum has
             joined.
-        join_timeout: Time that a round may lack `min_nodes` agents before the run fails.
-        last_call_timeout: Time that a round which has `min_nodes` agents waits for nodes of which Slurm tells nothing;
-            and that a running round goes on while new agents wait for others that are on their way.
-        heartbeat_limit: Silence after which the leader of few agents declares one lost; see `adapted_limit`. The limit
-            in force is :attr:`~.state.State.heartbeat_limit`.
         reconnect_grace: Time after which an agent whose connection broke, and that has not connected again, is lost.
         settle_time: Time that a worker failure waits for the message of a lost or leaving node that explains it.
         root_wait: The same time for a failure that follows from one which no agent has reported yet, and for one after
             which workers write dumps.
         gather_quiet, gather_limit: The leader ends a running round for new nodes when none has joined for
             `gather_quiet`, at the latest `gather_limit` after the first, unless more have announced their join.
-        min_round_time: Least duration of a round that the leader ends for new nodes.
         choose_origin: Returns the origin of a round: what its workers start from. Its arguments are the number of the
             last round, None before the first of the incarnation; the origin of that; the inventories of all agents that
             wait; and True if the last round ended by a worker failure. A pure function. Membership reads neither
             origins nor inventories.
-        leave_margin: Time before an announced departure at which the leader interrupts workers that still run; see
-            :func:`~.planned_stop.seconds_to_stop`.
     """
 
     min_nodes: int
     max_nodes: int
-    valid_nodes: tuple[int, ...] | range = ()
-    segment: int = 1
     max_restarts: int = 0
     expected_nodes: tuple[str, ...] = ()
     first_round: int = 0
@@ -179,18 +195,12 @@ class Settings:
     base: Base | None = None
     gone: frozenset[str] = frozenset()
     silent: frozenset[str] = frozenset()
-    on_tie: OnTie = OnTie.LEADER
     claimed: bool = True
-    join_timeout: float = 600.0
-    last_call_timeout: float = 30.0
-    heartbeat_limit: float = 3.0
     reconnect_grace: float = 0.1
     settle_time: float = 0.1
     root_wait: float = 1.0
     gather_quiet: float = 0.05
     gather_limit: float = 1.0
-    min_round_time: float = 0.0
-    leave_margin: float = 5.0
     choose_origin: Callable[[int | None, str, Sequence[str], bool], str] = no_origin
 
     def round_size(self, agents: int) -> int:

@@ -10,7 +10,7 @@ from slurm_elastic.rendezvous.options import RendezvousOptions
 
 
 def test_defaults() -> None:
-    assert RendezvousOptions.from_config({}) == RendezvousOptions(600.0, 30.0, 3.0, 4.25, 5.0, 2.0)
+    assert RendezvousOptions.from_config({}) == RendezvousOptions(leader_limit=4.25, min_round_time=2.0)
 
 
 def test_torch_launch_configuration_adds_a_timeout_that_means_nothing() -> None:
@@ -31,7 +31,9 @@ def test_keys_of_torchs_own_rendezvous_mean_nothing() -> None:
 
 def test_values_come_as_text_or_numbers() -> None:
     config = {"join_timeout": "60", "last_call_timeout": 1.5, "heartbeat_limit": "0.6", "leader_limit": 7}
-    assert RendezvousOptions.from_config(config) == RendezvousOptions(60.0, 1.5, 0.6, 7.0)
+    assert RendezvousOptions.from_config(config) == RendezvousOptions(
+        join_timeout=60.0, last_call_timeout=1.5, heartbeat_limit=0.6, leader_limit=7.0
+    )
 
 
 @pytest.mark.parametrize(
