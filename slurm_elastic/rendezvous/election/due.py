@@ -1,7 +1,7 @@
 """The passing of time in the election: how long an agent follows, where it searches, when it campaigns.
 
-:mod:`.machine` makes one step of this after each event. Pure: the moments are in the state, and `Due.deadline` says
-when the next one comes that no event announces.
+:mod:`.machine` makes one step of this after each event. Pure: the moments follow from the state. Each that is looked
+at (:meth:`Due.is_due`) and lies ahead is one that the machine wants to see, as no event announces it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from slurm_elastic.rendezvous.election.campaign import (
 from slurm_elastic.rendezvous.election.events import CutOff, LeaderEvent, LeaderLost, Unreachable
 from slurm_elastic.rendezvous.election.leader_location import Answer, Attempts
 from slurm_elastic.rendezvous.election.state import Campaigning, Election, Following, Leading, Lookup, Preparing, Search
-from slurm_elastic.rendezvous.membership.agents import Reason
+from slurm_elastic.rendezvous.membership.agents import Reason, node_of
 from slurm_elastic.rendezvous.membership.persistent import replace
 from slurm_elastic.rendezvous.transport.messages import AgentMessage, Endpoint, Successor
 
@@ -55,8 +55,7 @@ class Due:
         self.state, self.now = replace(state), now
         self.config = state.config
         self.actions: list[events.Action] = []
-        # When the next attempt starts, and how long the search goes before a campaign, once that is known.
-        self.attempts_at = self.delay = math.inf
+        self._ahead = [math.inf]
 
     def change(self, **changes: Any) -> None:
         """Change the state."""
@@ -105,54 +104,28 @@ class Due:
         if not self.state.over:
             self._connect()
 
-    def deadline(self) -> float:
-        """When something is due that no event announces."""
-        state = self.state
-        if state.over:
-            return math.inf
-        moments = [self.attempts_at]
-        link = state.link
-        if link is not None:
-            limit = state.heartbeat_limit
-            if self.now < link.last_message_at + limit * SUSPICIOUS:
-                moments.append(link.last_message_at + limit * SUSPICIOUS)
-            else:
-                moments.append(link.last_message_at + state.leader_limit)
-                if self.now < link.last_message_at + limit * FENCE:
-                    moments.append(link.last_message_at + limit * FENCE)
-        else:
-            moments += self._search_deadlines()
-        if isinstance(state.campaign, Campaigning) and state.campaign.blocks_since is not None:
-            moments.append(state.campaign.blocks_since + BLOCKING_LIMIT)
-        if state.lookup.pending is None and (link is None or isinstance(state.campaign, Campaigning)):
-            moments.append(max(state.lookup.read_at + self._read_again(), state.search.asks_at))
-        return min(moments)
+    def is_due(self, moment: float) -> bool:
+        """Return whether this moment has come; if it has not, the machine wants a tick when it does."""
+        if self.now < moment:
+            self._ahead.append(moment)
+        return self.now >= moment
 
-    def _search_deadlines(self) -> list[float]:
-        state, config, search = self.state, self.config, self.state.search
-        once = (search.asks_at, search.began + RESTORE, search.began + UNLED)
-        moments = [search.began + config.connect_timeout, *(at for at in once if self.now < at)]
-        if search.lost_at is not None:
-            if state.campaign is None and config.campaign is not None and state.lookup.read_at >= search.lost_at:
-                moments.append(max(search.lost_at + self.delay, state.campaign_at))
-        elif search.lost is not None:
-            moments.append(search.last_message_at + state.leader_limit)
-        elif state.lookup.location.published:
-            moments.append(search.began + state.leader_limit)
-        return moments
+    def deadline(self) -> float:
+        """Return when something may be due that no event announces."""
+        return math.inf if self.state.over else min(self._ahead)
 
     # Following.
 
     def _watch(self, link: Following) -> None:
         """Act on the silence of the leader."""
         limit = self.state.heartbeat_limit
-        if self.now < link.last_message_at + limit * SUSPICIOUS:
+        if not self.is_due(link.last_message_at + limit * SUSPICIOUS):
             return
-        if self.now >= link.last_message_at + self.state.leader_limit:
+        if self.is_due(link.last_message_at + self.state.leader_limit):
             self.act(events.CloseLink(link.number))
             self._lose_link(link)
             return
-        if self.now >= link.last_message_at + limit * FENCE:
+        if self.is_due(link.last_message_at + limit * FENCE):
             self._fence("the leader is silent")
 
     def _lose_link(self, link: Following) -> None:
@@ -192,13 +165,15 @@ class Due:
         cut_off = self.state.follower.cut_off_now()
         if cut_off is not None and cut_off.last_round is not None:
             self.change(follower=cut_off)
-            self.act(events.Deliver(CutOff(cut_off.last_round, Reason.NODE_LOST, self.state.known.node, why)))
+            self.act(
+                events.Deliver(CutOff(cut_off.last_round, Reason.NODE_LOST, node_of(self.state.known.leader), why))
+            )
 
     # Searching.
 
     def _search(self) -> None:
         search = self.state.search
-        if search.lost is not None and self.now >= search.began + RESTORE:
+        if search.lost is not None and self.is_due(search.began + RESTORE):
             self._fence("the link to the leader is broken")
         if search.lost_at is None:
             lost_at = self._lost_at()
@@ -208,11 +183,11 @@ class Due:
             return
         search, problem = self.state.search, self.state.attempts.problem
         self._campaign_if_due()
-        if self.now >= search.began + UNLED and not search.warned:
+        if self.is_due(search.began + UNLED) and not search.warned:
             self.change_search(warned=True)
             left = search.began + self.config.connect_timeout - self.now
             self.act(events.Warn(f"no leader found for {UNLED:g} s: {problem}; this agent tries for {left:.0f} s more"))
-        if self.now >= search.began + self.config.connect_timeout:
+        if self.is_due(search.began + self.config.connect_timeout):
             self._end(LeaderLost(problem) if search.lost is not None else self._unreachable(problem))
 
     def _read_location(self) -> bool:
@@ -221,8 +196,10 @@ class Due:
         if lookup.location.refusal and self.state.link is None:
             self._end(Unreachable(lookup.location.refusal, usage=True))
             return True
-        old = self.now >= lookup.read_at + self._read_again() or (since is not None and lookup.read_at < since)
-        if lookup.pending is None and old and self.now >= self.state.search.asks_at:
+        if lookup.pending is not None:
+            return False
+        old = (since is not None and lookup.read_at < since) or self.is_due(lookup.read_at + self._read_again())
+        if old and self.is_due(self.state.search.asks_at):
             number = self.number()
             self.act(events.ReadLeaderLocation(number, self.state.known.recorded(lookup.location)))
             self.change(lookup=replace(lookup, pending=number, began=self.now))
@@ -239,7 +216,7 @@ class Due:
             return now if self.state.attempts.answer(search.lost) in _LEADS_NONE or self._is_silent() else None
         location = state.lookup.location
         if not location.published:
-            if now < search.began + UNLED or self.config.campaign is None:
+            if not self.is_due(search.began + UNLED) or self.config.campaign is None:
                 return None
             # To lead the same run a second time is the last thing to do, also when the other leader is silent for once
             # or has finished it.
@@ -250,10 +227,10 @@ class Due:
                 self.change(twins=state.twins | twins)
             return None if self.state.twins else now
         gone = all(self.state.attempts.answer(endpoint) in _LEADS_NONE for endpoint in location.endpoints)
-        return now if gone or now >= search.began + self.state.leader_limit else None
+        return now if gone or self.is_due(search.began + self.state.leader_limit) else None
 
     def _is_silent(self) -> bool:
-        return self.now >= self.state.search.last_message_at + self.state.leader_limit
+        return self.is_due(self.state.search.last_message_at + self.state.leader_limit)
 
     def _end(self, event: LeaderEvent) -> None:
         self.end()
@@ -276,7 +253,8 @@ class Due:
             endpoints = (*self._endpoints(), *endpoints)
         elif self.now >= link.last_message_at + limit * SUSPICIOUS:
             endpoints = (link.endpoint, *endpoints)
-        starting, self.attempts_at = attempting.due(state.attempts, endpoints, self.now)
+        starting, next_at = attempting.due(state.attempts, endpoints, self.now)
+        self._ahead.append(next_at)
         for endpoint in starting:
             number, again = self.number(), link is not None and endpoint == link.endpoint
             self.change(attempts=attempting.begin(self.state.attempts, endpoint, number, self.now))
@@ -299,7 +277,7 @@ class Due:
         endpoints = [endpoint for endpoint in state.lookup.location.endpoints if endpoint != left]
         if search.lost is not None and search.lost != left:
             endpoints.insert(0, search.lost)
-        if self.now >= search.asks_at and (search.lost_at is not None or self.now >= search.began + RESTORE):
+        if self.is_due(search.asks_at) and (search.lost_at is not None or self.is_due(search.began + RESTORE)):
             endpoints += self._candidates()
             if last is not None and last not in (left, *state.config.endpoints):
                 # It may campaign again. Candidates step down for it, so they have to find it then.
@@ -364,8 +342,8 @@ class Due:
             return
         order, gone = self._succession()
         names = [successor.agent for successor in order]
-        self.delay = campaign_delay(names, self.config.agent, gone, state.known.leaving)
-        if self.now >= max(search.lost_at + self.delay, state.campaign_at):
+        delay = campaign_delay(names, self.config.agent, gone, state.known.leaving)
+        if self.is_due(max(search.lost_at + delay, state.campaign_at)):
             number = self.number()
             self.change(campaign=Preparing(number, self._loss()), campaign_at=self.now + CAMPAIGN_AGAIN)
             self.act(events.ReadCampaignRecords(number))
@@ -387,7 +365,7 @@ class Due:
         """Look for another leader, and step down if this candidate blocks others."""
         if self.state.link is not None:
             self._read_location()
-        if campaign.blocks_since is not None and self.now >= campaign.blocks_since + BLOCKING_LIMIT:
+        if campaign.blocks_since is not None and self.is_due(campaign.blocks_since + BLOCKING_LIMIT):
             self._step_down()
 
     def _step_down(self) -> None:

@@ -57,7 +57,6 @@ class Leadership:
 
     term: int = 0
     leader: str = ""
-    node: str = ""
     successors: tuple[Successor, ...] = ()
     round: int = -1
     members: int = 0
@@ -73,7 +72,6 @@ class Leadership:
             self,
             term=message.epoch,
             leader=message.leader,
-            node=message.leader_node,
             successors=message.successors,
             round=message.round,
             members=message.nodes,

@@ -27,7 +27,7 @@ FIRST, SECOND = ("n1", 1), ("n2", 2)
 ORDER = tuple(Successor(f"n{rank}/0.0/{rank}", f"n{rank}", rank) for rank in (1, 2, 3))
 """The members of the last round, which the first of them led."""
 PUBLISHED = LeaderLocation((FIRST,), published=True, successors=ORDER, round=0)
-TOLD = Leadership(1, ORDER[0].agent, "n1", ORDER[1:], 0, endpoint=FIRST)
+TOLD = Leadership(1, ORDER[0].agent, ORDER[1:], 0, endpoint=FIRST)
 """What a member of that round was told."""
 PLACE = Place("n3/0.0/3", "n3", rank=2, local_world_size=1, base_rank=2, role="", role_base_rank=2, role_world_size=3)
 PLACED = Assignment(
