@@ -123,7 +123,7 @@ class Coordination:
     def led(self, ended: bool) -> Led | None:
         """Return the agents of the run if this agent leads it now, or if `ended` did last; from any thread."""
         leader = self._host.newest if ended else self._host.leader
-        if leader is None or not leader.claimed.is_set():
+        if leader is None or not leader.membership.claimed:
             return None
         state = leader.membership
         here = (agent for agent in state.agents.values() if not agent.departed and agent.leave_reason is None)

@@ -56,7 +56,7 @@ class LeaderHost:
 
     def leads(self) -> bool:
         """Return whether a leader runs here whose term is its own."""
-        return self.leader is not None and self.leader.claimed.is_set()
+        return self.leader is not None and self.leader.membership.claimed
 
     async def open(self, report: Callable[[Event], None]) -> None:
         """Lead in the first term, or tell all who connect that no leader runs here."""
@@ -104,7 +104,7 @@ class LeaderHost:
             await leader.serve(self._listener.dup())
         except FencedError as error:
             # A candidate whose term another agent has taken has led nobody.
-            if leader.claimed.is_set():
+            if leader.membership.claimed:
                 logger.info("this agent leads no more: %s", error)
         except SlurmElasticError as error:
             # Such as a full disk: something for a person to fix, and no fault in here.

@@ -28,42 +28,6 @@ _TOGETHER = 256
 times as often, and each heartbeat of 1,024 agents costs it a third more."""
 
 
-class HeartbeatSchedule:
-    """Makes each agent due once in an interval: few agents all together, so that an idle leader sleeps, many in turns.
-
-    Attributes:
-        next_at: The time at which the next turn is due.
-    """
-
-    def __init__(self) -> None:
-        self.next_at = -math.inf
-        self._agents: dict[str, None] = {}
-
-    def add(self, agent: str) -> None:
-        """Add an agent, which is due after all others."""
-        self._agents[agent] = None
-
-    def remove(self, agent: str) -> None:
-        """Remove an agent."""
-        self._agents.pop(agent, None)
-
-    def due(self, now: float, interval: float) -> list[str]:
-        """Return the agents that are due now, with these seconds between two heartbeats of one agent."""
-        turns = max(1, min(_TURNS, len(self._agents) // _TOGETHER))
-        pause, at = interval / turns, min(self.next_at, now + interval)
-        # A leader that is awake already asks a little early, and sleeps on; one that is late makes up for turns.
-        late = now + pause / 4 - at
-        if late < 0:
-            return []
-        due = min(turns, 1 + late // pause)
-        self.next_at = at + due * pause if due < turns else now + pause
-        # Those that were asked first come first again, so none is passed over when others come and go.
-        agents = [*islice(self._agents, math.ceil(len(self._agents) * due / turns))]
-        for agent in agents:
-            self._agents[agent] = self._agents.pop(agent)
-        return agents
-
-
 logger = logging.getLogger(__name__)
 
 _GREETINGS = 1 << 17
@@ -75,7 +39,8 @@ class AgentConnections:
 
     Attributes:
         shared: The newest round with assignments, and what is the same in all of them.
-        by_agent: The connection of each agent that has proved its identity.
+        by_agent: The connection of each agent that has proved its identity; those first that are asked next.
+        beat_at: The time of the next heartbeats.
         pending: Connections of members of the run that have not proved their identity yet.
     """
 
@@ -83,7 +48,7 @@ class AgentConnections:
         self._drops = DropLog(logger)
         self.rejected: Counter[str] = self._drops.counts
         self.shared: tuple[Table, Assignment] | None = None
-        self.schedule = HeartbeatSchedule()
+        self.beat_at = -math.inf
         self.by_agent: dict[str, AcceptedConnection] = {}
         self.pending: set[AcceptedConnection] = set()
         self._greetings: dict[str, None] = {}
@@ -132,7 +97,6 @@ class AgentConnections:
         self._arrived(connection)
         older = self.by_agent.get(connection.agent)
         self.by_agent[connection.agent] = connection
-        self.schedule.add(connection.agent)
         if older is not None:
             older.close()
 
@@ -141,7 +105,7 @@ class AgentConnections:
         self._arrived(connection)
         if not self.current(connection):
             return False
-        self._remove(connection.agent)
+        del self.by_agent[connection.agent]
         return True
 
     def has(self, agent: str) -> bool:
@@ -168,11 +132,24 @@ class AgentConnections:
         return tuple(self.by_agent.keys() - set(agents))
 
     def beat(self, now: float, heartbeat_limit: float) -> None:
-        """Send a heartbeat to the agents that are due; each answers with its own."""
-        agents = self.schedule.due(now, heartbeat_limit / 3)
-        beat = encode(Heartbeat(heartbeat_limit)) if agents else b""
-        for agent in agents:
-            self.by_agent[agent].send(beat)
+        """Send a heartbeat to the agents that are due; each answers with its own.
+
+        Each is due once in a third of the limit: few all together, so that an idle leader sleeps, many in turns.
+        """
+        interval, size = heartbeat_limit / 3, len(self.by_agent)
+        turns = max(1, min(_TURNS, size // _TOGETHER))
+        pause, at = interval / turns, min(self.beat_at, now + interval)
+        # A leader that is awake already asks a little early, and sleeps on; one that is late makes up for turns.
+        late = now + pause / 4 - at
+        if late < 0:
+            return
+        due = min(turns, 1 + late // pause)
+        self.beat_at = at + due * pause if due < turns else now + pause
+        beat = encode(Heartbeat(heartbeat_limit))
+        # In the order in which they were asked last, so none is passed over when others come and go.
+        for agent in [*islice(self.by_agent, math.ceil(size * due / turns))]:
+            connection = self.by_agent[agent] = self.by_agent.pop(agent)
+            connection.send(beat)
 
     def _arrived(self, connection: AcceptedConnection) -> None:
         """Remove a connection from the pending ones: it has proved its identity, or has ended."""
@@ -182,14 +159,10 @@ class AgentConnections:
             if not self._coming[connection.named]:
                 del self._coming[connection.named]
 
-    def _remove(self, agent: str) -> AcceptedConnection:
-        self.schedule.remove(agent)
-        return self.by_agent.pop(agent)
-
     def drop(self, agent: str) -> None:
         """End the connection of an agent. An agent that lives connects again, and learns that its round is over."""
         if agent in self.by_agent:
-            self._remove(agent).close()
+            self.by_agent.pop(agent).close()
 
     def close(self) -> None:
         """End all connections."""
@@ -284,7 +257,7 @@ class AcceptedConnection:
         if not self.agent and self._session.established:
             self._deadline.cancel()
             self.agent = self._session.agent
-            self._leader.authenticated(self)
+            self._leader.connections.authenticated(self)
         for message in messages:
             self._leader.received(self, message)
 

@@ -65,8 +65,6 @@ class Leader:
         self._journal = journal
         self._controller = controller
         self._endpoints = dict(campaign.endpoints)
-        self.claimed = asyncio.Event()
-        """Set once this leader has claimed its epoch."""
         self.connections = AgentConnections()
         self.rejected = self.connections.rejected
         self._signs: dict[str, float] = {}
@@ -98,8 +96,6 @@ class Leader:
         self._loop = asyncio.get_running_loop()
         self._term = term.initial_term(self.epoch, self._settings, self._loop.time())
         self._ended: asyncio.Future[None] = self._loop.create_future()
-        if self.membership.claimed:
-            self.claimed.set()
         listening.listen(_BACKLOG)
         listener = self._listener = Listener(
             listening,
@@ -146,10 +142,6 @@ class Leader:
         self.connections.opened(connection)
         if connection.named in self.membership.broken:
             self._handle(events.Returning(connection.named))
-
-    def authenticated(self, connection: AcceptedConnection) -> None:
-        """The other end has proved which agent it is."""
-        self.connections.authenticated(connection)
 
     def closed(self, connection: AcceptedConnection) -> None:
         """The connection has ended."""
@@ -219,7 +211,7 @@ class Leader:
         self._schedule()
 
     def _schedule(self) -> None:
-        deadline = min(self._term.deadline, self.connections.schedule.next_at)
+        deadline = min(self._term.deadline, self.connections.beat_at)
         if self._timer is not None:
             if not self._timer.cancelled() and self._timer.when() <= deadline:
                 return
@@ -261,10 +253,7 @@ class Leader:
                 self._start(self._use_records(action))
             case term.Ask(question, names):
                 self._start(self._ask(question, names))
-            case term.ReportClaimed():
-                self.claimed.set()
-                self.report(action)
-            case term.ReportBlocking():
+            case term.ReportClaimed() | term.ReportBlocking():
                 self.report(action)
             case term.StepDown(why, failed):
                 self._end((RecordsError if failed else FencedError)(why) if why else None)

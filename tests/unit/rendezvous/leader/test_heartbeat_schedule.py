@@ -7,25 +7,40 @@ from itertools import pairwise
 
 import pytest
 
-from slurm_elastic.rendezvous.leader.agent_connections import HeartbeatSchedule
+from slurm_elastic.rendezvous.leader.agent_connections import AgentConnections
 
 INTERVAL, TICK = 1.0, 0.5
 
 
+class Clock:
+    now = 100.0
+
+
+class Connection:
+    """Takes heartbeats, and notes when."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock, self.asked = clock, list[float]()
+
+    def send(self, content: bytes) -> None:
+        self.asked.append(self.clock.now)
+
+    def close(self) -> None:
+        pass
+
+
 def moments(count: int, seconds: float, step: float = TICK, leaving: bool = False) -> dict[str, list[float]]:
     """When each of `count` agents was asked; one of the others leaves after every call if `leaving`."""
-    schedule = HeartbeatSchedule()
-    agents = {f"node{number}/1.0/{number}": list[float]() for number in range(count)}
-    present, now = list(agents), 100.0
-    for agent in agents:
-        schedule.add(agent)
-    while now < 100.0 + seconds:
-        for agent in schedule.due(now, INTERVAL):
-            agents[agent].append(now)
+    connections, clock = AgentConnections(), Clock()
+    agents = {f"node{number}/1.0/{number}": Connection(clock) for number in range(count)}
+    present = [*agents]
+    connections.by_agent = dict(agents)  # type: ignore[arg-type]
+    while clock.now < 100.0 + seconds:
+        connections.beat(clock.now, 3 * INTERVAL)
         if leaving and len(present) > count // 2:
-            schedule.remove(present.pop(0))
-        now += step
-    return {agent: agents[agent] for agent in present}
+            connections.drop(present.pop(0))
+        clock.now += step
+    return {agent: agents[agent].asked for agent in present}
 
 
 @pytest.mark.parametrize("step", [0.5, 0.5001, 0.25, 0.1, 0.01])
