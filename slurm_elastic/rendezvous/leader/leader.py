@@ -168,8 +168,7 @@ class Leader:
         if isinstance(message, messages.LeaveRequest):
             self._pass_on(connection, message)
         elif isinstance(message, messages.StatusRequest):
-            if self._status.ask(message.agent):
-                self._start(self._status.collect())
+            self._start(self._status.ask(message.agent))
         elif isinstance(message, messages.StatusReport):
             self._status.reported(message)
         elif not isinstance(message, messages.Heartbeat):

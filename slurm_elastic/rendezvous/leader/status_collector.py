@@ -49,21 +49,19 @@ class StatusCollector:
         self._part: list[tuple[str, str]] = []
         self._complete = asyncio.Event()
         self._not_before = 0.0
-        self._collecting = False
+        self._collecting = asyncio.Lock()
 
-    def ask(self, client: str) -> bool:
-        """Note a client's request. Return True if the caller has to start `collect`.
-
-        A client that asks during a collection gets the next one.
-        """
+    async def ask(self, client: str) -> None:
+        """Answer a client. One that asks during a collection gets the next one, with all others that wait."""
         if client in self._waiting:
-            return False
+            return
         if len(self._waiting) >= _CLIENTS:
             self._connections.send((client,), replace(self._summary(), busy=True))
-            return False
+            return
         self._waiting.append(client)
-        begin, self._collecting = not self._collecting, True
-        return begin
+        async with self._collecting:
+            if client in self._waiting:
+                await self._collect()
 
     def reported(self, message: StatusReport) -> None:
         """Pass on the report of an agent, unless its collection is over."""
@@ -76,15 +74,7 @@ class StatusCollector:
         if not self._open:
             self._complete.set()
 
-    async def collect(self) -> None:
-        """Answer all clients that wait."""
-        try:
-            while self._waiting:
-                await self._collect_once()
-        finally:
-            self._collecting = False
-
-    async def _collect_once(self) -> None:
+    async def _collect(self) -> None:
         loop = asyncio.get_running_loop()
         await asyncio.sleep(max(0.0, self._not_before - loop.time()))
         nodes = {agent: node for agent, node in self._agents().items() if self._connections.has(agent)}
