@@ -8,6 +8,8 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+_IDENTITY = re.compile(r"([^/]+)/([0-9]+)\.([0-9]+)/([0-9]+)")
+
 
 @dataclass(frozen=True, slots=True)
 class AgentIdentity:
@@ -35,12 +37,8 @@ class AgentIdentity:
     @classmethod
     def parse(cls, agent: str) -> AgentIdentity | None:
         """Return the identity that a text stands for, None if it is not of this form."""
-        node, _, rest = agent.partition("/")
-        started, _, process = rest.partition("/")
-        job, _, restarts = started.partition(".")
-        if not (node and job.isdigit() and restarts.isdigit() and process.isdigit()):
-            return None
-        return cls(node, job, int(restarts), int(process))
+        parts = _IDENTITY.fullmatch(agent)
+        return None if parts is None else cls(parts[1], parts[2], int(parts[3]), int(parts[4]))
 
 
 def node_of(agent: str) -> str:
