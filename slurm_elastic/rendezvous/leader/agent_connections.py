@@ -48,7 +48,7 @@ class AgentConnections:
         self._drops = DropLog(logger)
         self.rejected: Counter[str] = self._drops.counts
         self.shared: tuple[Table, Assignment] | None = None
-        self.beat_at = -math.inf
+        self.beat_at = 0.0
         self.by_agent: dict[str, AcceptedConnection] = {}
         self.pending: set[AcceptedConnection] = set()
         self._greetings: dict[str, None] = {}
