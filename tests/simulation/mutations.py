@@ -300,7 +300,7 @@ def change_joins(patch: pytest.MonkeyPatch, change: Callable[[State, Joined], Jo
 @mutation(
     "a leader that is lost before it published is taken for the one before it",
     "of two halves one goes on",
-    among=after(100500, random_faults),
+    among=after(106800, random_faults),
 )
 def takes_one_leader_for_another(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(due.Due, "_agent_at", lambda turn, endpoint, order: turn.state.known.leader)
