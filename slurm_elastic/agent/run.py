@@ -20,7 +20,6 @@ from slurm_elastic.agent.console_log import NOTICE, notice
 from slurm_elastic.agent.event_log import EventLog, FactLines
 from slurm_elastic.agent.forkserver.client import ForkServer
 from slurm_elastic.agent.forkserver.protocol import StartInterruptedError
-from slurm_elastic.agent.forkserver.worker_processes import WorkerProcesses
 from slurm_elastic.agent.health.pages import NodePages
 from slurm_elastic.agent.health.server import health_port, withdraw_lost
 from slurm_elastic.agent.health.state import AgentState, Readings

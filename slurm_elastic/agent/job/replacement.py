@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, NamedTuple, Protocol
 
-
 from slurm_elastic import typed_json
 from slurm_elastic.agent.console_log import notice
 from slurm_elastic.agent.event_log import utc_now
