@@ -16,7 +16,7 @@ from functools import partial
 
 from slurm_elastic.agent.event_log import json_number, stamp
 from slurm_elastic.agent.features import Feature, RunningRound
-from slurm_elastic.agent.forkserver._linux import process_state
+from slurm_elastic.agent.forkserver.linux import process_state
 from slurm_elastic.agent.lifecycle.states import State, Training
 from slurm_elastic.agent.line_writer import LineWriter
 from slurm_elastic.control import TimeUse, WorkerProgress

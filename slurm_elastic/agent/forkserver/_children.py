@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from typing import Any, TextIO
 
-from slurm_elastic.agent.forkserver._linux import (
+from slurm_elastic.agent.forkserver.linux import (
     children,
     sent_signals,
     set_parent_death_signal,

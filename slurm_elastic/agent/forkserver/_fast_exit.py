@@ -19,7 +19,7 @@ from collections.abc import Callable
 from types import FunctionType, ModuleType
 from typing import Any
 
-from slurm_elastic.agent.forkserver._linux import silence_c_stderr, spare_exit_handlers
+from slurm_elastic.agent.forkserver.linux import silence_c_stderr, spare_exit_handlers
 
 _OF_THE_INTERPRETER = frozenset({"builtins", "sys"})
 """Modules that Python itself clears last."""

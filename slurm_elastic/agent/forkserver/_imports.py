@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from slurm_elastic.agent.forkserver._fast_exit import namespace_of
-from slurm_elastic.agent.forkserver._linux import children, set_parent_death_signal
+from slurm_elastic.agent.forkserver.linux import children, set_parent_death_signal
 from slurm_elastic.agent.node.devices import cuda_is_open, devices_counted
 
 REQUIRED = ("torch", "torch.distributed", "torch.distributed.elastic.multiprocessing.errors")

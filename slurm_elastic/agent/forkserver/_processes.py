@@ -11,7 +11,7 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
-from slurm_elastic.agent.forkserver._linux import children, process_state
+from slurm_elastic.agent.forkserver.linux import children, process_state
 from slurm_elastic.agent.forkserver.protocol import Channel, wait_on
 from slurm_elastic.agent.forkserver.worker_command import Program, boot_environment
 from slurm_elastic.descriptors import given_limit

@@ -18,7 +18,7 @@ from slurm_elastic.agent.forkserver import _children as child
 from slurm_elastic.agent.forkserver import _imports as imports
 from slurm_elastic.agent.forkserver._fast_exit import FastExit, keep_owned_groups
 from slurm_elastic.agent.forkserver._import_learner import Attempt, ImportLearner, ImportRecord
-from slurm_elastic.agent.forkserver._linux import (
+from slurm_elastic.agent.forkserver.linux import (
     ancestors,
     become_subreaper,
     flush_c_streams,

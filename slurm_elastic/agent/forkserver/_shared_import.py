@@ -17,9 +17,9 @@ from importlib.machinery import all_suffixes
 from typing import Any
 
 from slurm_elastic.agent.forkserver import _imports as imports
-from slurm_elastic.agent.forkserver._linux import flush_c_streams, read_memory_file, set_task_name, set_title
 from slurm_elastic.agent.forkserver._processes import ForkedProcess
 from slurm_elastic.agent.forkserver.client import ForkServer
+from slurm_elastic.agent.forkserver.linux import flush_c_streams, read_memory_file, set_task_name, set_title
 from slurm_elastic.agent.forkserver.protocol import Channel
 from slurm_elastic.agent.forkserver.worker_command import Program
 

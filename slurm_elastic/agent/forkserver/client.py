@@ -21,8 +21,8 @@ from slurm_elastic.agent.forkserver._fork_eligibility import (
     script_file,
 )
 from slurm_elastic.agent.forkserver._import_list import fingerprint, forget_list
-from slurm_elastic.agent.forkserver._linux import become_subreaper
 from slurm_elastic.agent.forkserver._processes import ForkedProcess, kill_orphans, spawn
+from slurm_elastic.agent.forkserver.linux import become_subreaper
 from slurm_elastic.agent.forkserver.protocol import Channel, Order, StartInterruptedError, State, wait_on
 from slurm_elastic.agent.forkserver.worker_command import FUNCTION, Program
 from slurm_elastic.errors import UsageError

@@ -10,7 +10,7 @@ import socket
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from slurm_elastic.agent.forkserver._linux import memory_file
+from slurm_elastic.agent.forkserver.linux import memory_file
 
 
 class State(enum.Enum):
@@ -52,7 +52,7 @@ class Order(NamedTuple):
 #
 # It is a pair of Unix sockets without a name, so no other process can connect. Messages are small JSON objects that
 # keep their boundaries (SOCK_SEQPACKET); what may be large (a worker's environment, a pickled call) goes into a
-# memory file (`_linux.memory_file`) whose descriptor is sent with the message.
+# memory file (`linux.memory_file`) whose descriptor is sent with the message.
 _LARGEST_MESSAGE = 65536
 _MOST_DESCRIPTORS = 16
 

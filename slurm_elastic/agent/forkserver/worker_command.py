@@ -16,7 +16,7 @@ import sys
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from slurm_elastic.agent.forkserver._linux import memory_file
+from slurm_elastic.agent.forkserver.linux import memory_file
 from slurm_elastic.agent.option_table import scan
 
 

@@ -29,8 +29,8 @@ from torch.distributed.elastic.utils.api import macros
 from torch.numa.binding import NumaOptions
 
 from slurm_elastic.agent.forkserver._fork_eligibility import SWITCHED_OFF
-from slurm_elastic.agent.forkserver._linux import memory_file, read_memory_file
 from slurm_elastic.agent.forkserver.client import ForkServer
+from slurm_elastic.agent.forkserver.linux import memory_file, read_memory_file
 from slurm_elastic.agent.forkserver.protocol import Order, State, wait_on
 from slurm_elastic.agent.forkserver.worker_command import FUNCTION
 from slurm_elastic.agent.node.devices import asked_apart

@@ -17,7 +17,7 @@ from typing import Any
 
 from slurm_elastic._version import __version__
 from slurm_elastic.agent.event_log import json_number
-from slurm_elastic.agent.forkserver._linux import process_state
+from slurm_elastic.agent.forkserver.linux import process_state
 from slurm_elastic.agent.health.state import AgentState, Readings, Reporter, RoundInfo, Stage, lost_seconds
 from slurm_elastic.agent.watchdog.stacks import collect_stacks, resident
 from slurm_elastic.control import WorkerProgress

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from slurm_elastic.agent.forkserver._linux import process_state
+from slurm_elastic.agent.forkserver.linux import process_state
 from slurm_elastic.agent.watchdog.stacks import Watched, collect_stacks, dump_python_stacks
 from slurm_elastic.agent.watchdog.timers import Timer
 from slurm_elastic.control import Agreement

@@ -18,7 +18,7 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from slurm_elastic.agent.forkserver._linux import ancestors
+from slurm_elastic.agent.forkserver.linux import ancestors
 
 _MOST_THREADS = 512
 _MOST_BYTES = 1 << 20

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
-from slurm_elastic.agent.forkserver._linux import process_state
+from slurm_elastic.agent.forkserver.linux import process_state
 from slurm_elastic.agent.watchdog.hangs import DUMP_TIMEOUT, Hang, HangHandler, WatchedRound, write_stacks
 from slurm_elastic.agent.watchdog.stacks import Watched, collect_stacks, nearest_ancestor
 from slurm_elastic.agent.watchdog.stalls import STACKS_AFTER, HangTimeout, StepWatch

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from torch.distributed.elastic.agent.server.api import Worker, WorkerSpec
 from torch.numa.binding import NumaOptions
 
-from slurm_elastic.agent.forkserver._linux import process_state
+from slurm_elastic.agent.forkserver.linux import process_state
 from slurm_elastic.agent.forkserver.worker_processes import WorkerProcesses, numa_cpus
 from slurm_elastic.errors import UsageError
 from slurm_elastic.rendezvous.connect import RendezvousConfig

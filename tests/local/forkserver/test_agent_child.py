@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from slurm_elastic.agent.forkserver._linux import children
 from slurm_elastic.agent.forkserver._processes import ForkedProcess
 from slurm_elastic.agent.forkserver.client import ForkServer
+from slurm_elastic.agent.forkserver.linux import children
 from slurm_elastic.agent.forkserver.protocol import State
 from slurm_elastic.snapshot.disk import writer as checkpoint_writer
 from slurm_elastic.snapshot.disk.lineage import CheckpointId

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from slurm_elastic.agent.forkserver._linux import children
+from slurm_elastic.agent.forkserver.linux import children
 from tests.local.forkserver.helpers.workplace import HANG, Workplace, result_of
 from tests.local.waiting import eventually
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from slurm_elastic.agent.forkserver._linux import children
 from slurm_elastic.agent.forkserver.client import ForkServer
+from slurm_elastic.agent.forkserver.linux import children
 from tests.local.forkserver.helpers.workplace import Workplace, result_of
 
 RESTARTS = 500

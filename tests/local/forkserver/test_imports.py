@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from slurm_elastic.agent.forkserver._linux import children
+from slurm_elastic.agent.forkserver.linux import children
 from slurm_elastic.agent.forkserver.worker_processes import WorkerProcesses
 from tests.local.forkserver.helpers.workplace import Ended, Workplace, comparable, result_of
 from tests.local.forkserver.test_ends import assert_gone

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_elastic.agent.forkserver._linux import process_state
+from slurm_elastic.agent.forkserver.linux import process_state
 from slurm_elastic.agent.node.node_check import NodeCheck, memory_problems, tell_site
 from slurm_elastic.agent.node.site_command import run_site_command
 from slurm_elastic.agent.signals import Notices

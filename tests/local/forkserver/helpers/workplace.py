@@ -17,8 +17,8 @@ from typing import Any
 from torch.distributed.elastic.agent.server.api import WorkerSpec
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, PContext, RunProcsResult, Std, start_processes
 
-from slurm_elastic.agent.forkserver._linux import children
 from slurm_elastic.agent.forkserver.client import ForkServer
+from slurm_elastic.agent.forkserver.linux import children
 from slurm_elastic.agent.forkserver.protocol import wait_on
 from slurm_elastic.agent.forkserver.worker_command import Program
 from slurm_elastic.agent.forkserver.worker_processes import WorkerProcesses
