@@ -207,7 +207,11 @@ class ImportTrial:
             self.left_out[rest[0]] = harm
         else:
             for module in rest:
-                self._try([module])
+                # A part of a package that does harm does the same, as its import begins with that of the package.
+                if harm := self.left_out.get(module.rpartition(".")[0], ""):
+                    self.left_out[module] = harm
+                else:
+                    self._try([module])
 
     def _import(self, module: str) -> None:
         if module not in sys.modules:
