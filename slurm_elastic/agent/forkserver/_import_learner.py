@@ -292,9 +292,10 @@ class ImportRecord:
         self._memory = mmap.mmap(-1, _SIZE)
 
     def append(self, line: str) -> None:
-        """Add one line."""
-        with contextlib.suppress(ValueError):
-            self._memory.write(line.encode("utf-8", "surrogatepass") + b"\n")
+        """Add one line, if there is room for it and for the zero that ends the text."""
+        data = line.encode("utf-8", "surrogatepass") + b"\n"
+        if self._memory.tell() + len(data) < _SIZE:
+            self._memory.write(data)
 
     def __len__(self) -> int:
         """Return the number of bytes written so far."""
