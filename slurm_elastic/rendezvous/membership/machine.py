@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from slurm_elastic.rendezvous.membership import events, leader_change, planned_stop, transitions
-from slurm_elastic.rendezvous.membership.advance import advance
+from slurm_elastic.rendezvous.membership.advance import advance, next_deadline
 from slurm_elastic.rendezvous.membership.agents import Agent, LeaveReason, Reason, Status, root_of
 from slurm_elastic.rendezvous.membership.persistent import NamedMap, NameSet, replace
 from slurm_elastic.rendezvous.membership.state import FailureInquest, Phase, Result, State, alive, with_agent
@@ -33,7 +33,9 @@ def _forgive_own_pause(state: State, now: float) -> State:
     Messages may still lie unread in the sockets, so no deadline comes nearer by such a gap.
     """
     gap = now - state.seen_until
-    if gap <= state.tick_interval * (3 if state.calm else 2):
+    # What explains a failure may come from the agent of the leader's own node, which was paused with it.
+    late = state.inquest is not None and now > next_deadline(state) + state.settings.settle_time / 2
+    if gap <= state.tick_interval * (3 if state.calm else 2) and not late:
         return replace(state, seen_until=now)
 
     def later(moment: float | None) -> float | None:
