@@ -22,7 +22,7 @@ def leader(secret: bytes = SECRET, run: str = "7.0", epoch: int = 5) -> session.
 
 def shake_hands(one: session.Session, other: session.Session) -> tuple[list[bytes], list[bytes]]:
     """Let both talk until nothing is left to say; return what each of them sent."""
-    sent: tuple[list[bytes], list[bytes]] = ([one.start()], [])
+    sent: tuple[list[bytes], list[bytes]] = ([one.start()], [other.start()])
     message, turn = sent[0][0], 1
     while message:
         messages, message = (one, other)[turn].receive(message)
@@ -75,7 +75,7 @@ def test_messages_go_both_ways_in_order() -> None:
 
 def test_a_stream_may_come_byte_by_byte() -> None:
     one, other = agent(), leader()
-    pending = {session.Role.AGENT: b"", session.Role.LEADER: one.start()}
+    pending = {session.Role.AGENT: other.start(), session.Role.LEADER: one.start()}
     while any(pending.values()):
         for receiver in (other, one):
             data, pending[receiver.role] = pending[receiver.role], b""
