@@ -160,17 +160,25 @@ class Shortage(NamedTuple):
     unresolved: bool = False
 
 
-def decide(shortage: Shortage, after: float, limit: int) -> int | str | None:
-    """Decide what is done about missing nodes; replacements for more than these are cancelled, the newest first.
+class Submit(NamedTuple):
+    """Submit a job for so many nodes."""
 
-    Returns:
-        The number of nodes for which a job is submitted; or the id of a replacement that is cancelled.
-    """
+    nodes: int
+
+
+class Cancel(NamedTuple):
+    """Cancel a replacement that waits."""
+
+    job: str
+
+
+def decide(shortage: Shortage, after: float, limit: int) -> Submit | Cancel | None:
+    """Decide what is done about missing nodes; replacements for more than these are cancelled, the newest first."""
     if sum(nodes for _, nodes in shortage.pending) > shortage.missing:
-        return shortage.pending[-1][0]
+        return Cancel(shortage.pending[-1][0])
     if shortage.pending or shortage.unresolved or shortage.short_for < after or shortage.submitted >= limit:
         return None
-    return shortage.missing or None
+    return Submit(shortage.missing) if shortage.missing else None
 
 
 class Submission(Protocol):
@@ -352,20 +360,19 @@ class Replacer(Feature):
         decision = decide(shortage, self._after, self._limit)
         if self._run.records.newest_epoch() != led.epoch or self._over.is_set():
             return
-        if isinstance(decision, str):
-            for number, (_, result) in claims.items():
-                if result is not None and result.is_open and decision.partition("_")[0] == result.job:
-                    self._run_dir.publish_record(asdict(replace(result, end="cancelling")), "replaced", number)
-            notice(
-                f"job {decision}, which waits to replace lost nodes, is cancelled: the run does not need it any more"
-            )
-            self._controller.cancel(decision, if_pending=True)
-        elif decision is not None:
-            refused_at = self._memory.refused_at
-            if refused_at is None or now - refused_at >= _REFUSED:
-                self._submit(max(claims, default=0) + 1, decision, shortage.submitted + 1, now)
-        elif shortage.missing and not shortage.pending and shortage.submitted >= self._limit:
-            self._say(f"lost nodes are not replaced any more: {shortage.submitted} jobs were submitted for them")
+        match decision:
+            case Cancel(job):
+                for number, (_, result) in claims.items():
+                    if result is not None and result.is_open and job.partition("_")[0] == result.job:
+                        self._run_dir.publish_record(asdict(replace(result, end="cancelling")), "replaced", number)
+                notice(f"job {job}, which waits to replace lost nodes, is cancelled: the run does not need it any more")
+                self._controller.cancel(job, if_pending=True)
+            case Submit(nodes):
+                refused_at = self._memory.refused_at
+                if refused_at is None or now - refused_at >= _REFUSED:
+                    self._submit(max(claims, default=0) + 1, nodes, shortage.submitted + 1, now)
+            case None if shortage.missing and not shortage.pending and shortage.submitted >= self._limit:
+                self._say(f"lost nodes are not replaced any more: {shortage.submitted} jobs were submitted for them")
 
     def _submit(self, number: int, nodes: int, count: int, now: float) -> None:
         exclude = struck_nodes(self._run_dir, self._most_excluded)

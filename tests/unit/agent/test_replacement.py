@@ -14,11 +14,13 @@ import pytest
 
 from slurm_elastic.agent.job import replacement
 from slurm_elastic.agent.job.replacement import (
+    Cancel,
     Claim,
     Claims,
     Replacer,
     Result,
     Shortage,
+    Submit,
     comment,
     decide,
     intended_size,
@@ -44,24 +46,24 @@ WAITS = (("31", 1),)
 @pytest.mark.parametrize(
     ("shortage", "decision"),
     [
-        (SHORT, 1),
-        (SHORT._replace(missing=3), 3),
+        (SHORT, Submit(1)),
+        (SHORT._replace(missing=3), Submit(3)),
         (SHORT._replace(missing=0), None),
         (SHORT._replace(short_for=19.9), None),
         # One at a time, and never while it is not known whether there is one.
         (SHORT._replace(pending=WAITS), None),
         (SHORT._replace(missing=3, pending=WAITS), None),
         (SHORT._replace(unresolved=True), None),
-        (SHORT._replace(submitted=2), 1),
+        (SHORT._replace(submitted=2), Submit(1)),
         (SHORT._replace(submitted=3), None),
         # What is not needed any more goes, whatever else holds.
-        (Shortage(0, WAITS, submitted=3, unresolved=True), "31"),
-        (SHORT._replace(pending=(("31", 2),)), "31"),
-        (SHORT._replace(pending=(*WAITS, ("32", 1))), "32"),
+        (Shortage(0, WAITS, submitted=3, unresolved=True), Cancel("31")),
+        (SHORT._replace(pending=(("31", 2),)), Cancel("31")),
+        (SHORT._replace(pending=(*WAITS, ("32", 1))), Cancel("32")),
         (SHORT._replace(missing=2, pending=(*WAITS, ("32", 1))), None),
     ],
 )
-def test_what_is_done_about_missing_nodes(shortage: Shortage, decision: int | str | None) -> None:
+def test_what_is_done_about_missing_nodes(shortage: Shortage, decision: Submit | Cancel | None) -> None:
     assert decide(shortage, 20.0, 3) == decision
 
 
