@@ -39,24 +39,18 @@ def represents_job(job: SlurmJob, agent: str, assignment: Assignment | None) -> 
 
 
 def other_agents(
-    job: SlurmJob, agent: str, members: Sequence[Successor] | None, successors: Sequence[Successor]
+    job: SlurmJob, agent: str, known: Sequence[Successor], *, all_nodes: bool
 ) -> list[tuple[str, Successor | None]]:
     """Return the other nodes of the job on which an agent may run, and the agents that are known there.
 
     Nodes with a known agent come first: if one of them lives, no other node has to be asked.
 
     Args:
-        members: The members of the newest round on record; None if that cannot be read, or if agents outside of it
-            count, too.
-        successors: The members that the leader has named to this agent; used if `members` is None. Then all other nodes
-            of the job count.
+        known: Members of the newest round, as it is on record or as the leader has named them to this agent.
+        all_nodes: True if all other nodes of the job count; False if only those of the known agents do.
     """
-    by_node = {
-        node_of(successor.agent): successor
-        for successor in (successors if members is None else members)
-        if job_of(successor.agent) == job_of(agent)
-    }
-    nodes = job.job_nodes if members is None else tuple(by_node)
+    by_node = {node_of(other.agent): other for other in known if job_of(other.agent) == job_of(agent)}
+    nodes = job.job_nodes if all_nodes else tuple(by_node)
     others = [(node, by_node.get(node)) for node in nodes if node != job.node]
     return sorted(others, key=lambda other: other[1] is None)
 

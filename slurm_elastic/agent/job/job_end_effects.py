@@ -114,14 +114,6 @@ class JobAtEnd:
             )
             self.controller.cancel(self.job.name)
 
-    def end_job_if_last(self, members: Sequence[Successor] | None, successors: Sequence[Successor]) -> None:
-        """End the job if its batch script is gone and no other agent of it runs."""
-        others = other_agents(self.job, self.rendezvous.agent, members, successors)
-        if self._batch_script_lost(_POLLS, self.signal_fd) and self._all_ended(others):
-            name = self.job.name
-            self.say(f"job {name} has no other agent left, and its batch script is gone: this agent ends the job")
-            self.controller.cancel(name)
-
     def _end_empty_jobs(self) -> None:
         base = self.rendezvous.run_dir.path.parent.parent
         for name in sorted(RunContents(self.rendezvous.run_dir).jobs() - {self.job.name}):
@@ -167,16 +159,18 @@ class JobAtEnd:
         return _in_time(look, otherwise=False)
 
     def _end_if_last(self, *, spares_count: bool) -> None:
-        """As `end_job_if_last`.
+        """End the job if its batch script is gone and no other agent of it runs.
 
         Args:
             spares_count: True if agents that are in no round may go on, so that each node of the job counts.
         """
         members = _in_time(self._members, otherwise=None)
-        if spares_count and members is not None:
-            self.end_job_if_last(None, members)
-        else:
-            self.end_job_if_last(members, self.told)
+        known = self.told if members is None else members
+        others = other_agents(self.job, self.rendezvous.agent, known, all_nodes=spares_count or members is None)
+        if self._batch_script_lost(_POLLS, self.signal_fd) and self._all_ended(others):
+            name = self.job.name
+            self.say(f"job {name} has no other agent left, and its batch script is gone: this agent ends the job")
+            self.controller.cancel(name)
 
     def _members(self) -> Sequence[Successor] | None:
         try:

@@ -119,6 +119,8 @@ def test_nobody_stands_for_a_job_that_never_trained() -> None:
 
 
 OTHERS = ("n1/7.0/1", "n3/7.0/3")
+LEFT, FAILED, FINISHED = ExitCode.LEFT, ExitCode.FAILED, ExitCode.FINISHED
+PARTS = ("diagnoses", "leads", "shares_run", "represents_job")
 
 
 def gives_up(
@@ -139,7 +141,10 @@ def gives_up(
         return [Successor(agent, address, port) for agent in agents]
 
     found = None if members is None else at(members)
-    at_end(job(1, 3), controller, environ=srun, signal_fd=signalled).end_job_if_last(found, at(told))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(JobAtEnd, "_members", lambda _: found)
+        agent = at_end(job(1, 3), controller, environ=srun, signal_fd=signalled, told=at(told))
+        agent.carry_out(Done(FAILED, gave_up=True), **dict.fromkeys(PARTS, False))
     return controller.cancelled == ["7"]
 
 
@@ -187,9 +192,6 @@ def test_who_gives_up_leaves_a_job_with_its_srun_alone(signalled: int) -> None:
         assert not gives_up(signalled, ended_, srun=srun_at(srun), states={"n1": DOWN, "n3": DOWN})
 
 
-LEFT, FAILED, FINISHED = ExitCode.LEFT, ExitCode.FAILED, ExitCode.FINISHED
-
-
 @pytest.mark.parametrize(
     ("outcome", "parts", "actions"),
     [
@@ -219,6 +221,5 @@ def test_what_an_agent_does_for_its_job(
     done = list[str]()
     for name in ("_requeue", "_end_if_last", "cancel_held_elements", "_end_empty_jobs", "end_abandoned_job"):
         monkeypatch.setattr(JobAtEnd, name, lambda _, name=name, **how: done.append(name) or True)
-    names = ("diagnoses", "leads", "shares_run", "represents_job")
-    at_end(job(1), Controller()).carry_out(outcome, **{name: name in parts for name in names})
+    at_end(job(1), Controller()).carry_out(outcome, **{name: name in parts for name in PARTS})
     assert done == actions

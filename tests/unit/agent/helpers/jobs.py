@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -9,6 +10,7 @@ from typing import Any, cast
 from slurm_elastic.agent.job.job_end_effects import JobAtEnd
 from slurm_elastic.agent.option_values import OptionValues
 from slurm_elastic.rendezvous.connect import RendezvousConfig
+from slurm_elastic.rendezvous.transport.messages import Successor
 from slurm_elastic.rundir import RunDir
 from slurm_elastic.slurm import Controller, SlurmJob
 
@@ -23,9 +25,11 @@ def slurm_job(nodes: str = "n1", **variables: str) -> SlurmJob:
     return job
 
 
-def at_end(job: SlurmJob, controller: Controller, *, signal_fd: int = -1, **more: Any) -> JobAtEnd:
+def at_end(
+    job: SlurmJob, controller: Controller, *, signal_fd: int = -1, told: Sequence[Successor] = (), **more: Any
+) -> JobAtEnd:
     """Return what it does for its job; the run has no records."""
     agent = f"{job.node}/{job.job_id}.0/2"
     rendezvous = SimpleNamespace(run_dir=RunDir(Path("runs"), job.job_id), agent=agent, incarnation="7.0")
-    facts = (job, cast(RendezvousConfig, rendezvous), OptionValues(), (), signal_fd)
+    facts = (job, cast(RendezvousConfig, rendezvous), OptionValues(), told, signal_fd)
     return JobAtEnd(*facts, controller=controller, **more)
