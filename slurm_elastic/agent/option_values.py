@@ -10,7 +10,7 @@ import signal
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Annotated, get_type_hints
 
 from slurm_elastic.agent.option_table import OPTIONS, Scan
 from slurm_elastic.errors import UsageError
@@ -32,31 +32,88 @@ _log = logging.getLogger(__name__)
 _NODES = re.compile(r"([0-9]{1,6})(?::([0-9]{1,6}))?")
 
 
+def _count(option: str, text: str) -> int:
+    if not (text.isascii() and text.isdigit()):
+        raise UsageError(f"{option} {text!r} is no number; give 0 or more")
+    return int(text)
+
+
+def _choice(option: str, text: str) -> str | int:
+    (choices,) = (row.choices for row in OPTIONS if row.name == option and row.choices is not None)
+    if text not in choices:
+        raise UsageError(f"{option} {text!r} is neither {' nor '.join(choices)}")
+    return int(text) if text.isdecimal() else text
+
+
+def positive_seconds(option: str, text: str, others: str = "") -> float:
+    """Return the value of an option that is a number of seconds above 0.
+
+    Args:
+        others: What else it can be, as in "nor off"; empty for nothing.
+
+    Raises:
+        UsageError: It is none.
+    """
+    if (seconds := _number(text)) > 0:
+        return seconds
+    wrong = f"is neither seconds, above 0, {others}" if others else "is no number of seconds above 0"
+    raise UsageError(f"{option} {text!r} {wrong}; write it as in 600")
+
+
+def seconds_or_zero(option: str, text: str) -> float:
+    """Return the value of an option that is a number of seconds, 0 or more.
+
+    Raises:
+        UsageError: It is none.
+    """
+    if (seconds := _number(text)) >= 0:
+        return seconds
+    raise UsageError(f"{option} {text!r} is no number of seconds; give 0 or more")
+
+
+def _number(text: str) -> float:
+    return float(text) if re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,6})?", text) else -1.0
+
+
+def _signal(option: str, text: str) -> signal.Signals:
+    name = "SIG" + text.upper().removeprefix("SIG")
+    if name not in _WORKER_SIGNALS:
+        raise UsageError(f"{option} {text!r} is none of {', '.join(_WORKER_SIGNALS)}")
+    return signal.Signals[name]
+
+
+def _text(_option: str, text: str) -> str:
+    return text
+
+
 @dataclass(frozen=True, slots=True)
 class OptionValues:
-    """The values of those of the agent's own options that need neither torch nor a job to be understood."""
+    """The values of those of the agent's own options that need neither torch nor a job to be understood.
 
-    start: str = "warm"
-    learn_imports: str = "on"
-    max_requeues: int = 10
-    max_excluded: int = 2
-    grace: float = 30.0
-    warning: float | None = None
-    notify: str = ""
-    notify_after: float = 600.0
-    replace_lost: float | None = None
-    replace_limit: int = 10
-    failure_domain: str = "auto"
-    console: str = "brief"
-    stop_on_same_failure: str = "on"
-    stacks_after: float = 60.0
-    worker_signal: signal.Signals | None = None
-    shutdown_timeout: int = 30
-    snapshot_replicas: int = 0
-    snapshot_slots: int = 3
-    node_check: str = ""
-    node_check_timeout: float = 60.0
-    on_bad_node: str = ""
+    Beside the type of each is the function that makes it of the option's spelling and text.
+    """
+
+    start: Annotated[str, _choice] = "warm"
+    learn_imports: Annotated[str, _choice] = "on"
+    max_requeues: Annotated[int, _count] = 10
+    max_excluded: Annotated[int, _count] = 2
+    grace: Annotated[float, seconds_or_zero] = 30.0
+    warning: Annotated[float | None, seconds_or_zero] = None
+    notify: Annotated[str, _text] = ""
+    notify_after: Annotated[float, positive_seconds] = 600.0
+    replace_lost: Annotated[float | None, positive_seconds] = None
+    replace_limit: Annotated[int, _count] = 10
+    failure_domain: Annotated[str, _text] = "auto"
+    console: Annotated[str, _choice] = "brief"
+    stop_on_same_failure: Annotated[str, _choice] = "on"
+    stacks_after: Annotated[float, positive_seconds] = 60.0
+    worker_signal: Annotated[signal.Signals | None, _signal] = None
+    shutdown_timeout: Annotated[int, _count] = 30
+    snapshot_replicas: Annotated[int, _choice] = 0
+    snapshot_slots: Annotated[int, _choice] = 3
+    node_check: Annotated[str, _text] = ""
+    node_check_timeout: Annotated[float, positive_seconds] = 60.0
+    on_bad_node: Annotated[str, _text] = ""
 
     @property
     def meaning(self) -> SignalDefaults:
@@ -78,8 +135,8 @@ def read_options(text_of: Callable[[str], str | None]) -> OptionValues:
     for name, other in (("notify_after", "notify"), ("replace_limit", "replace_lost")):
         if name in texts and other not in texts:
             raise UsageError(f"{_spelled(name)} needs {_spelled(other)}")
-    values: dict[str, Any] = {name: _PARSERS[name](_spelled(name), text) for name, text in texts.items()}
-    return OptionValues(**values)
+    hints = get_type_hints(OptionValues, include_extras=True)
+    return OptionValues(**{name: hints[name].__metadata__[0](_spelled(name), text) for name, text in texts.items()})
 
 
 def base_directory(run_dir: str | None, job: SlurmJob | None) -> Path:
@@ -162,68 +219,6 @@ def require_known(name: str, controller: Controller) -> None:
     """
     if controller.knows_node(name) is False:
         raise UsageError(f"--leader-node {name}: Slurm knows no such node; see sinfo --Node")
-
-
-def _count(option: str, text: str) -> int:
-    if not (text.isascii() and text.isdigit()):
-        raise UsageError(f"{option} {text!r} is no number; give 0 or more")
-    return int(text)
-
-
-def _choice(option: str, text: str) -> str | int:
-    (choices,) = (row.choices for row in OPTIONS if row.name == option and row.choices is not None)
-    if text not in choices:
-        raise UsageError(f"{option} {text!r} is neither {' nor '.join(choices)}")
-    return int(text) if text.isdecimal() else text
-
-
-def positive_seconds(option: str, text: str, others: str = "") -> float:
-    """Return the value of an option that is a number of seconds above 0.
-
-    Args:
-        others: What else it can be, as in "nor off"; empty for nothing.
-
-    Raises:
-        UsageError: It is none.
-    """
-    if (seconds := _number(text)) > 0:
-        return seconds
-    wrong = f"is neither seconds, above 0, {others}" if others else "is no number of seconds above 0"
-    raise UsageError(f"{option} {text!r} {wrong}; write it as in 600")
-
-
-def seconds_or_zero(option: str, text: str) -> float:
-    """Return the value of an option that is a number of seconds, 0 or more.
-
-    Raises:
-        UsageError: It is none.
-    """
-    if (seconds := _number(text)) >= 0:
-        return seconds
-    raise UsageError(f"{option} {text!r} is no number of seconds; give 0 or more")
-
-
-def _number(text: str) -> float:
-    return float(text) if re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,6})?", text) else -1.0
-
-
-def _signal(option: str, text: str) -> signal.Signals:
-    name = "SIG" + text.upper().removeprefix("SIG")
-    if name not in _WORKER_SIGNALS:
-        raise UsageError(f"{option} {text!r} is none of {', '.join(_WORKER_SIGNALS)}")
-    return signal.Signals[name]
-
-
-_PARSERS: dict[str, Callable[[str, str], Any]] = {
-    **dict.fromkeys(("max_requeues", "max_excluded", "replace_limit", "shutdown_timeout"), _count),
-    **dict.fromkeys(("grace", "warning"), seconds_or_zero),
-    **dict.fromkeys(("notify_after", "replace_lost", "stacks_after", "node_check_timeout"), positive_seconds),
-    **dict.fromkeys(
-        ("start", "learn_imports", "console", "stop_on_same_failure", "snapshot_replicas", "snapshot_slots"), _choice
-    ),
-    "worker_signal": _signal,
-    **dict.fromkeys(("notify", "failure_domain", "node_check", "on_bad_node"), lambda _, text: text),
-}
 
 
 def _spelled(name: str) -> str:
