@@ -42,8 +42,8 @@ _FAULTS = frozenset({signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGIL
 
 
 @dataclass(frozen=True, slots=True)
-class RunningRound:
-    """The workers of a round on this node.
+class RunningRound(RoundInfo):
+    """The workers of a round on this node, while they run.
 
     Attributes:
         environments: The variables that were added to each worker's environment, by local rank.
@@ -52,8 +52,6 @@ class RunningRound:
         since: Own monotonic time in seconds at which they have started.
     """
 
-    assignment: Assignment
-    pids: Mapping[int, int]
     environments: Mapping[int, Mapping[str, str]]
     progress: Callable[[], Sequence[WorkerProgress]]
     agreement: Agreement | None = None
@@ -134,8 +132,9 @@ class HealthFeature(Feature):
 
     def workers_started(self, running: RunningRound) -> None:
         self._progress, now = running.progress, time.monotonic()
-        info = RoundInfo(running.assignment, running.pids)
-        self._reporter.change(lambda state: enter(replace(state, round_info=info, counted=False), Stage.TRAINING, now))
+        self._reporter.change(
+            lambda state: enter(replace(state, round_info=running, counted=False), Stage.TRAINING, now)
+        )
 
     def round_ended(self, progress: Sequence[WorkerProgress]) -> None:
         steps = sum(worker.boundary for worker in progress)
@@ -385,6 +384,6 @@ def _position(running: RunningRound, pid: int) -> str | None:
 
 
 def _who_has_memory(running: RunningRound) -> str:
-    sizes = ((rank, resident(pid)) for rank, _, pid in RoundInfo(running.assignment, running.pids).workers)
+    sizes = ((rank, resident(pid)) for rank, _, pid in running.workers)
     sizes_text = [f"rank {rank} has {size_text(size)}" for rank, size in sizes if size]
     return f"; {', '.join(sizes_text)}" if sizes_text else ""
