@@ -95,7 +95,9 @@ class SignalDiagnosis:
         self._controller, self._answer_timeout = controller or slurm.Controller(), answer_timeout
         self._findings: queue.SimpleQueue[slurm.Diagnosis] = queue.SimpleQueue()
         self._wakeup = threading.Event()
-        self._closed = self._answered = self._asks = False
+        self._closed = self._answered = False
+        self.asks = False
+        """True if this agent asks Slurm, and other agents rely on it; False before the first finding."""
         self._requested: slurm.Diagnosis | None = None
         self._known: slurm.Diagnosis | None = None
         self._least: float | None = None
@@ -108,18 +110,13 @@ class SignalDiagnosis:
         self.fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK | os.EFD_SEMAPHORE)
         """Readable while there are findings; for a selector."""
 
-    @property
-    def asks(self) -> bool:
-        """True if this agent asks Slurm, and other agents rely on it; False before the first finding."""
-        return self._asks
-
     def tells_job(self, cause: slurm.Cause) -> bool:
         """Return True if all agents of the job learn from this one that they have to leave for this cause.
 
         A signal that warns of the time limit reaches all of them (sbatch --signal, scancel), and they leave its meaning
         to the agent that asks Slurm.
         """
-        return self._asks and (cause not in _OWN or (cause is slurm.Cause.SIGNALLED and self._is_warned()))
+        return self.asks and (cause not in _OWN or (cause is slurm.Cause.SIGNALLED and self._is_warned()))
 
     @property
     def has_news(self) -> bool:
@@ -209,12 +206,12 @@ class SignalDiagnosis:
             if self._requested is None and not self._has_question():
                 continue
             # An agent that has asked once stays the one that asks: the others rely on it.
-            self._asks = self._asks or asks_slurm(self._run_dir, job, self._agent)
+            self.asks = self.asks or asks_slurm(self._run_dir, job, self._agent)
             if self._requested is not None:
                 self._write(job, self._requested)
             if not self._has_question():
                 continue
-            if self._asks:
+            if self.asks:
                 self._ask(job)
             else:
                 self._wait_for_leader(job)
@@ -367,7 +364,7 @@ class SignalDiagnosis:
         self._findings.put(finding)
 
     def _write(self, job: slurm.SlurmJob, finding: slurm.Diagnosis) -> None:
-        if not self._asks:
+        if not self.asks:
             return
         finding = self._requested or self._known or finding
         record = {
