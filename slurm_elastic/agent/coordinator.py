@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import select
 import threading
 import time
@@ -27,7 +28,7 @@ logger = logging.getLogger("slurm_elastic")
 _QUEUE_INTERVAL = 10.0
 """Seconds between two questions to Slurm about the job of the run."""
 _LOOK = 0.1
-"""Seconds between two looks whether the job is over, another agent leads after a signal, or this process leads."""
+"""Seconds between two looks, after a signal, whether another agent leads."""
 
 
 def coordinate(
@@ -56,12 +57,20 @@ def coordinate(
     events = EventLog(rendezvous.run_dir, rendezvous.node)
     job_over, takes_over = threading.Event(), threading.Event()
 
+    def wake() -> None:
+        os.write(notices.wakeup_fd, b"\0")
+
+    def watch() -> None:
+        watch_queue(job, Controller(), job_over)
+        wake()
+
     def record(decision: Decision) -> None:
         entry: Entry | None = describe(decision)
         if entry is not None:
             events.add(entry)
         if isinstance(decision, Claim):
             takes_over.set()
+            wake()
         if isinstance(decision, Finish) and decision.message.failure is not None:
             # The batch scripts of the agents print the root cause from the records.
             try:
@@ -79,8 +88,7 @@ def coordinate(
             )
         job = submit() if submit is not None else job
         # A daemon: the process does not wait for its last question to Slurm.
-        watch = threading.Thread(target=watch_queue, args=(job, Controller(), job_over), daemon=True)
-        watch.start()
+        threading.Thread(target=watch, name="slurm-elastic-queue", daemon=True).start()
         leave_by: float | None = None
         while True:
             while (event := coordination.next_event(timeout=0)) is not None:
@@ -102,7 +110,7 @@ def coordinate(
                 coordination.leaving(LeaveReason.NODE_LEFT, grace)
             if leave_by is not None and (not coordination.leads or time.monotonic() >= leave_by):
                 return ExitCode.LEFT
-            select.select([coordination.fd, notices.fd], [], [], _LOOK)
+            select.select([coordination.fd, notices.fd], [], [], None if leave_by is None else _LOOK)
             notices.drain()
     finally:
         coordination.stop()
