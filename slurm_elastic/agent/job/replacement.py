@@ -29,7 +29,7 @@ from slurm_elastic.rendezvous.membership.agents import LeaveReason
 from slurm_elastic.rendezvous.thread import Led
 from slurm_elastic.rundir import RunContents, RunDir
 from slurm_elastic.slurm import Controller, QueuedJob, natural_key
-from slurm_elastic.text import parse_time
+from slurm_elastic.text import counted, parse_time
 
 logger = logging.getLogger("slurm_elastic")
 
@@ -391,8 +391,8 @@ class Replacer(Feature):
             if result.job and other is not None and other.job != result.job:
                 self._controller.cancel(result.job)
         elif result.job:
-            what = f"{nodes} node{'s' if nodes > 1 else ''}"
-            notice(f"job {result.job} is submitted for {what} that the run has lost, {count} of {self._limit}")
+            what = f"{counted(nodes, 'node')} that the run has lost"
+            notice(f"job {result.job} is submitted for {what}, {count} of {self._limit}")
 
     def _say(self, line: str) -> None:
         if line not in self._lines:

@@ -9,7 +9,6 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from slurm_elastic._version import __version__
@@ -126,11 +125,18 @@ def code_when_over(arguments: Sequence[str]) -> ExitCode | None:
 
 
 def _runs_of_this_start(options: Scan) -> tuple[SlurmJob | None, list[RunDir], int | None]:
-    """Return the job, its runs, and the restart count as for `incarnation_of`."""
+    """Return the job, its runs, and the restart count as for `incarnation_of`.
+
+    Where no agent has begun a run, it is that of the job's number.
+    """
     job = SlurmJob.from_environment(os.environ)
-    named = named_run(options.value("rdzv_id"), job, os.environ)
-    runs = _runs(base_directory(options.value("run_dir"), job), job, named)
-    return job, runs, job.restart_count if job is not None and named is None else None
+    named, base = named_run(options.value("rdzv_id"), job, os.environ), base_directory(options.value("run_dir"), job)
+    if named is not None:
+        return job, [RunDir.for_run(base, named)], None
+    if job is None:
+        raise UsageError("neither SLURM_JOB_ID nor --run-id is given; call this from the batch script of a run")
+    begun = [run_dir for run_dir in runs_of_job(base, job.name) if run_start(run_dir, job.restart_count) is not None]
+    return job, begun or [RunDir.for_run(base, job.run_id)], job.restart_count
 
 
 def _job_end(status: int, arguments: Sequence[str]) -> int:
@@ -200,16 +206,6 @@ def _end_run(run_dir: RunDir, job: SlurmJob | None, status: int, failure: object
         )
     finally:
         signal.signal(signal.SIGTERM, before)
-
-
-def _runs(base: Path, job: SlurmJob | None, named: str | None) -> list[RunDir]:
-    """Return the runs of this start of the job; that of its number where no agent has begun one."""
-    if named is None and job is None:
-        raise UsageError("neither SLURM_JOB_ID nor --run-id is given; call this from the batch script of a run")
-    if named is not None or job is None:
-        return [RunDir.for_run(base, str(named))]
-    begun = [run_dir for run_dir in runs_of_job(base, job.name) if run_start(run_dir, job.restart_count) is not None]
-    return begun or [RunDir.for_run(base, job.run_id)]
 
 
 def _print(line: str) -> None:
