@@ -37,8 +37,8 @@ from slurm_elastic.agent.workers.torch_agent import TorchAgent
 from slurm_elastic.control import Agreement, RoundControl, WorkerProgress
 from slurm_elastic.errors import ExitCode
 from slurm_elastic.rendezvous.connect import RendezvousConfig
-from slurm_elastic.rendezvous.membership.agents import STEPPED, WorkerFailure, job_of, root_of
-from slurm_elastic.rendezvous.membership.events import Ended, Interrupted
+from slurm_elastic.rendezvous.membership.agents import STEPPED, WorkerFailure, root_of
+from slurm_elastic.rendezvous.membership.events import Ended, Finished, Held, Interrupted, Leaving, WorkerFailed
 from slurm_elastic.rendezvous.membership.stragglers import Collective, WorkerPosition
 from slurm_elastic.rendezvous.thread import Coordination
 from slurm_elastic.rendezvous.torch_handler import SlurmRendezvousHandler
@@ -89,6 +89,7 @@ class Agent:
         )
         self._worker_signal = settings.values.worker_signal
         self._config = states.LifecycleConfig(
+            agent=rendezvous.agent,
             node=rendezvous.node,
             run_id=rendezvous.run_id,
             leader_host=rendezvous.leader_host,
@@ -245,6 +246,7 @@ class Agent:
     # Actions.
 
     def _execute(self, action: actions.Action) -> events.Event | None:
+        agent = self._rendezvous_config.agent
         match action:
             case actions.Join(ends_store):
                 if ends_store:
@@ -262,14 +264,14 @@ class Agent:
             case actions.SignalWorkers():
                 if self._processes is not None and self._worker_signal is not None:
                     self._processes.signal(self._worker_signal)
-            case actions.Hold(round_, refuses):
-                self._coordination.held(round_, None if refuses else self._agreement.hold())
+            case actions.Hold(round_):
+                self._coordination.send(Held(agent, round_, self._agreement.hold()))
             case actions.StopAtStep(round_, at, reason, seconds):
                 try:
                     self._agreement.stop_at(at, reason, seconds)
                 except ValueError as error:
                     logger.warning("the workers do not stop at step %d of round %d: %s", at, round_, error)
-                    self._coordination.held(round_, None)
+                    self._coordination.send(Held(agent, round_, None))
                     return None
                 for feature in self._features:
                     feature.stop_agreed(reason)
@@ -290,22 +292,19 @@ class Agent:
             case actions.AnnounceLeave(reason, seconds):
                 for feature in self._features:
                     feature.leave_announced(action)
-                self._coordination.leaving(reason, seconds)
-            case actions.ReportLeft(reason, stopped):
-                self._coordination.left(reason, stopped=stopped)
+                self._coordination.send(Leaving(agent, reason, seconds))
+            case actions.Tell(message):
+                self._coordination.send(message)
             case actions.ReportFinished():
                 self.torch.set_state(self._result.state)
                 logger.debug("the workers of %s have ended well; it waits for the others", self._rendezvous_config.node)
-                self._coordination.finished()
-            case actions.ReportFailure(failure):
-                if failure is None:
-                    self.torch.set_state(self._result.state)
-                    self._note_ran()
-                    failure = self._first_failure(self._result)
-                    self._worked = self._worked and (failure.consequence or self._ran == STEPPED)
-                self._coordination.worker_failed(failure)
-            case actions.RequestLeave(reason, seconds, detail):
-                self._coordination.request_leave(job_of(self._rendezvous_config.agent), reason, seconds, detail)
+                self._coordination.send(Finished(agent, self._running.assignment.round))
+            case actions.ReportFailure():
+                self.torch.set_state(self._result.state)
+                self._note_ran()
+                failure = self._first_failure(self._result)
+                self._worked = self._worked and (failure.consequence or self._ran == STEPPED)
+                self._coordination.send(WorkerFailed(agent, self._running.assignment.round, failure))
             case actions.NoteLeaveRequest(request):
                 # Another agent that has found out the cause says how many seconds are left.
                 cause = REQUESTED_CAUSES.get(request.reason) if request.seconds is None else None

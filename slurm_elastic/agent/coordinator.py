@@ -18,7 +18,7 @@ from slurm_elastic.errors import ExitCode, RecordsError
 from slurm_elastic.rendezvous.connect import RendezvousConfig, connect
 from slurm_elastic.rendezvous.election.events import LeaderEvent, LeaderLost, RecordsLost, Unreachable
 from slurm_elastic.rendezvous.membership.agents import LeaveReason
-from slurm_elastic.rendezvous.membership.events import Claim, Decision, Ended, Finish, Outcome
+from slurm_elastic.rendezvous.membership.events import Claim, Decision, Ended, Finish, Leaving, Outcome
 from slurm_elastic.rendezvous.records.api import Records
 from slurm_elastic.rendezvous.run_events import Entry, describe
 from slurm_elastic.slurm import Controller
@@ -107,7 +107,7 @@ def coordinate(
                 leave_by = time.monotonic() + grace
                 plan = "an agent will lead the run" if coordination.leads else "this coordinator ends"
                 logger.info("got %s: %s", received.signal.name, plan)
-                coordination.leaving(LeaveReason.NODE_LEFT, grace)
+                coordination.send(Leaving(rendezvous.agent, LeaveReason.NODE_LEFT, grace))
             if leave_by is not None and (not coordination.leads or time.monotonic() >= leave_by):
                 return ExitCode.LEFT
             select.select([coordination.fd, notices.fd], [], [], None if leave_by is None else _LOOK)

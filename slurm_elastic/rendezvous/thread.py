@@ -24,11 +24,10 @@ from slurm_elastic.rendezvous.election.campaign import Campaign
 from slurm_elastic.rendezvous.election.leader_host import LeaderHost
 from slurm_elastic.rendezvous.election.runner import FollowerConfig, Runner
 from slurm_elastic.rendezvous.leader.leader import Leader
-from slurm_elastic.rendezvous.membership.agents import AgentInfo, LeaveReason, WorkerFailure
-from slurm_elastic.rendezvous.membership.events import Closed, Finished, Held, Leaving, Left, WorkerFailed
+from slurm_elastic.rendezvous.membership.agents import AgentInfo
 from slurm_elastic.rendezvous.membership.state import Phase
 from slurm_elastic.rendezvous.membership.stragglers import WorkerPosition
-from slurm_elastic.rendezvous.transport.messages import AgentMessage, Assignment, LeaveRequest, Successor
+from slurm_elastic.rendezvous.transport.messages import AgentMessage, Successor
 from slurm_elastic.rendezvous.transport.session import Role, Session
 from slurm_elastic.text import printable
 
@@ -66,12 +65,11 @@ class Coordination:
         founder: Campaign | None,
         release: Callable[[], None],
     ) -> None:
-        self._config, self._agent = config, config.election.agent
-        self._round = -1
+        self._config = config
         self._host = LeaderHost(
             listener,
             make_leader,
-            lambda: Session(Role.LEADER, config.secret, config.run, idle=self._agent),
+            lambda: Session(Role.LEADER, config.secret, config.run, idle=config.election.agent),
             founder,
         )
         self._release = release
@@ -106,8 +104,6 @@ class Coordination:
         except queue.Empty:
             return None
         os.eventfd_read(self.fd)
-        if isinstance(event, Assignment):
-            self._round = event.round
         return event
 
     @property
@@ -137,33 +133,9 @@ class Coordination:
         """Ask for an assignment; no workers run here."""
         self._post(events.Join(dataclasses.replace(candidate, standby_port=self._standby_port)))
 
-    def leaving(self, reason: LeaveReason, seconds: float | None = None) -> None:
-        """Announce that this agent leaves, within `seconds` if that is known; its workers may run on until then."""
-        self._send(Leaving(self._agent, reason, seconds))
-
-    def held(self, round_: int, step: int | None) -> None:
-        """Report the step at which the workers of a round can stop; None if they take no part in planned stops."""
-        self._send(Held(self._agent, round_, step))
-
-    def left(self, reason: LeaveReason, *, stopped: bool = False) -> None:
-        """Report that this agent leaves now and no workers run here; `stopped` if they ended at the stop step."""
-        self._send(Left(self._agent, reason, stopped))
-
-    def worker_failed(self, failure: WorkerFailure) -> None:
-        """Report the failure of a worker of the current round that the agent was not stopping."""
-        self._send(WorkerFailed(self._agent, self._round, failure))
-
-    def finished(self) -> None:
-        """Report that all workers of the current round ended with exit code 0."""
-        self._send(Finished(self._agent, self._round))
-
-    def request_leave(self, job: str, reason: LeaveReason, seconds: float | None, detail: str) -> None:
-        """Tell all other agents of a job that they have to leave; see :class:`~.messages.LeaveRequest`."""
-        self._send(LeaveRequest(self._agent, (), job, reason, seconds, detail))
-
-    def close_run(self) -> None:
-        """Close the rendezvous for all agents."""
-        self._send(Closed(self._agent))
+    def send(self, message: AgentMessage) -> None:
+        """Send a message to the leader; see :class:`.events.SendToLeader`."""
+        self._post(events.SendToLeader(message))
 
     def records_lost(self, error: RecordsError) -> None:
         """Deliver RecordsLost to the main thread. Any thread may call this, also after the end."""
@@ -205,9 +177,6 @@ class Coordination:
 
     def _post(self, event: events.Event) -> None:
         self._call(lambda: self._runner.handle(event))
-
-    def _send(self, message: AgentMessage) -> None:
-        self._post(events.SendToLeader(message))
 
     def _call(self, action: Callable[[], object]) -> None:
         try:

@@ -32,7 +32,7 @@ from slurm_elastic.rendezvous import worker_store
 from slurm_elastic.rendezvous.connect import RendezvousConfig, connect
 from slurm_elastic.rendezvous.election.events import LeaderEvent, LeaderLost, RecordsLost, Unreachable
 from slurm_elastic.rendezvous.membership.agents import AgentIdentity, LeaveReason
-from slurm_elastic.rendezvous.membership.events import Decision, Ended, Interrupted, Outcome, Waiting
+from slurm_elastic.rendezvous.membership.events import Closed, Decision, Ended, Interrupted, Left, Outcome, Waiting
 from slurm_elastic.rendezvous.options import RendezvousOptions
 from slurm_elastic.rendezvous.records.api import etcd_wanted, open_records
 from slurm_elastic.rendezvous.run_events import describe
@@ -111,7 +111,7 @@ class SlurmRendezvousHandler(RendezvousHandler):
 
     def set_closed(self) -> None:
         """End the run for all agents."""
-        self._coordination.close_run()
+        self._coordination.send(Closed(self._config.agent))
         self._end = self._end or RendezvousClosedError("the run was closed from here")
 
     def num_nodes_waiting(self) -> int:
@@ -131,7 +131,7 @@ class SlurmRendezvousHandler(RendezvousHandler):
             self._reserved.close()
         if sys.exc_info()[0] is not None and self._end is None:
             self.set_closed()
-        self._coordination.left(LeaveReason.FINISHED)
+        self._coordination.send(Left(self._config.agent, LeaveReason.FINISHED))
         self._coordination.stop()
         self._config.records.close()
         self._served = None

@@ -201,7 +201,7 @@ class SimulatedAgent(HeardProcess):
         self.leaving = reason
         timeout = 4.0 if seconds is None else seconds
         margin, now = self.world.schedule.settings.leave_margin, self.world.now
-        config = LifecycleConfig("", "", "", shutdown_timeout=timeout, leave_margin=margin)
+        config = LifecycleConfig("", "", "", "", shutdown_timeout=timeout, leave_margin=margin)
         self._departure = depart(config, reason, "", seconds, now)
         self._tell(messages.Leaving(self.name, reason, timeout))
         self.world.at(now + max(timeout, 2.0) + 1e-6, self.world.checks.after_deadline, self)

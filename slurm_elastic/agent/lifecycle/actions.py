@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from slurm_elastic.rendezvous.membership.agents import LeaveReason, WorkerFailure
-from slurm_elastic.rendezvous.transport.messages import Assignment, LeaveRequested
+from slurm_elastic.rendezvous.membership.agents import LeaveReason
+from slurm_elastic.rendezvous.transport.messages import AgentMessage, Assignment, LeaveRequested
 
 
 class Action:
@@ -42,14 +42,9 @@ class SignalWorkers(Action):
 
 @dataclass(frozen=True, slots=True)
 class Hold(Action):
-    """Let the workers wait before their next step, and tell the leader at which step they can stop.
-
-    Attributes:
-        refuses: True to tell the leader that they take no part in the planned stop of the round.
-    """
+    """Let the workers wait before their next step, and tell the leader at which step they can stop."""
 
     round: int
-    refuses: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,11 +95,10 @@ class AnnounceLeave(Action):
 
 
 @dataclass(frozen=True, slots=True)
-class ReportLeft(Action):
-    """Tell the leader that this agent leaves and has no workers. `stopped`: they have stopped at the agreed step."""
+class Tell(Action):
+    """Send a message to the leader."""
 
-    reason: LeaveReason
-    stopped: bool = False
+    message: AgentMessage
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,18 +108,7 @@ class ReportFinished(Action):
 
 @dataclass(frozen=True, slots=True)
 class ReportFailure(Action):
-    """Tell the leader of the failure of a worker that the agent was not stopping; None for that which failed first."""
-
-    failure: WorkerFailure | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class RequestLeave(Action):
-    """Ask the leader to pass on to the other agents of this job that they have to leave."""
-
-    reason: LeaveReason
-    seconds: float | None
-    detail: str
+    """Tell the leader of the failure of the worker that failed first, while the agent was not stopping it."""
 
 
 @dataclass(frozen=True, slots=True)

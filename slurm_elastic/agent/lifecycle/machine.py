@@ -21,9 +21,9 @@ from slurm_elastic.agent.lifecycle import actions, events, states
 from slurm_elastic.errors import ExitCode
 from slurm_elastic.rendezvous.election import events as leader_events
 from slurm_elastic.rendezvous.membership import events as messages
-from slurm_elastic.rendezvous.membership.agents import LeaveReason, Reason
+from slurm_elastic.rendezvous.membership.agents import LeaveReason, Reason, job_of
 from slurm_elastic.rendezvous.membership.events import Outcome
-from slurm_elastic.rendezvous.transport.messages import Assignment, LeaveRequested
+from slurm_elastic.rendezvous.transport.messages import Assignment, LeaveRequest, LeaveRequested
 
 UNPLANNED_STOP_TIMEOUT = 0.5
 """Seconds between SIGTERM and SIGKILL for workers whose group is broken: they block in a collective with a lost peer,
@@ -48,7 +48,7 @@ def step(config: states.LifecycleConfig, state: states.State, event: events.Even
         case states.Done():
             return state, ()
         case states.Starting():
-            return _starting(state, event)
+            return _starting(config, state, event)
         case states.Stopping(then=states.Done()):
             # No event changes how the agent ends.
             return _stopping(config, state, event, now)
@@ -124,7 +124,8 @@ def _notified(config: states.LifecycleConfig, state: states.State, event: Notice
                 seconds = min(seconds, config.shutdown_timeout)
         case events.Diagnosed(reason, _, detail, for_job):
             before = (actions.Log(f"{config.node} leaves: {detail}"),)
-            after = (actions.RequestLeave(reason, seconds, detail),) if for_job else ()
+            request = LeaveRequest(config.agent, (), job_of(config.agent), reason, seconds, detail)
+            after = (actions.Tell(request),) if for_job else ()
         case LeaveRequested(detail=detail):
             before = (actions.NoteLeaveRequest(event),)
             if states.departure_of(state) is not None and seconds is None:
@@ -163,12 +164,21 @@ def _leave(
         case states.Lingering():
             return replace(state, departure=departure), (announce,)
         case states.Joining(agreed=agreed):
-            return _left(departure), (announce, actions.ReportLeft(departure.reason, stopped=agreed))
+            return _left(departure), (announce, _tell_left(config, departure.reason, stopped=agreed))
     return state, ()
 
 
 def _left(departure: states.Departure) -> states.Done:
     return states.Done(ExitCode.LEFT, detail=f"left after {departure.detail}")
+
+
+def _tell_left(config: states.LifecycleConfig, reason: LeaveReason, *, stopped: bool = False) -> actions.Tell:
+    return actions.Tell(messages.Left(config.agent, reason, stopped))
+
+
+def _refuse(config: states.LifecycleConfig, round_: int) -> actions.Tell:
+    """Tell the leader that the workers here take no part in the planned stop of a round."""
+    return actions.Tell(messages.Held(config.agent, round_, None))
 
 
 # One function for each state.
@@ -187,14 +197,15 @@ def _joining(config: states.LifecycleConfig, state: states.Joining, event: event
     return state, ()
 
 
-def _starting(state: states.Starting, event: events.Event) -> Step:
+def _starting(config: states.LifecycleConfig, state: states.Starting, event: events.Event) -> Step:
     match event:
         case events.WorkersStarted():
             return states.Training(state.round), ()
         case events.StartInterrupted():
             return states.Reported(state.round, None), ()
         case events.StartFailed(failure):
-            return states.Reported(state.round, succeeded=False), (actions.ReportFailure(failure),)
+            failed = messages.WorkerFailed(config.agent, state.round.round, failure)
+            return states.Reported(state.round, succeeded=False), (actions.Tell(failed),)
     return state, ()
 
 
@@ -268,7 +279,7 @@ def _reported(config: states.LifecycleConfig, state: states.Reported, event: eve
         case messages.Interrupted():
             return _interrupted(config, state, event, now)
         case messages.Holding(round_) if state.succeeded is None:
-            return state, (actions.Hold(round_, refuses=True),)
+            return state, (_refuse(config, round_),)
     return state, ()
 
 
@@ -279,7 +290,7 @@ def _stopping(config: states.LifecycleConfig, state: states.Stopping, event: eve
         case messages.Interrupted():
             return state, _fence(event)
         case messages.Holding(round_):
-            return state, (actions.Hold(round_, refuses=True),)
+            return state, (_refuse(config, round_),)
         case events.WorkersEnded():
             return replace(state, terminate_at=None), (actions.CloseRound(),)
         case events.DeadlineReached() if now >= state.stop_by:
@@ -287,21 +298,21 @@ def _stopping(config: states.LifecycleConfig, state: states.Stopping, event: eve
         case events.DeadlineReached() if state.terminate_at is not None and now >= state.terminate_at:
             return replace(state, terminate_at=None), (actions.TerminateWorkers(),)
         case events.RoundClosed():
-            return _closed(state, event)
+            return _closed(config, state, event)
     return state, ()
 
 
-def _closed(state: states.Stopping, closed: events.RoundClosed) -> Step:
+def _closed(config: states.LifecycleConfig, state: states.Stopping, closed: events.RoundClosed) -> Step:
     if closed.survivors:
         # Workers of another round here would train beside them, and the leader must not take this node for healthy.
-        return _give_up(ExitCode.FAILED, closed.survivors), (actions.ReportLeft(LeaveReason.FAILED),)
+        return _give_up(ExitCode.FAILED, closed.survivors), (_tell_left(config, LeaveReason.FAILED),)
     match state.then:
         case states.Rejoin():
             # Workers on other nodes may still be saving; then the store is served until the next round.
             keeps_store = state.agreed or state.signalled
             return states.Joining(agreed=state.agreed), (actions.Join(ends_store=not keeps_store),)
         case states.Departure() as departure:
-            left = actions.ReportLeft(departure.reason, stopped=state.agreed)
+            left = _tell_left(config, departure.reason, stopped=state.agreed)
             others_stop = state.agreed and state.round.nodes > 1
             serves_store = state.round.place.rank == 0
             if others_stop and (serves_store or closed.leads):
@@ -357,7 +368,7 @@ def _stop_to_leave(
     """Stop the workers of an agent that has announced its leave, without waiting for the agreed step."""
     if isinstance(state, states.Training):
         # The workers of the other agents cannot agree with these.
-        before = (*before, actions.Hold(state.round.round, refuses=True))
+        before = (*before, _refuse(config, state.round.round))
     signalled_first = state.signalled and now < departure.stop_by
     by = departure.stop_by if signalled_first else min(now + config.shutdown_timeout, departure.gone_by)
     return _stop(state, departure, now, by - now, signalled_first=signalled_first, before=before)

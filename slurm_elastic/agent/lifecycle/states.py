@@ -28,6 +28,7 @@ class LifecycleConfig:
         leave_margin: See :func:`~slurm_elastic.rendezvous.membership.planned_stop.seconds_to_stop`.
     """
 
+    agent: str
     node: str
     run_id: str
     leader_host: str

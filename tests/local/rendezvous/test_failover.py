@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from slurm_elastic.rendezvous.membership.agents import LeaveReason, Reason
-from slurm_elastic.rendezvous.membership.events import Ended, Interrupted, Outcome
+from slurm_elastic.rendezvous.membership.events import Ended, Interrupted, Leaving, Left, Outcome
 from slurm_elastic.rendezvous.transport.messages import Assignment
 from tests.local.agents import HANG, eventually
 from tests.local.rendezvous.helpers.parties import Party, Run, form, leader_of, options
@@ -68,12 +68,12 @@ def test_who_goes_with_the_leader_does_not_follow_it(start_run: StartRun) -> Non
     parties = start_run().formed(4)
     going, staying = parties[:2], parties[2:]
     for party in going:
-        party.link.leaving(LeaveReason.PREEMPTED)
+        party.link.send(Leaving(party.config.agent, LeaveReason.PREEMPTED))
     for party in staying:
         assert party.hear(Interrupted).reason is Reason.NODE_LEFT
         party.join()
     for party in going:
-        party.link.left(LeaveReason.PREEMPTED)
+        party.link.send(Left(party.config.agent, LeaveReason.PREEMPTED))
     places = places_after(staying)
     assert {(place.round, place.nodes) for place in places} == {(1, 2)}
     # It is there still, and would be the first.

@@ -18,7 +18,7 @@ from slurm_elastic.rendezvous.election.leader_host import LeaderHost
 from slurm_elastic.rendezvous.leader.fenced_records import FencedRecords
 from slurm_elastic.rendezvous.leader.leader import Leader
 from slurm_elastic.rendezvous.membership.agents import LeaveReason, Reason
-from slurm_elastic.rendezvous.membership.events import Drop, Finish
+from slurm_elastic.rendezvous.membership.events import Drop, Finish, Finished, Left
 from slurm_elastic.rendezvous.transport.messages import Assignment
 from tests.local.agents import HANG, eventually
 from tests.local.rendezvous.helpers.parties import Run, endpoint, form, interrupted, options
@@ -130,8 +130,8 @@ def test_a_leader_that_stops_first_tells_the_end_however_slow_the_disk(
     run = start_run()
     leader, member = run.formed(2)
     for party in (member, leader):
-        party.link.finished()
-        party.link.left(LeaveReason.FINISHED)
+        party.link.send(Finished(party.config.agent, 0))
+        party.link.send(Left(party.config.agent, LeaveReason.FINISHED))
     member.link.stop()
     leader.link.stop()
     assert run.run_dir.is_done()
@@ -187,7 +187,7 @@ def test_an_agent_that_stops_before_it_has_found_a_leader_stops_at_once(start_ru
     alone = start_run().party(1)
     if joined:
         alone.join()
-    alone.link.left(LeaveReason.PREEMPTED)
+    alone.link.send(Left(alone.config.agent, LeaveReason.PREEMPTED))
     alone.link.stop()
 
 

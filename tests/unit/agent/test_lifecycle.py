@@ -13,7 +13,7 @@ DEPARTURE = Departure(PREEMPTED, "SIGTERM", stop_by=125.0, gone_by=130.0)
 
 
 def plan(seconds: float | None) -> Departure:
-    config = LifecycleConfig("n1", "7", "n0", shutdown_timeout=30.0, leave_margin=5.0)
+    config = LifecycleConfig("n1/7.0/1", "n1", "7", "n0", shutdown_timeout=30.0, leave_margin=5.0)
     return depart(config, PREEMPTED, "SIGTERM", seconds, NOW)
 
 

@@ -42,7 +42,7 @@ class Node:
     def __init__(self, seed: int) -> None:
         self.chance = random.Random(seed)
         signals = self.chance.random() < 0.5
-        self.config = LifecycleConfig("n1", "7", "n0", shutdown_timeout=30.0, leave_margin=5.0, signals_workers=signals)
+        self.config = LifecycleConfig("n1/7.0/1", "n1", "7", "n0", 30.0, leave_margin=5.0, signals_workers=signals)
         self.now = 0.0
         self.state: State = Joining()
         self.round = 0
@@ -84,7 +84,7 @@ class Node:
                 by = self.now + max(seconds, 2.0)
                 # More time may become known, but not for workers that are being stopped.
                 self.leave_by = by if self.leave_by is None else max(self.leave_by, by)
-            case actions.ReportLeft():
+            case actions.Tell(messages.Left()):
                 assert not self.workers_run, "a farewell beside workers"
                 self.said_left += 1
         return None

@@ -13,7 +13,7 @@ from slurm_elastic.rendezvous.membership import events as messages
 from slurm_elastic.rendezvous.membership.agents import LeaveReason, Reason, WorkerFailure
 from slurm_elastic.rendezvous.membership.assignment import Place
 from slurm_elastic.rendezvous.membership.events import Outcome
-from slurm_elastic.rendezvous.transport.messages import Assignment, LeaveRequested
+from slurm_elastic.rendezvous.transport.messages import Assignment, LeaveRequest, LeaveRequested
 from tests.unit.texts import cases
 from tests.unit.texts.cases import number, words
 
@@ -150,7 +150,8 @@ SHOWN: dict[type, Callable[[Any], str]] = {
     actions.Join: lambda join: "end the worker store\n" * join.ends_store + "join",
     actions.StartWorkers: lambda _: "start the workers",
     actions.SignalWorkers: lambda _: "send the workers their signal",
-    actions.Hold: lambda hold: "tell the leader: can stop nowhere" if hold.refuses else HELD,
+    actions.Hold: lambda _: HELD,
+    messages.Held: lambda _: "tell the leader: can stop nowhere",
     actions.StopAtStep: lambda stop: (
         f"tell the workers to stop after step {stop.step}"
         f"{f', within {stop.seconds:g} s' if stop.seconds is not None else ''}: {stop.reason}"
@@ -160,14 +161,14 @@ SHOWN: dict[type, Callable[[Any], str]] = {
     actions.TerminateWorkers: lambda stop: f"send the workers {'SIGINT' if stop.interrupt else 'SIGTERM'}",
     actions.CloseRound: lambda _: "close the round, and kill what is left",
     actions.AnnounceLeave: lambda told: f"tell the leader: leaves in {told.seconds:g} s, {leave(told)}",
-    actions.ReportLeft: lambda left: (
+    actions.Tell: lambda tell: SHOWN[type(tell.message)](tell.message),
+    messages.Left: lambda left: (
         f"tell the leader: has left{', stopped at the step' * left.stopped}, {left.reason.value}"
     ),
     actions.ReportFinished: lambda _: "tell the leader: the workers have finished",
-    actions.ReportFailure: lambda failed: (
-        f"tell the leader: a worker failed, {failed.failure.message if failed.failure else 'which was the first'}"
-    ),
-    actions.RequestLeave: lambda asked: f"tell the agents of this job to leave in {asked.seconds:g} s, {leave(asked)}",
+    actions.ReportFailure: lambda _: "tell the leader: a worker failed, which was the first",
+    messages.WorkerFailed: lambda failed: f"tell the leader: a worker failed, {failed.failure.message}",
+    LeaveRequest: lambda asked: f"tell the agents of this job to leave in {asked.seconds:g} s, {leave(asked)}",
     actions.NoteLeaveRequest: lambda noted: f"note that the leader asks it to leave, {noted.request.reason.value}",
     actions.Log: lambda log: f"log: {log.text}",
 }
@@ -183,7 +184,8 @@ class Agent:
 
     def __init__(self, given: str) -> None:
         given = given.removeprefix("an agent that ")
-        self._config = states.LifecycleConfig("n1", "7", "n0", 30.0, 5.0, signals_workers="sending signals" in given)
+        names = ("n1/7.0/1", "n1", "7", "n0")
+        self._config = states.LifecycleConfig(*names, 30.0, 5.0, signals_workers="sending signals" in given)
         self._state = begins(given)
 
     def handle(self, event: str) -> list[str]:

@@ -13,7 +13,7 @@ import pytest
 from slurm_elastic.rendezvous.connect import RendezvousConfig, connect
 from slurm_elastic.rendezvous.election.campaign import default_leader_limit
 from slurm_elastic.rendezvous.election.events import LeaderEvent
-from slurm_elastic.rendezvous.membership.agents import Reason, WorkerFailure
+from slurm_elastic.rendezvous.membership.agents import Reason
 from slurm_elastic.rendezvous.membership.events import Decision, Interrupted
 from slurm_elastic.rendezvous.options import RendezvousOptions
 from slurm_elastic.rendezvous.records.api import RunDirRecords
@@ -70,11 +70,6 @@ class Party:
     def die(self) -> None:
         """End as a killed process does: nobody is told, and nobody listens any more."""
         self.link.stop(timeout=0)
-
-    def fail(self, exit_code: int = 1) -> WorkerFailure:
-        failure = WorkerFailure(self.config.agent, self.config.node, self.config.position, exit_code)
-        self.link.worker_failed(failure)
-        return failure
 
 
 class Run:
