@@ -211,16 +211,6 @@ def leader_node(option: str | None, job: SlurmJob | None, node: str, *, shared: 
     raise UsageError(f"--leader-node {option} is not a node of this job; it has {', '.join(nodes)}")
 
 
-def require_known(name: str, controller: Controller) -> None:
-    """Refuse a leader's node that Slurm does not know: no agent would ever start there.
-
-    Raises:
-        UsageError: There is no such node. A name is accepted if Slurm cannot be asked.
-    """
-    if controller.knows_node(name) is False:
-        raise UsageError(f"--leader-node {name}: Slurm knows no such node; see sinfo --Node")
-
-
 def _spelled(name: str) -> str:
     return "--" + name.replace("_", "-")
 

@@ -28,7 +28,7 @@ from slurm_elastic.agent.job.job_end_effects import JobAtEnd, is_known_done
 from slurm_elastic.agent.lifecycle.states import Done
 from slurm_elastic.agent.node.failure_domain import failure_domain
 from slurm_elastic.agent.notification import NotifyFeature
-from slurm_elastic.agent.option_values import GROWS_VARIABLE, require_known
+from slurm_elastic.agent.option_values import GROWS_VARIABLE
 from slurm_elastic.agent.progress_log import ProgressLog
 from slurm_elastic.agent.root_cause import end_on_record, root_cause
 from slurm_elastic.agent.settings import AgentSettings
@@ -305,9 +305,11 @@ def _rendezvous_config(settings: AgentSettings, records: Records, own: str) -> R
     leader_host = settings.endpoint_host or ("127.0.0.1" if settings.job is None else settings.leader_node)
     address, interface, for_gloo = "127.0.0.1", "", ""
     if settings.job is not None:
-        if settings.leader_node not in settings.job.nodes:
-            require_known(settings.leader_node, Controller())
-        facts = gather_facts(settings.address, settings.node, toward=leader_host, controller=Controller())
+        leader, controller = settings.leader_node, Controller()
+        # No agent would ever start there.
+        if leader not in settings.job.nodes and controller.knows_node(leader) is False:
+            raise UsageError(f"--leader-node {leader}: Slurm knows no such node; see sinfo --Node")
+        facts = gather_facts(settings.address, settings.node, toward=leader_host, controller=controller)
         address, interface = choose_address(settings.address, facts), data_interface(settings.address, facts)
         for_gloo = interface or gloo_interface(settings.address, facts)
     return RendezvousConfig(
