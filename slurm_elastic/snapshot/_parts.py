@@ -105,7 +105,7 @@ def restored_state(
         planner = None if layout is None else Planner(layout)
         loaded, sharded = restore(tensors, planner, places, global_rank(), parts)
     else:
-        wanted = (index for kind, index in places.wanted if kind == "x")
+        wanted = (index for kind, index in places.found if kind == "x")
         loaded, sharded = {index: places.copied(index, tensors[index]) for index in wanted}, {}
     # What is not asked for stays in the memory of agents: shards of other nodes, too.
     restored: dict[str, Any] = dict.fromkeys(tree)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import torch
 from torch.distributed.tensor import DTensor, Replicate, Shard
@@ -69,14 +69,6 @@ def _dimension(placement: Placement) -> int | None:
     )
 
 
-class _Division(NamedTuple):
-    """The way in which a tensor is divided now."""
-
-    mesh: DeviceMesh
-    placements: tuple[Placement, ...]
-    device: torch.device
-
-
 def restore(
     views: Sequence[torch.Tensor], planner: Planner | None, present: PresentTensors, rank: int, parts: Parts
 ) -> tuple[dict[int, torch.Tensor], dict[int, torch.Tensor]]:
@@ -89,73 +81,66 @@ def restore(
         StateError: A tensor is divided in a way that is not known.
         ValueError: A part does not fit the layout.
     """
-    targets = present.found
     tensors: dict[int, torch.Tensor] = {}
     for index, view in enumerate(views):
-        target = targets.get(("x", index))
-        if ("x", index) not in present.wanted:
+        if ("x", index) not in present.found:
             continue
+        target = present.found["x", index]
         if isinstance(target, DTensor) and target.shape == view.shape:
-            now, shape = _division(target), tuple(view.shape)
-            local = view[_region(shape, now, rank).within(Region((0,) * view.dim(), shape))].clone()
-            tensors[index] = _divided(local, shape, now)
+            shape = tuple(view.shape)
+            local = view[_region(shape, target, rank).within(Region((0,) * view.dim(), shape))].clone()
+            tensors[index] = _divided(local, shape, target)
         else:
             tensors[index] = present.copied(index, view)
     if planner is None:
         return tensors, {}
-    layout = planner.layout
-    divisions: dict[tuple[object, ...], _Division] = {}
-    for (kind, index), target in targets.items():
-        if kind == "s" and isinstance(target, DTensor):
-            saved = layout.tensors[index]
-            divisions.setdefault((saved.mesh, saved.dimensions), _division(target))
-    wanted = {index: saved for index, saved in enumerate(layout.tensors) if ("s", index) in present.wanted}
-    regions: dict[int, tuple[_Division | None, Region]] = {}
-    for index, saved in wanted.items():
-        target = targets.get(("s", index))
-        division = _division(target) if isinstance(target, DTensor) else None
+    saved_tensors = planner.layout.tensors
+    targets = {index: present.found["s", index] for index in range(len(saved_tensors)) if ("s", index) in present.found}
+    divided: dict[tuple[object, ...], DTensor] = {}
+    for index, target in targets.items():
+        if isinstance(target, DTensor):
+            saved = saved_tensors[index]
+            divided.setdefault((saved.mesh, saved.dimensions), target)
+    regions: dict[int, tuple[DTensor | None, Region]] = {}
+    for index, target in targets.items():
+        saved, like = saved_tensors[index], target if isinstance(target, DTensor) else None
         if target is None:
-            division = divisions.get((saved.mesh, saved.dimensions))
-            if division is None and divisions:
+            like = divided.get((saved.mesh, saved.dimensions))
+            if like is None and divided:
                 raise StateError(
                     f"a tensor of shape {saved.shape} of the snapshot has no place in the present state, and no other"
                     " tensor was divided like it: load all that was saved together by one call of snapshot.load"
                 )
         whole = Region((0,) * len(saved.shape), saved.shape)
-        regions[index] = division, whole if division is None else _region(saved.shape, division, rank)
+        regions[index] = like, whole if like is None else _region(saved.shape, like, rank)
     pieces = {index: [*planner.pieces(index, region)] for index, (_, region) in regions.items()}
     parts.expect((index, piece) for index, group in pieces.items() for piece in group)
     sharded: dict[int, torch.Tensor] = {}
-    for index, saved in wanted.items():
-        division, region = regions[index]
-        target = targets.get(("s", index))
-        dtype = getattr(torch, saved.dtype)
+    for index, target in targets.items():
+        like, region = regions[index]
+        shape, dtype = saved_tensors[index].shape, getattr(torch, saved_tensors[index].dtype)
         with torch.no_grad():
-            own = target.to_local() if isinstance(target, DTensor) and present.takes("s", index) else None
+            own = target.to_local() if isinstance(target, DTensor) and ("s", index) in present.in_place else None
             fits = own is not None and can_take(own, dtype, region.size)
             local = own if own is not None and fits else torch.empty(region.size, dtype=dtype)
             for piece in pieces[index]:
                 local[piece.region.within(region)] = parts.shard(index, piece)[piece.region.within(piece.shard)]
-        sharded[index] = local if division is None else _divided(local, saved.shape, division)
+        sharded[index] = local if like is None else _divided(local, shape, like)
     return tensors, sharded
 
 
-def _division(tensor: DTensor) -> _Division:
-    return _Division(tensor.device_mesh, tuple(tensor.placements), tensor.to_local().device)
-
-
-def _region(shape: tuple[int, ...], division: _Division, rank: int) -> Region:
-    """Return what this rank has of a tensor; no elements if it is not in the mesh."""
-    tensor = Sharded("", 0, shape, 0, tuple(map(_dimension, division.placements)))
+def _region(shape: tuple[int, ...], like: DTensor, rank: int) -> Region:
+    """Return what this rank has of a tensor that is divided like another one; no elements if it is not in the mesh."""
+    tensor = Sharded("", 0, shape, 0, tuple(map(_dimension, like.placements)))
     nothing = Region((0,) * len(shape), (0,) * len(shape))
-    return region_of(tensor, _mesh_of(division.mesh), rank) or nothing
+    return region_of(tensor, _mesh_of(like.device_mesh), rank) or nothing
 
 
-def _divided(local: torch.Tensor, shape: tuple[int, ...], division: _Division) -> DTensor:
+def _divided(local: torch.Tensor, shape: tuple[int, ...], like: DTensor) -> DTensor:
     return DTensor.from_local(
-        local.to(division.device),
-        division.mesh,
-        division.placements,
+        local.to(like.to_local().device),
+        like.device_mesh,
+        like.placements,
         run_check=False,
         shape=torch.Size(shape),
         stride=torch.empty(shape, device="meta").stride(),

@@ -297,31 +297,26 @@ class PresentTensors:
     """
 
     def __init__(self, tree: Mapping[str, Any], present: Mapping[str, Any], in_place: Collection[str] = ()) -> None:
-        self.found: dict[tuple[str, int], torch.Tensor] = {}
-        """By kind, x or s, and index."""
-        self.wanted: set[tuple[str, int]] = set()
-        """Kind and index of each tensor of what the present state has: others are left where they are."""
-        self._in_place: set[tuple[str, int]] = set()
+        self.found: dict[tuple[str, int], torch.Tensor | None] = {}
+        """By kind, x or s, and index, for each tensor of what the present state has: others are left where they are.
+        None if the present state has no tensor in that place yet."""
+        self.in_place: set[tuple[str, int]] = set()
+        """Those of them that may be overwritten."""
         # A process that has tensors has imported torch.
         loaded = sys.modules.get("torch")
         for kind, index, path, _ in places_in({name: node for name, node in tree.items() if name in present}):
-            self.wanted.add((kind, index))
             value = _value_at(present, path)
-            if loaded is not None and isinstance(value, loaded.Tensor):
-                self.found[kind, index] = value
-                if path[0] in in_place:
-                    self._in_place.add((kind, index))
-
-    def takes(self, kind: str, index: int) -> bool:
-        """Return whether the present tensor may be overwritten."""
-        return (kind, index) in self._in_place
+            is_tensor = loaded is not None and isinstance(value, loaded.Tensor)
+            self.found[kind, index] = value if is_tensor else None
+            if is_tensor and path[0] in in_place:
+                self.in_place.add((kind, index))
 
     def copied(self, index: int, view: torch.Tensor) -> torch.Tensor:
         """Return a copy of a tensor of the snapshot, in the present one if that may be overwritten."""
         import torch
 
-        target = self.found.get(("x", index))
-        if target is None or not self.takes("x", index) or not can_take(target, view.dtype, tuple(view.shape)):
+        target = self.found["x", index]
+        if target is None or ("x", index) not in self.in_place or not can_take(target, view.dtype, tuple(view.shape)):
             return view.clone()
         with torch.no_grad():
             return target.copy_(view)
