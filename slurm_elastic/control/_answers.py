@@ -195,7 +195,7 @@ def start_answering(environ: Mapping[str, str]) -> None:
     if path:
         try:
             start(page.map_page(path))
-        except (OSError, ValueError, page.PageError):
+        except (OSError, ValueError):
             # Only a script that attaches has to know.
             return
 
@@ -301,19 +301,11 @@ def write_dump(contents: Mapping[str, bytes], stacks: str) -> None:
             with open(descriptor, "w", errors="replace") as file:  # noqa: PTH123 (a descriptor)
                 file.write(head + stacks)
         for name, content in contents.items():
-            _write(f"{directory}/{name}", shortened(content))
+            # Under its name when it is complete: the process may be killed meanwhile.
+            new = f"{directory}/{name}.new"
+            with open(os.open(new, _FLAGS | os.O_TRUNC, 0o600), "wb") as dump:  # noqa: PTH123 (a descriptor)
+                dump.write(shortened(content))
+            os.replace(new, f"{directory}/{name}")  # noqa: PTH105
     except OSError:
         # A full disk. The training goes on.
         return
-
-
-def _write(path: str, content: bytes) -> None:
-    # Under its name when it is complete: the process may be killed meanwhile.
-    descriptor = os.open(f"{path}.new", _FLAGS | os.O_TRUNC, 0o600)
-    try:
-        view = memoryview(content)
-        while view:
-            view = view[os.write(descriptor, view) :]
-    finally:
-        os.close(descriptor)
-    os.replace(f"{path}.new", path)  # noqa: PTH105

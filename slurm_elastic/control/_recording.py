@@ -58,8 +58,8 @@ class RecordedControl(WorkerControl):
         if self._await_mishaps(step):
             self._add("wakes", step=step)
             write_text(self._fields, StopReason.PREEMPTED)
-            self._stop = Stop(self._fields)
-            return self._stop
+            self.stopped = Stop(self._fields)
+            return self.stopped
         stop = super().ask(step)
         if stop is not None:
             self._add("stop", step=step, reason=str(stop.reason), seconds_left=stop.seconds_left, place=_place())

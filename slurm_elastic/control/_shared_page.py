@@ -99,10 +99,6 @@ Collective = tuple[str, int, str]
 """The last collective that a rank has begun in a process group: name of the group, sequence number, operation."""
 
 
-class PageError(Exception):
-    """Raised for a file that is no control page of this version."""
-
-
 class Fields(Protocol):
     """The fields of a page: of shared memory, or in a simulation."""
 
@@ -113,10 +109,8 @@ class Fields(Protocol):
 
 def new_page(descriptor: int) -> Fields:
     """Map the page of a new worker onto an empty file; raises OSError."""
-    # Written, not only sized: a full disk is an error here; later it would be SIGBUS in the worker (mmap(2)).
-    view = memoryview(bytes(SIZE))
-    while view:
-        view = view[os.write(descriptor, view) :]
+    # With its memory, not only sized: a full disk is an error here; later it would be SIGBUS in the worker (mmap(2)).
+    os.posix_fallocate(descriptor, 0, SIZE)
     fields = _map(descriptor)
     for field in (DEADLINE, STEP, CHECKPOINT, FIRST_STEP, LOSS_STEP):
         fields[field] = NONE
@@ -126,22 +120,22 @@ def new_page(descriptor: int) -> Fields:
 
 
 def map_page(path: str) -> Fields:
-    """Map a page that an agent has made; raises OSError, or PageError if the file is no page of this version."""
+    """Map a page that an agent has made; raises OSError, or ValueError if the file is no page of this version."""
     descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
         status = os.fstat(descriptor)
         if status.st_size != SIZE or not stat.S_ISREG(status.st_mode):
-            raise PageError(f"{path} is no control page")
+            raise ValueError(f"{path} is no control page")
         if status.st_uid != os.geteuid() or status.st_mode & 0o077:
             # Its agent makes it for this user alone.
-            raise PageError(f"{path} belongs to another user, or is open to others")
+            raise ValueError(f"{path} belongs to another user, or is open to others")
         fields = _map(descriptor)
     finally:
         os.close(descriptor)
     if fields[_MAGIC] != _MAGIC_VALUE:
-        raise PageError(f"{path} is no control page")
+        raise ValueError(f"{path} is no control page")
     if fields[_VERSION] != _VERSION_VALUE:
-        raise PageError(
+        raise ValueError(
             f"{path} has version {fields[_VERSION]}, not {_VERSION_VALUE}: the agent and this script use "
             "different versions of slurm_elastic"
         )
@@ -164,15 +158,12 @@ def read_text(fields: Fields, first: int = REASON, count: int = _TEXT_FIELDS) ->
 
 def float_bits(value: float) -> int:
     """Return the bits of a double as a field holds them."""
-    return int(_INTEGER.unpack(_DOUBLE.pack(value))[0])
+    return int(struct.unpack("=q", struct.pack("=d", value))[0])
 
 
 def bits_float(bits: int) -> float:
     """Return the double that a field holds."""
-    return float(_DOUBLE.unpack(_INTEGER.pack(bits))[0])
-
-
-_DOUBLE, _INTEGER = struct.Struct("=d"), struct.Struct("=q")
+    return float(struct.unpack("=d", struct.pack("=q", bits))[0])
 
 
 def _map(descriptor: int) -> Fields:

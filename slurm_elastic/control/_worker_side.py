@@ -155,7 +155,7 @@ class WorkerControl:
             signal handlers, and when a stop is near. None for no shield.
     """
 
-    __slots__ = ("_boundary", "_due", "_fields", "_meter", "_pause", "_shield", "_stop")
+    __slots__ = ("_boundary", "_due", "_fields", "_meter", "_pause", "_shield", "stopped")
 
     def __init__(
         self,
@@ -165,7 +165,8 @@ class WorkerControl:
     ) -> None:
         self._fields, self._pause, self._shield = fields, pause, shield
         self._boundary = 0
-        self._stop: Stop | None = None
+        self.stopped: Stop | None = None
+        """The stop that `ask` has returned; None before."""
         self._meter: TimeMeter | None = None
         self._due = _NEVER
         fields[page.REGISTERED] = page.register()
@@ -176,8 +177,8 @@ class WorkerControl:
 
         Raises TypeError if the step is no whole number, ValueError if it does not fit into 64 bits.
         """
-        if self._stop is not None:
-            return self._stop
+        if self.stopped is not None:
+            return self.stopped
         fields = self._fields
         if step is not None:
             fields[page.STEP] = step
@@ -211,9 +212,9 @@ class WorkerControl:
             raise
         if boundary < stop:
             return None
-        self._stop = Stop(fields)
+        self.stopped = Stop(fields)
         fields[page.STOPPED] = boundary
-        return self._stop
+        return self.stopped
 
     def measure(self) -> None:
         """Measure the time of the calling thread from now on, and have a thread answer the agent, see `_answers`.
@@ -265,11 +266,6 @@ class WorkerControl:
         self._fields[page.LOSS_STEP] = step
 
     @property
-    def stopped(self) -> Stop | None:
-        """The stop that `ask` has returned; None before."""
-        return self._stop
-
-    @property
     def fenced(self) -> bool:
         """True if the agent has said that another group of workers may be training."""
         return bool(self._fields[page.FENCED])
@@ -289,7 +285,7 @@ def attach(environ: Mapping[str, str], shield: Callable[[], bool] | None = None)
         os.unlink(path)  # noqa: PTH108 (pathlib takes milliseconds to import)
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, page.PageError) as error:
+    except (OSError, ValueError) as error:
         import logging
 
         logging.getLogger("slurm_elastic").warning("this worker cannot be told to stop at a step: %s", error)
