@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import msgspec
 
@@ -23,6 +24,8 @@ SLOTS = 3
 for two holds the newest one then; the decisions here take any number from two on."""
 REPLICA_SLOTS = 2
 """Copies of one rank's parts from another node: the newest that is safe, and the one that comes."""
+
+_T = TypeVar("_T")
 
 _HOLDERS = 8
 """Agents that an origin names as sources of its snapshot."""
@@ -319,25 +322,20 @@ def write(value: Origin | Inventory) -> str:
 
 def read_origin(text: str) -> Origin:
     """Return an origin from its text; one without a snapshot if it is empty or cannot be read."""
-    if not text:
-        return Origin()
-    try:
-        return typed_json.decode(text, Origin)
-    except typed_json.JSONError:
-        # Of a later version of this package: then nothing in memory is known to be on the line.
-        return Origin()
+    # Of a later version of this package: then nothing in memory is known to be on the line.
+    return _read(text, Origin) or Origin()
 
 
 def read_inventories(inventories: Iterable[str]) -> list[Inventory]:
     """Return the inventories of the agents that hold something; one that cannot be read counts as nothing."""
-    parsed = []
-    for text in inventories:
-        if text:
-            try:
-                parsed.append(typed_json.decode(text, Inventory))
-            except typed_json.JSONError:
-                continue
-    return parsed
+    return [inventory for text in inventories if (inventory := _read(text, Inventory)) is not None]
+
+
+def _read(text: str, kind: type[_T]) -> _T | None:
+    try:
+        return typed_json.decode(text, kind)
+    except typed_json.JSONError:
+        return None
 
 
 def _ranges(numbers: Iterable[int]) -> tuple[tuple[int, int], ...]:

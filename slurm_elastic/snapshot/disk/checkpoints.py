@@ -22,7 +22,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -103,7 +103,8 @@ class Checkpoints:
                 chosen = choose_checkpoint(newest, self.present(), below)
                 line = line_from_checkpoint(newest, chosen)
             else:
-                starts = [*self._on_line(newest)]
+                earlier = [] if newest is None else [self._read_start(last.start) for last in reversed(newest.line)]
+                starts = [start for start in (newest, *earlier) if start is not None]
                 chosen, line = None, line_from_memory(starts, run, memory.round, memory.step)
                 if lost is not None:
                     chosen = checkpoint_between(starts, run, memory, lost, self.present())
@@ -141,15 +142,6 @@ class Checkpoints:
             if start is not None:
                 return start
         return None
-
-    def _on_line(self, newest: Start | None) -> Iterator[Start]:
-        if newest is None:
-            return
-        yield newest
-        for last in reversed(newest.line):
-            start = self._read_start(last.start)
-            if start is not None:
-                yield start
 
     def _read_start(self, number: int) -> Start | None:
         path = self._start_path(number)
