@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
 DESCRIPTION = "snapshot.json"
 """Name of the description, which is written when the state of all ranks is complete."""
-_VERSIONS = (1, 2)
-"""The first one has no parts."""
+VERSION = 2
+"""Of the description. Version 1 has no parts."""
 _PART = re.compile(r"part-(\d{6,})\.json")
 _FIELD = b', "digest": "'
 
@@ -59,9 +59,9 @@ class Stored:
         self._path = path
         with self._reading():
             content = unsealed((path / DESCRIPTION).read_bytes())
-            if content["version"] not in _VERSIONS:
+            if content["version"] not in (1, VERSION):
                 raise CheckpointError(
-                    f"{path} has version {content['version']} of {DESCRIPTION}, not {_VERSIONS[-1]}; load it with"
+                    f"{path} has version {content['version']} of {DESCRIPTION}, not {VERSION}; load it with"
                     " torch.distributed.checkpoint, or with the release of slurm_elastic that wrote it"
                 )
             self.tree: dict[str, Any] = content["state"]
@@ -194,20 +194,6 @@ def directory_size(directory: Path) -> int:
         with contextlib.suppress(FileNotFoundError):
             size += (directory / name).stat().st_size
     return size
-
-
-def describe_files(
-    state: Any,
-    tensors: list[tuple[str, int, int]],
-    layout: Layout | None,
-    digests: Mapping[str, Sequence[tuple[int, int, str]]],
-) -> bytes:
-    """Return the description of a checkpoint, with state and layout as in that of a snapshot.
-
-    It has file, offset and length of each tensor, and by file the offset, length and digest of each piece.
-    """
-    described = {"version": _VERSIONS[-1], "state": state, "tensors": tensors, "layout": msgspec.to_builtins(layout)}
-    return sealed({**described, "pieces": digests})
 
 
 def part_file(number: int) -> str:

@@ -11,7 +11,6 @@ import contextlib
 import os
 import pickle
 import socket
-import threading
 import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -28,8 +27,8 @@ from slurm_elastic.snapshot.disk.checkpoints import Checkpoints, SupersededError
 from slurm_elastic.snapshot.disk.lineage import CheckpointId
 from slurm_elastic.snapshot.disk.stored import (
     DESCRIPTION,
+    VERSION,
     StoredPart,
-    describe_files,
     digest,
     part_file,
     part_record,
@@ -159,8 +158,9 @@ def main(descriptor: int) -> None:
         import torch.distributed.checkpoint
 
         torch.set_num_threads(1)
-        # A thread of its own: a process without privileges cannot take its own priority back.
-        with ThreadPoolExecutor(1, initializer=_lower_priority) as thread:
+        # A thread of its own: a process without privileges cannot take its own priority back. Linux has a priority for
+        # each thread, here the calling one, and threads inherit it (sched(7)).
+        with ThreadPoolExecutor(1, initializer=os.setpriority, initargs=(os.PRIO_PROCESS, 0, _LOW)) as thread:
             while (received := receive(orders, Order)) is not None:
                 order, slots = received
                 outcome = _carry_out(*received) if order.urgent else thread.submit(_carry_out, *received).result()
@@ -168,11 +168,6 @@ def main(descriptor: int) -> None:
                     slot.close()
                 with contextlib.suppress(BrokenPipeError):
                     send(orders, outcome)
-
-
-def _lower_priority() -> None:
-    # Linux has a priority for each thread, and threads inherit it (sched(7)).
-    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOW)
 
 
 def _carry_out(order: Order, slots: Sequence[Slot]) -> Outcome:
@@ -270,7 +265,10 @@ def _write_state(directory: Path, slot: Slot, contents: Contents, unchanged: Cal
     for place in saved.storage_data.values():
         files.setdefault(place.relative_path, []).append((place.offset, place.length))
     digests = {name: [*pieces_of(directory / name, places)] for name, places in files.items()}
-    publish_file(directory / DESCRIPTION, describe_files(tree, written, layout, digests))
+    # State and layout are as in the description of a snapshot. Tensors have file, offset and length; pieces, by file,
+    # have offset, length and digest.
+    described = {"version": VERSION, "state": tree, "tensors": written, "layout": msgspec.to_builtins(layout)}
+    publish_file(directory / DESCRIPTION, sealed({**described, "pieces": digests}))
     return True
 
 
