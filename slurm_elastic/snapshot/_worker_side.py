@@ -240,7 +240,8 @@ def save(step: int, /, *, check_finite: bool = False, per_rank: Mapping[str, Any
     """
     step = operator.index(step)
     memory = _memory()
-    _disk.require_start()
+    if _disk.directory is not None and not _disk.started:
+        raise RuntimeError("snapshot.save comes before snapshot.load: after snapshot.to_disk call load first")
     if memory is not None:
         memory.save(step, state_of(state), per_rank, check_finite=check_finite)
 
@@ -268,7 +269,9 @@ def to_disk(
     if every_steps is not None and every_steps < 1:
         raise ValueError(f"every_steps={every_steps}: a checkpoint is due after 1 step or more")
     place = os.path.abspath(os.fspath(path))  # noqa: PTH100 (pathlib takes time to import)
-    _disk.configure(Directory(place, float(every), keep, every_steps=every_steps or 0))
+    if _disk.started:
+        raise RuntimeError("snapshot.to_disk comes too late: call it before snapshot.load")
+    _disk.directory = Directory(place, float(every), keep, every_steps=every_steps or 0)
 
 
 def load(**state: Any) -> Any:

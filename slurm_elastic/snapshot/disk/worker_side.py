@@ -36,23 +36,12 @@ class DiskSide:
     def __init__(self) -> None:
         self.directory: Directory | None = None
         """The directory; None if the script has named none."""
-        self._started = False
+        self.started = False
         """True when the start of this group is recorded there, by `load`."""
         self._stored: Stored | None = None
         self._chosen: tuple[Checkpoints, CheckpointId] | None = None
         self.has_parts = False
         """True if the state that `load` has seen has parts."""
-
-    def configure(self, directory: Directory) -> None:
-        """Name the directory; see `to_disk`. The start of the group is not known yet."""
-        if self._started:
-            raise RuntimeError("snapshot.to_disk comes too late: call it before snapshot.load")
-        self.directory = directory
-
-    def require_start(self) -> None:
-        """Raise RuntimeError if what is saved is not known to come from what is on disk, as `load` was not called."""
-        if self.directory is not None and not self._started:
-            raise RuntimeError("snapshot.save comes before snapshot.load: after snapshot.to_disk call load first")
 
     def start(
         self,
@@ -76,7 +65,7 @@ class DiskSide:
         Raises:
             RuntimeError: The choice of rank 0 cannot be had, or the directory cannot be used.
         """
-        if self._started:
+        if self.started:
             return self._stored
         from pathlib import Path
 
@@ -114,7 +103,7 @@ class DiskSide:
             chosen = CheckpointId(*directory.checkpoint)
             self._chosen = checkpoints, chosen
             self._stored = self.read(lambda: checkpoints.read(chosen))
-        self._started = True
+        self.started = True
         return self._stored
 
     def read(self, read: Callable[[], _T]) -> _T:
