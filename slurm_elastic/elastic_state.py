@@ -416,6 +416,12 @@ def claim(owner: str) -> None:
     trainer._await_first(by_script=False)
 
 
+def tell_no_snapshots(reason: object) -> None:
+    """Log, once per node, why an integration takes no snapshots."""
+    if os.environ.get("LOCAL_RANK", "0") == "0":
+        logger.warning("no snapshots are taken, a lost node costs the steps since the last checkpoint: %s", reason)
+
+
 def end_worker() -> None:
     """End this process with 0, when all ranks are here: rank 0 has written its checkpoint by then.
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import logging
 import os
 import pickle
 import signal
@@ -34,13 +33,11 @@ from torch.distributed.checkpoint.state_dict import (
 from slurm_elastic import snapshot
 from slurm_elastic import trainer as elastic
 from slurm_elastic.data import ElasticSampler
-from slurm_elastic.elastic_state import claim, end_worker, reseed
+from slurm_elastic.elastic_state import claim, end_worker, reseed, tell_no_snapshots
 from slurm_elastic.integrations.fabric import elastic_world, require_world
 from slurm_elastic.snapshot.state import flatten, rebuild
 
 __all__ = ["ElasticCallback", "elastic_world", "last_checkpoint"]
-
-_log = logging.getLogger("slurm_elastic")
 
 _SHARDED = ("state_dict", "optimizer_states")
 """What of a checkpoint is sharded."""
@@ -199,7 +196,9 @@ class _Memory:
         if self._every and not is_whole and not _has_shards(trainer.strategy):
             self._every = 0
             name = type(trainer.strategy).__name__
-            _tell(f"{name} shows no shards, as ModelParallelStrategy(save_distributed_checkpoint=True) does")
+            tell_no_snapshots(
+                f"{name} shows no shards, as ModelParallelStrategy(save_distributed_checkpoint=True) does"
+            )
         self._trainer, self._directory, self._kept = trainer, directory, trainer.global_step
         self.checkpoint: dict[str, Any] | None = None
         """The checkpoint that Trainer makes; for the callback, which is given it on all ranks."""
@@ -236,12 +235,7 @@ class _Memory:
             snapshot.save(step, output=_path(self._directory), **{**packed, **shards})
         except (snapshot.OutOfMemoryError, TypeError, ValueError, AttributeError, pickle.PickleError) as error:
             self._refused = True
-            _tell(str(error).partition("\n")[0])
-
-
-def _tell(reason: str) -> None:
-    if os.environ.get("LOCAL_RANK", "0") == "0":
-        _log.warning("no snapshots are taken, a lost node costs the steps since the last checkpoint: %s", reason)
+            tell_no_snapshots(str(error).partition("\n")[0])
 
 
 def last_checkpoint(directory: str | Path) -> str | None:

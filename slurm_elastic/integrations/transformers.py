@@ -33,7 +33,7 @@ from transformers.utils import WEIGHTS_INDEX_NAME, WEIGHTS_NAME
 
 from slurm_elastic import snapshot, trainer
 from slurm_elastic.data import batch_plan
-from slurm_elastic.elastic_state import claim, end_worker, reseed
+from slurm_elastic.elastic_state import claim, end_worker, reseed, tell_no_snapshots
 
 __all__ = ["ElasticCallback", "batch_arguments", "last_checkpoint"]
 
@@ -189,7 +189,8 @@ class ElasticCallback(TrainerCallback):
         if not trainer.is_managed() or _resumes != _path(args.output_dir):
             self._snapshot_every = 0
         if self._snapshot_every and (obstacle := _obstacle(args, kwargs["model"])):
-            self._keeps_none(obstacle, state)
+            self._snapshot_every = 0
+            tell_no_snapshots(obstacle)
         self._load(state, **kwargs)
         if not args.auto_find_batch_size:
             _files.close()
@@ -228,11 +229,6 @@ class ElasticCallback(TrainerCallback):
             snapshot.load(model=model, optimizer=optimizer, scheduler=lr_scheduler)
         _to_load = None
 
-    def _keeps_none(self, reason: object, state: TrainerState) -> None:
-        self._snapshot_every = 0
-        if state.is_local_process_zero:
-            _log.warning("no snapshots are taken, a lost node costs the steps since the last checkpoint: %s", reason)
-
     def _keep(self, args: TrainingArguments, state: TrainerState, kwargs: Mapping[str, Any], every: int = 0) -> None:
         every = every or self._snapshot_every
         if not self._snapshot_every or state.global_step - self._kept < every:
@@ -241,7 +237,8 @@ class ElasticCallback(TrainerCallback):
         try:
             snapshot.save(state.global_step, output=_path(args.output_dir), **self._state(state, **kwargs))
         except (snapshot.OutOfMemoryError, TypeError, ValueError) as error:
-            self._keeps_none(error, state)
+            self._snapshot_every = 0
+            tell_no_snapshots(error)
 
     def _state(
         self, state: TrainerState, *, model: Any, optimizer: Any, lr_scheduler: Any, **_: object
