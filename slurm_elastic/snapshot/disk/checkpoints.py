@@ -38,13 +38,7 @@ from slurm_elastic.snapshot.disk.lineage import (
     line_from_memory,
     read_start,
 )
-from slurm_elastic.snapshot.disk.stored import (
-    CheckpointError,
-    DamagedCheckpointError,
-    Stored,
-    directory_size,
-    file_name,
-)
+from slurm_elastic.snapshot.disk.stored import CheckpointError, DamagedCheckpointError, Stored, file_name
 from slurm_elastic.snapshot.lineage import SnapshotId
 
 logger = logging.getLogger("slurm_elastic")
@@ -238,7 +232,13 @@ class Checkpoints:
     def unfinished_size(self, checkpoint: CheckpointId, writer: int) -> int | None:
         """Return the bytes that agents have written of a checkpoint; None if they have completed it or given it up."""
         part = self._unfinished(checkpoint, writer)
-        return directory_size(part) if part.name in list_names(self.path) else None
+        if part.name not in list_names(self.path):
+            return None
+        size = 0
+        for name in list_names(part):
+            with contextlib.suppress(FileNotFoundError):
+                size += (part / name).stat().st_size
+        return size
 
     def discard(self, checkpoint: CheckpointId, writer: int) -> None:
         """Delete what was written of a checkpoint that is not completed."""

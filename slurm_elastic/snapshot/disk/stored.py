@@ -21,7 +21,6 @@ import msgspec
 from blake3 import blake3
 
 from slurm_elastic import typed_json
-from slurm_elastic.rundir import list_names
 from slurm_elastic.snapshot.disk.lineage import CheckpointId
 from slurm_elastic.snapshot.sharding import Layout, Piece
 
@@ -185,15 +184,6 @@ class StoredPart(msgspec.Struct, frozen=True):
     shards: tuple[tuple[int, int] | None, ...]
     own: tuple[int, int] | None = None
     pieces: tuple[tuple[int, int, str], ...] = ()
-
-
-def directory_size(directory: Path) -> int:
-    """Return the bytes of all files in a directory."""
-    size = 0
-    for name in list_names(directory):
-        with contextlib.suppress(FileNotFoundError):
-            size += (directory / name).stat().st_size
-    return size
 
 
 def part_file(number: int) -> str:
