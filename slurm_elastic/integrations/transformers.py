@@ -184,6 +184,7 @@ class ElasticCallback(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Say so if Trainer goes on at another place of its data than the checkpoint was at."""
+        global _to_load
         claim("ElasticCallback")
         self._logged = self._kept = state.global_step
         if not trainer.is_managed() or _resumes != _path(args.output_dir):
@@ -191,7 +192,9 @@ class ElasticCallback(TrainerCallback):
         if self._snapshot_every and (obstacle := _obstacle(args, kwargs["model"])):
             self._snapshot_every = 0
             tell_no_snapshots(obstacle)
-        self._load(state, **kwargs)
+        if state.global_step and state.global_step == _to_load:
+            snapshot.load(model=kwargs["model"], optimizer=kwargs["optimizer"], scheduler=kwargs["lr_scheduler"])
+        _to_load = None
         if not args.auto_find_batch_size:
             _files.close()
         loader = kwargs.get("train_dataloader")
@@ -222,12 +225,6 @@ class ElasticCallback(TrainerCallback):
         self._keep(args, state, kwargs)
         if self._reseeds:
             reseed(args.seed, args.process_index, state.global_step)
-
-    def _load(self, state: TrainerState, *, model: Any, optimizer: Any, lr_scheduler: Any, **_: object) -> None:
-        global _to_load
-        if state.global_step and state.global_step == _to_load:
-            snapshot.load(model=model, optimizer=optimizer, scheduler=lr_scheduler)
-        _to_load = None
 
     def _keep(self, args: TrainingArguments, state: TrainerState, kwargs: Mapping[str, Any], every: int = 0) -> None:
         every = every or self._snapshot_every
