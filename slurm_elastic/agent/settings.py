@@ -25,7 +25,7 @@ from slurm_elastic.rendezvous.options import RendezvousOptions
 from slurm_elastic.rendezvous.records.api import etcd_wanted
 from slurm_elastic.rendezvous.records.etcd.config import EtcdConfig
 from slurm_elastic.rundir import RunDir
-from slurm_elastic.slurm import AddressPreference, Context, SlurmJob, compress, ephemeral_low, port_sequence
+from slurm_elastic.slurm import AddressPreference, SlurmJob, compress, ephemeral_low, port_sequence
 
 _log = logging.getLogger(__name__)
 
@@ -163,7 +163,7 @@ def _require_consistent(options: argparse.Namespace, job: SlurmJob | None, sever
             f"--master-port {options.master_port}: the workers' store has a port of its own in each round, which they "
             "find in MASTER_PORT; leave the option out, with init_method=env://"
         )
-    if job and job.context is Context.BATCH and len(job.nodes) > 1:
+    if job and job.step_id is None and len(job.nodes) > 1:
         raise UsageError(
             f"this is one process of a job with {len(job.nodes)} nodes; start one agent on each: "
             "srun --ntasks-per-node=1 slurm-elastic agent ..."

@@ -14,7 +14,7 @@ from slurm_elastic.slurm.address import (
 from slurm_elastic.slurm.cause import Cause, Diagnosis, SignalDefaults, classify, least_grace, presume, save_time
 from slurm_elastic.slurm.controller import NEWEST_RELEASE, OLDEST_RELEASE, SILENCE, Controller
 from slurm_elastic.slurm.hostlist import compress, expand, natural_key
-from slurm_elastic.slurm.job import Context, SlurmJob
+from slurm_elastic.slurm.job import SlurmJob
 from slurm_elastic.slurm.output import (
     ClusterConfig,
     ControllerClock,

@@ -5,7 +5,6 @@ Sources: "OUTPUT ENVIRONMENT VARIABLES" of sbatch(1) and srun(1), Slurm 22.05 to
 
 from __future__ import annotations
 
-import enum
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,15 +18,6 @@ from slurm_elastic.slurm import variables
 _FIRST_SPECIAL_STEP = 0xFFFFFFF0
 """Step ids from here on are not srun's: batch 0xfffffffb, extern ...fc, interactive ...fa (slurm.h). Slurm 26.05 sets
 SLURM_STEP_ID in a batch script, too, and writes these ids with a sign: -5 (env.c, setup_env)."""
-
-
-class Context(enum.Enum):
-    """The way in which this process was started."""
-
-    STEP = "step"
-    """srun: one task of a job step."""
-    BATCH = "batch"
-    """The batch script itself, or the interactive shell of salloc on the first node."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +56,8 @@ class SlurmJob:
     array: ArrayElement | None
     het: tuple[tuple[str, ...], ...]
     """The nodes of each component of a heterogeneous job (SLURM_HET_SIZE); empty for any other job."""
-    context: Context
     step_id: str | None
-    """SLURM_STEP_ID; None outside a step."""
+    """SLURM_STEP_ID if srun has started this process; None in the batch script and in the shell of salloc."""
     restart_count: int
     """How often Slurm requeued the job. Slurm leaves SLURM_RESTART_COUNT unset on the first run: 0."""
     gpus_on_node: int
@@ -138,10 +127,10 @@ class SlurmJob:
             return None
         if not job_id.isascii() or not job_id.isdigit():
             raise UsageError(f"SLURM_JOB_ID={job_id!r} is not a job id; unset it to run outside Slurm")
-        context = _context(environ)
+        step_id = _step_id(environ)
         het = _het(environ)
-        job_nodes, nodes = variables.job_and_step_nodes(environ, in_step=context is Context.STEP, is_het=bool(het))
-        if context is Context.STEP:
+        job_nodes, nodes = variables.job_and_step_nodes(environ, in_step=step_id is not None, is_het=bool(het))
+        if step_id is not None:
             _require_one_task_per_node(environ)
         node = variables.own_node(environ, nodes, is_het=bool(het))
         return cls(
@@ -154,11 +143,10 @@ class SlurmJob:
             node_rank=nodes.index(node),
             array=_array(environ),
             het=het,
-            context=context,
-            step_id=variables.present(environ, "SLURM_STEP_ID", "SLURM_STEPID") if context is Context.STEP else None,
+            step_id=step_id,
             restart_count=variables.optional_number(environ, "SLURM_RESTART_COUNT") or 0,
             gpus_on_node=variables.count_gpus(environ),
-            reserved_ports=variables.port_list(environ, "SLURM_STEP_RESV_PORTS") if context is Context.STEP else (),
+            reserved_ports=variables.port_list(environ, "SLURM_STEP_RESV_PORTS") if step_id is not None else (),
             topology_address=_topology_address(environ),
         )
 
@@ -172,11 +160,11 @@ def _require_no_job(environ: Mapping[str, str]) -> None:
             )
 
 
-def _context(environ: Mapping[str, str]) -> Context:
+def _step_id(environ: Mapping[str, str]) -> str | None:
     text = variables.present(environ, "SLURM_STEP_ID", "SLURM_STEPID")
     if text is None or re.fullmatch(r"-[0-9]{1,2}", text):
-        return Context.BATCH
-    return Context.BATCH if variables.number("SLURM_STEP_ID", text) >= _FIRST_SPECIAL_STEP else Context.STEP
+        return None
+    return text if variables.number("SLURM_STEP_ID", text) < _FIRST_SPECIAL_STEP else None
 
 
 def _require_one_task_per_node(environ: Mapping[str, str]) -> None:

@@ -27,7 +27,7 @@ from slurm_elastic.rendezvous.leader.fenced_records import last_round
 from slurm_elastic.rendezvous.records.api import Records
 from slurm_elastic.rendezvous.transport.messages import Successor
 from slurm_elastic.rundir import RecordError, RunContents, RunDirError, failure_of, run_start, runs_of_job
-from slurm_elastic.slurm import Context, Controller, NodeState, SlurmJob
+from slurm_elastic.slurm import Controller, NodeState, SlurmJob
 
 logger = logging.getLogger("slurm_elastic")
 
@@ -202,7 +202,7 @@ class JobAtEnd:
             polls: The number of polls, one every five seconds, while nothing is known; then the result is False.
         """
         job, first = self.job, self.job.job_nodes[0]
-        if job.context is not Context.STEP or job.node == first or "SLURM_SRUN_COMM_HOST" not in self.environ:
+        if job.step_id is None or job.node == first or "SLURM_SRUN_COMM_HOST" not in self.environ:
             # This agent ends with the script's node, or was not started by srun.
             return False
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from slurm_elastic.errors import UsageError
-from slurm_elastic.slurm.job import ArrayElement, Context, SlurmJob
+from slurm_elastic.slurm.job import ArrayElement, SlurmJob
 
 OUTPUTS = Path(__file__).parent / "outputs"
 
@@ -48,7 +48,6 @@ def test_a_real_step_of_an_allocation() -> None:
         node_rank=1,
         array=None,
         het=(),
-        context=Context.STEP,
         step_id="0",
         restart_count=0,
         gpus_on_node=0,
@@ -59,7 +58,7 @@ def test_a_real_step_of_an_allocation() -> None:
 
 def test_a_real_batch_script() -> None:
     job = parsed(recorded("allocation_batch.env"))
-    assert (job.context, job.step_id, job.node, job.node_rank) == (Context.BATCH, None, "f1", 0)
+    assert (job.step_id, job.node, job.node_rank) == (None, "f1", 0)
     assert job.nodes == ("f1", "f2")
     assert (job.array, job.run_id) == (None, "1")
     assert job.cohort == ("", 1), "nobody else runs a batch script"
@@ -69,7 +68,7 @@ def test_a_real_batch_script_of_a_release_that_gives_it_a_step_id() -> None:
     environ = recorded("batch_26.05.env")
     assert environ["SLURM_STEP_ID"] == "-5"
     job = parsed(environ)
-    assert (job.context, job.step_id, job.nodes, job.cohort) == (Context.BATCH, None, ("f1",), ("", 1))
+    assert (job.step_id, job.nodes, job.cohort) == (None, ("f1",), ("", 1))
 
 
 def test_the_processes_of_one_srun_are_a_cohort() -> None:
@@ -124,7 +123,7 @@ def test_the_node_is_found_by_name_else_by_index() -> None:
 
 def test_the_interactive_step_of_salloc_counts_as_batch() -> None:
     job = parsed({**STEP, "SLURM_STEP_ID": "4294967290", "SLURM_STEP_TASKS_PER_NODE": "4"})
-    assert (job.context, job.step_id, job.nodes) == (Context.BATCH, None, ("n1", "n2", "n3", "n4"))
+    assert (job.step_id, job.nodes) == (None, ("n1", "n2", "n3", "n4"))
 
 
 def test_old_names_of_variables_are_read() -> None:

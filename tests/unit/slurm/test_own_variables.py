@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_elastic.slurm import Context, Reader, SlurmJob, drop_foreign
+from slurm_elastic.slurm import Reader, SlurmJob, drop_foreign
 from slurm_elastic.slurm.variables import foreign_variables
 
 GOLDEN = json.loads((Path(__file__).parents[2] / "goldens/variables.json").read_text())
@@ -76,7 +76,7 @@ def test_a_submission_outside_of_a_job_keeps_what_the_user_sets() -> None:
 def test_a_batch_script_with_the_leftovers_of_a_step_elsewhere_is_no_step() -> None:
     job = SlurmJob.from_environment({**JOB, **OUTER_STEP})
     assert job is not None
-    assert (job.context, job.nodes, job.step_id) == (Context.BATCH, ("n2", "n3"), None)
+    assert (job.nodes, job.step_id) == (("n2", "n3"), None)
 
 
 def test_each_variable_of_ours_is_a_setting_or_a_fact() -> None:
