@@ -163,7 +163,16 @@ def classify(
         return _over(view, kill_wait)
     left = None if clock is None or view.end_time is None else float(view.end_time - clock.now)
     if view.preempt_time is not None:
-        return _in_grace(view.preempt_time, view.end_time, elapsed, clock, grace, meaning)
+        # The job runs until its grace is over.
+        if view.end_time is not None:
+            seconds, source = max(0.0, float(view.end_time - view.preempt_time)), ""
+        elif grace:
+            seconds, source = grace, ""
+        else:
+            # A job that still runs has a grace: without any, Slurm ends it at once.
+            seconds, source = meaning.grace, ", as --grace says"
+        passed = elapsed if clock is None else clock.now - view.preempt_time
+        return Diagnosis(Cause.PREEMPTED, seconds - passed, f"grace of {seconds:g} s{source}")
     names = ", ".join(dict.fromkeys(number.name for number in signals if number is not signal.SIGCONT))
     # Slurm warns no job without a time limit (job_mgr.c, job_time_limit).
     if _WARNINGS & set(signals) and not view.unlimited and (left is None or left <= meaning.warning + _EARLY):
@@ -174,26 +183,6 @@ def classify(
     if drained:
         return Diagnosis(Cause.DRAINED, None, names)
     return Diagnosis(Cause.SIGNALLED, None, f"{names}, not by Slurm itself")
-
-
-def _in_grace(
-    preempt_time: int,
-    end_time: int | None,
-    elapsed: float,
-    clock: ControllerClock | None,
-    grace: int | None,
-    meaning: SignalDefaults,
-) -> Diagnosis:
-    """Return the diagnosis of a job that runs until its grace is over."""
-    if end_time is not None:
-        seconds, source = max(0.0, float(end_time - preempt_time)), ""
-    elif grace:
-        seconds, source = grace, ""
-    else:
-        # A job that still runs has a grace: without any, Slurm ends it at once.
-        seconds, source = meaning.grace, ", as --grace says"
-    passed = elapsed if clock is None else clock.now - preempt_time
-    return Diagnosis(Cause.PREEMPTED, seconds - passed, f"grace of {seconds:g} s{source}")
 
 
 def _over(view: JobView, kill_wait: float) -> Diagnosis:
