@@ -125,7 +125,7 @@ def _end_before_the_start(settings: AgentSettings, records: Records) -> ExitCode
     if not records.is_done():
         return None
     job = settings.job
-    took_part = job is not None and RunContents(settings.run_dir).has_job(job.job_id)
+    took_part = job is not None and job.job_id in RunContents(settings.run_dir).jobs()
     # An element of an array belongs to its run, also where Slurm starts it late.
     if settings.shared and settings.expected_nodes and not took_part:
         raise UsageError(

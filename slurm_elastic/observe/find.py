@@ -78,7 +78,7 @@ def _matching(name: str, names: list[str]) -> list[str]:
 def _with_job(base: Path, name: str, names: list[str]) -> list[str]:
     job = name.partition("_")[0]
     return [
-        candidate for candidate in names if job.isdigit() and RunContents(RunDir.for_run(base, candidate)).has_job(job)
+        candidate for candidate in names if job.isdigit() and job in RunContents(RunDir.for_run(base, candidate)).jobs()
     ]
 
 

@@ -129,7 +129,7 @@ class LogReader:
         for log in logs:
             sizes, noted = times.get((log.node, log.key), ((), ()))
             if last:
-                changed = self._contents.modified(log.path) or 0.0
+                _size, changed = self._contents.size_and_time(log.path)
                 sizes, noted = (*sizes, sys.maxsize), (*noted, max((changed, *noted[-1:])))
             sources.append(self._of_log(log, sizes, noted, block, last))
         for line in heapq.merge(*sources, key=lambda line: line.time):

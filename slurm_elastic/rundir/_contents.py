@@ -101,10 +101,6 @@ class RunContents:
         """Return the progress, by node and job."""
         return self._read(self._names("progress", ".jsonl"))
 
-    def has_job(self, job: str) -> bool:
-        """Return True if an agent of this job has taken part in the run."""
-        return job in self.jobs()
-
     def jobs(self) -> frozenset[str]:
         """Return the jobs of which an agent has taken part in the run."""
         return frozenset(path.name.split(".")[-2] for path in self._names("progress", ".jsonl"))
@@ -143,17 +139,11 @@ class RunContents:
             self._complain(path, error)
             return b""
 
-    def modified(self, path: Path) -> float | None:
-        """Return when a log was written to last, in seconds since 1970; None if it cannot be said."""
+    def size_and_time(self, path: Path) -> tuple[int, float]:
+        """Return the bytes of a log and when it was written to last, in seconds since 1970; zeros if unknown."""
         with contextlib.suppress(OSError):
-            return path.stat().st_mtime
-        return None
-
-    def size(self, path: Path) -> int | None:
-        """Return the bytes of a log; None if it cannot be said."""
-        with contextlib.suppress(OSError):
-            return path.stat().st_size
-        return None
+            return (status := path.stat()).st_size, status.st_mtime
+        return 0, 0.0
 
     def health(self) -> list[RunFile]:
         """Return where the health ports of agents are, by node and job."""

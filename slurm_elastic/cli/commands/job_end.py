@@ -148,7 +148,7 @@ def _job_end(status: int, arguments: Sequence[str]) -> int:
             with contextlib.suppress(SlurmElasticError):
                 run_dir.withdraw_health_of_job(job.job_id)
     going_on = [run_dir for run_dir in runs if not run_dir.is_done()]
-    if not going_on and (job is None or status != ExitCode.USAGE or RunContents(runs[0]).has_job(job.job_id)):
+    if not going_on and (job is None or status != ExitCode.USAGE or job.job_id in RunContents(runs[0]).jobs()):
         if status != ExitCode.FINISHED:
             _print(f"run {runs[0].run_id} is finished; what srun says above is of agents that were lost or left")
         return ExitCode.FINISHED

@@ -301,7 +301,7 @@ def _not_begun(queue: Queue, begun: Sequence[RunDir], bases: Sequence[Path]) -> 
             continue
         mine = re.compile(rf"{re.escape(name)}(\.[0-9]+)?")
         there = (run for run in begun if run.path.parent.parent == base)
-        if any(mine.fullmatch(run.run_id) for run in begun) or any(RunContents(r).has_job(job.job_id) for r in there):
+        if any(mine.fullmatch(run.run_id) for run in begun) or any(job.job_id in RunContents(r).jobs() for r in there):
             continue
         script = Controller().batch_script(name)
         if script is not None and re.search("slurm.elastic", script):

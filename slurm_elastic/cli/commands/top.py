@@ -61,7 +61,7 @@ def last_lines(run_dir: RunDir, round_number: int, rank: int) -> list[str]:
     lines: list[str] = []
     for log in contents.logs(round_number):
         if log.rank == rank:
-            size = contents.size(log.path) or 0
+            size, _time = contents.size_and_time(log.path)
             text = contents.read(log.path, max(0, size - _TAIL), _TAIL).decode(errors="replace").rstrip("\r\n")
             if text:
                 lines += [f"--- {log.stream}", *(line.rpartition("\r")[2] for line in text.split("\n"))]
