@@ -32,19 +32,15 @@ class WorkerFailedError(utils.FailedJobError):
         exit_code: Exit code of the worker; if negative, the signal that killed it.
     """
 
-    def __init__(self, message: str, failure: WorkerFailure) -> None:
-        super().__init__(message)
-        self.rank, self.node, self.exit_code = failure.rank, failure.node, failure.exit_code
-
-    @classmethod
-    def of(cls, job_id: str, failure: WorkerFailure) -> WorkerFailedError:
-        """Return the error with the worker's rank and node, its whole traceback, and the paths of its logs."""
+    def __init__(self, job_id: str, failure: WorkerFailure) -> None:
+        """Say the worker's rank and node, its whole traceback, and the paths of its logs."""
         lines = root_cause(failure).splitlines()
         trace = recorded_traceback(failure.error_file).rstrip()
         if trace:
             rest = [line for line in lines[1:] if not line.startswith("  ")]
             lines = [lines[0], "-" * 22, trace, "-" * 22, *rest]
-        return cls(f"job {job_id}: " + "\n".join(lines), failure)
+        super().__init__(f"job {job_id}: " + "\n".join(lines))
+        self.rank, self.node, self.exit_code = failure.rank, failure.node, failure.exit_code
 
 
 class _Run(core.Job[core.R]):
@@ -135,7 +131,7 @@ class _Run(core.Job[core.R]):
         if status.done or self.state == "COMPLETED":
             return None
         if status.failure is not None:
-            return WorkerFailedError.of(self.job_id, status.failure)
+            return WorkerFailedError(self.job_id, status.failure)
         return utils.UncompletedJobError(self._description(status))
 
     def _description(self, status: RunStatus) -> str:
