@@ -6,23 +6,6 @@ from typing import TYPE_CHECKING
 
 from slurm_elastic._lazy import lazy
 
-if TYPE_CHECKING:
-    from slurm_elastic.submission.executor import DebugElasticExecutor, ElasticExecutor, LocalElasticExecutor
-    from slurm_elastic.submission.job import ElasticJob, LocalElasticJob, WorkerFailedError
-else:
-    # ``slurm-elastic submit`` does not need submitit.
-    __getattr__ = lazy(
-        __name__,
-        {
-            "DebugElasticExecutor": "executor",
-            "LocalElasticExecutor": "executor",
-            "ElasticExecutor": "executor",
-            "ElasticJob": "job",
-            "LocalElasticJob": "job",
-            "WorkerFailedError": "job",
-        },
-    )
-
 __all__ = [
     "DebugElasticExecutor",
     "ElasticExecutor",
@@ -31,3 +14,10 @@ __all__ = [
     "LocalElasticJob",
     "WorkerFailedError",
 ]
+
+if TYPE_CHECKING:
+    from slurm_elastic.submission.executor import DebugElasticExecutor, ElasticExecutor, LocalElasticExecutor
+    from slurm_elastic.submission.job import ElasticJob, LocalElasticJob, WorkerFailedError
+else:
+    # ``slurm-elastic submit`` does not need submitit.
+    __getattr__ = lazy(__name__, {name: "executor" if name.endswith("Executor") else "job" for name in __all__})
