@@ -192,7 +192,8 @@ class BatchScript:
             UsageError: There are options for srun, and the template does not mark the end of its site block.
         """
         lines = ["#!/bin/bash", f"# Made by slurm-elastic {__version__}."]
-        lines += [_directive(name, value) for name, value in self.options]
+        for name, value in self.options:
+            lines.append(f"{_DIRECTIVE} --{name}" if value is None else f"{_DIRECTIVE} --{name}={shlex.quote(value)}")
         lines += [""]
         if self.arguments:
             lines += ["# The agents' options, and the program of the workers.", f"set -- {shlex.join(self.arguments)}"]
@@ -226,10 +227,6 @@ def _parse(line: str) -> Sequence[tuple[str, str | None]]:
         else:
             raise UsageError(f"the template's line {line!r} cannot be read: {word!r} belongs to no option")
     return options
-
-
-def _directive(name: str, value: str | None) -> str:
-    return f"{_DIRECTIVE} --{name}" if value is None else f"{_DIRECTIVE} --{name}={shlex.quote(value)}"
 
 
 # The batch script templates and the example scripts that come with the package.
