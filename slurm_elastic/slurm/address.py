@@ -219,9 +219,7 @@ def _resolve_all(*names: str | None) -> dict[str, str]:
 
 
 def _interfaces() -> dict[str, str | None]:
-    six: dict[str, str] = {}
-    for name, address in _ipv6_addresses():
-        six.setdefault(name, address)
+    six = _ipv6_addresses()
     return {name: _ipv4_address(name) or six.get(name) for _, name in socket.if_nameindex()}
 
 
@@ -234,20 +232,20 @@ def _ipv4_address(interface: str) -> str | None:
     return socket.inet_ntoa(answer[20:24])
 
 
-def _ipv6_addresses(source: Path = Path("/proc/net/if_inet6")) -> list[tuple[str, str]]:
-    """Return interfaces and their addresses of global and host scope.
+def _ipv6_addresses() -> dict[str, str]:
+    """Return interfaces and the first address of each that has global or host scope.
 
     proc(5): address, index, prefix, scope, flags, name.
     """
     try:
-        lines = source.read_text().splitlines()
+        lines = Path("/proc/net/if_inet6").read_text().splitlines()
     except OSError:
-        return []
-    return [
-        (name, str(ipaddress.IPv6Address(int(digits, 16))))
-        for digits, _, _, scope, _, name in (line.split() for line in lines)
+        return {}
+    return {
+        name: str(ipaddress.IPv6Address(int(digits, 16)))
+        for digits, _, _, scope, _, name in (line.split() for line in reversed(lines))
         if scope in ("00", "10")
-    ]
+    }
 
 
 def _route(toward: str | None) -> str | None:
