@@ -34,7 +34,8 @@ def expand(text: str) -> tuple[str, ...]:
     """
     names: list[str] = []
     shown = printable(text, 120)
-    for part in _split(text):
+    # Split at the separators outside of brackets.
+    for part in filter(None, re.split(r"[,\s]+(?![^\[]*\])", text)):
         try:
             # Refuses a part that stands for more than 100,000 names before it makes them.
             names.extend(hostlist.expand_hostlist(part, allow_duplicates=True))
@@ -65,8 +66,3 @@ def natural_key(name: str) -> tuple[tuple[tuple[int, str], ...], str]:
     # A number as its length and its digits: int() refuses thousands of them.
     numbers = (part.lstrip("0") for part in parts)
     return tuple((len(n), n) if place % 2 else (0, parts[place]) for place, n in enumerate(numbers)), name
-
-
-def _split(text: str) -> list[str]:
-    """Split at the separators outside of brackets."""
-    return [part for part in re.split(r"[,\s]+(?![^\[]*\])", text) if part]

@@ -61,7 +61,6 @@ _ENDED = frozenset({"BOOT_FAIL", "CANCELLED", "COMPLETED", "COMPLETING", "DEADLI
 class NodeView:
     """One node of ``scontrol show node``."""
 
-    name: str
     address: str | None
     """NodeAddr: an address or a name; it certainly reaches the node's slurmd."""
     state: NodeState
@@ -156,15 +155,14 @@ class ControllerClock:
 
 
 def parse_nodes(text: str) -> dict[str, NodeView]:
-    """Parse ``scontrol --oneliner show node``."""
+    """Parse ``scontrol --oneliner show node``; nodes by name."""
     views = {}
     for line in text.splitlines():
         # Free text (OS, Comment, Reason, Extra) holds blanks; of the keys looked at here, none follows a field that
         # a user fills, so the first one of each is Slurm's own.
         fields = dict(reversed(re.findall(r"(?:^|\s)(NodeName|NodeAddr|State)=(\S+)", line)))
         if "NodeName" in fields:
-            name = fields["NodeName"]
-            views[name] = NodeView(name, fields.get("NodeAddr"), _node_state(fields.get("State", "")))
+            views[fields["NodeName"]] = NodeView(fields.get("NodeAddr"), _node_state(fields.get("State", "")))
     return views
 
 
