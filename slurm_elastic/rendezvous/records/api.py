@@ -27,9 +27,6 @@ Records: TypeAlias = "RunDirRecords | EtcdRecords"
 Record = Mapping[str, Any]
 """A JSON object; all of its values can be written as JSON."""
 
-_SCHEMES = ("etcd://", "etcds://")
-_SELECTING = ("endpoint", "credentials")
-
 
 class RecordsUnreachableError(RecordsError):
     """etcd did not answer within the time limit; it may answer later."""
@@ -142,7 +139,7 @@ class RunDirRecords:
 
 def is_etcd(endpoint: str) -> bool:
     """Return True if an endpoint is that of an etcd and not that of a leader."""
-    return endpoint.strip().startswith(_SCHEMES)
+    return endpoint.strip().startswith(("etcd://", "etcds://"))
 
 
 def etcd_wanted(
@@ -157,7 +154,7 @@ def etcd_wanted(
     Raises:
         UsageError: An invalid value, or options of etcd without an etcd.
     """
-    variables = any(environment.get(ENVIRONMENT_PREFIX + name.upper()) for name in _SELECTING)
+    variables = any(environment.get(ENVIRONMENT_PREFIX + name.upper()) for name in ("endpoint", "credentials"))
     is_asked = is_etcd(endpoint) if endpoint else variables or bool(options.get("credentials"))
     if is_asked:
         return load_config(endpoint or "", options, environment)

@@ -10,9 +10,10 @@ from contextlib import ExitStack
 import pytest
 
 from slurm_elastic.errors import SlurmElasticError
+from slurm_elastic.rendezvous.records.api import RecordsInterruptedError
 from slurm_elastic.rendezvous.records.etcd import failover_channel
 from slurm_elastic.rendezvous.records.etcd.client import EtcdClient, Lease, key_range
-from slurm_elastic.rendezvous.records.etcd.errors import EtcdError, EtcdInterruptedError, EtcdUnavailableError
+from slurm_elastic.rendezvous.records.etcd.errors import EtcdError, EtcdUnavailableError
 from slurm_elastic.rendezvous.records.etcd.failover_channel import load_rpc
 from slurm_elastic.rendezvous.records.etcd.server import EtcdServer
 from tests.local.agents import eventually
@@ -58,7 +59,7 @@ def test_interrupt_hook_ends_every_wait(
         else:
             assert lone_etcd.pid is not None
             stack.enter_context(stopped(lone_etcd.pid))
-        with meanwhile(interrupted.set, after=0.05), pytest.raises(EtcdInterruptedError):
+        with meanwhile(interrupted.set, after=0.05), pytest.raises(RecordsInterruptedError):
             hooked.get(prefix)
 
 
@@ -73,7 +74,7 @@ def test_interrupt_hook_ends_the_look_at_an_endpoint(lone_etcd: EtcdServer, monk
 
     monkeypatch.setattr(failover_channel.errors, "probe_endpoint", hang)
     try:
-        with EtcdClient(lone_etcd.config) as client, pytest.raises(EtcdInterruptedError):
+        with EtcdClient(lone_etcd.config) as client, pytest.raises(RecordsInterruptedError):
             client.limited(600.0, interrupted.is_set).connect()
         assert not over.is_set()
     finally:

@@ -25,7 +25,6 @@ logger = logging.getLogger(__name__)
 
 MAX_OPERATIONS = 128
 """Operations that etcd takes in one transaction (its --max-txn-ops, by default)."""
-_DEFAULT_LIMITS = Limits(timeout=10.0)
 
 
 class KeyValue(Protocol):
@@ -179,7 +178,7 @@ class EtcdClient:
 
     Every call may raise:
         EtcdUnavailableError: No member answered in time.
-        EtcdInterruptedError: The interrupt hook said so.
+        RecordsInterruptedError: The interrupt hook said so.
         EtcdEndpointError, EtcdAuthenticationError, EtcdPermissionError: A person's mistake.
         EtcdNoSpaceError: The database is full.
 
@@ -194,7 +193,7 @@ class EtcdClient:
     def __init__(self, config: EtcdConfig) -> None:
         self._etcd = load_rpc().etcd
         self.config = config
-        self.limits = _DEFAULT_LIMITS
+        self.limits = Limits(timeout=10.0)
         self.connection = Connection(config)
         self._leases: dict[str, Lease] = {}
         self.held: list[object] = []
@@ -210,7 +209,7 @@ class EtcdClient:
 
         Args:
             timeout: Seconds.
-            interrupted: Called every 0.1 s during each call; True ends it with EtcdInterruptedError.
+            interrupted: Called every 0.1 s during each call; True ends it with RecordsInterruptedError.
         """
         view = copy.copy(self)
         view.limits = Limits(timeout, interrupted)

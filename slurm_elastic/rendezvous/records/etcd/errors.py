@@ -11,7 +11,7 @@ from collections.abc import Collection
 
 from slurm_elastic import typed_json
 from slurm_elastic.errors import SlurmElasticError, UsageError
-from slurm_elastic.rendezvous.records.api import RecordsInterruptedError, RecordsUnreachableError
+from slurm_elastic.rendezvous.records.api import RecordsUnreachableError
 from slurm_elastic.rendezvous.records.etcd.config import DEFAULT_PORT, ENVIRONMENT_PREFIX, Endpoint, EtcdConfig
 
 
@@ -21,10 +21,6 @@ class EtcdError(SlurmElasticError):
 
 class EtcdUnavailableError(EtcdError, RecordsUnreachableError):
     """No member answered before the time was up; it may answer later."""
-
-
-class EtcdInterruptedError(EtcdError, RecordsInterruptedError):
-    """The caller's interrupt hook ended a wait."""
 
 
 class EtcdEndpointError(EtcdError, UsageError):

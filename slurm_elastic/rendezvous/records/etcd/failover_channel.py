@@ -27,6 +27,7 @@ from typing import Any
 
 from slurm_elastic.environment import changed_environment
 from slurm_elastic.errors import UsageError
+from slurm_elastic.rendezvous.records.api import RecordsInterruptedError
 from slurm_elastic.rendezvous.records.etcd import errors
 from slurm_elastic.rendezvous.records.etcd.config import Endpoint, EtcdConfig
 
@@ -114,16 +115,16 @@ class Limits:
 
     Attributes:
         timeout: Seconds after which a call that found no answer fails.
-        interrupted: Called every 0.1 s; when it returns True, the wait ends with EtcdInterruptedError.
+        interrupted: Called every 0.1 s; when it returns True, the wait ends with RecordsInterruptedError.
     """
 
     timeout: float
     interrupted: Callable[[], bool] | None = None
 
     def check(self) -> None:
-        """Raise EtcdInterruptedError when the hook returns True."""
+        """Raise RecordsInterruptedError when the hook returns True."""
         if self.interrupted is not None and self.interrupted():
-            raise errors.EtcdInterruptedError("the wait for etcd was interrupted")
+            raise RecordsInterruptedError("the wait for etcd was interrupted")
 
 
 class Connection:
@@ -167,7 +168,7 @@ class Connection:
 
         Raises:
             EtcdUnavailableError: No member answered in time.
-            EtcdInterruptedError: The caller's hook returned True.
+            RecordsInterruptedError: The caller's hook returned True.
             EtcdError: etcd's answer is an error; the subclass says which.
         """
         began = time.monotonic()
