@@ -15,9 +15,8 @@ from typing import Any
 from slurm_elastic import typed_json
 from slurm_elastic.errors import UsageError
 from slurm_elastic.ownership import NEW_FILE, group_may_write, require_own, require_safe_parent
-from slurm_elastic.rundir import _atomic_files
+from slurm_elastic.rundir import _atomic_files, _signed_files
 from slurm_elastic.rundir._atomic_files import RecordError, RunDirError, explain, numbered, safe
-from slurm_elastic.rundir._signed_files import SignedFiles, load_or_create_secret, signature
 
 RUNS = "elastic-runs"
 _HEALTH_TOKEN = b"slurm_elastic health token 1\0"
@@ -94,7 +93,7 @@ class RunDir:
         """
         path = self.path / "secret"
         with _accessed(path):
-            return load_or_create_secret(path)
+            return _signed_files.load_or_create_secret(path)
 
     def claim_record(self, record: Mapping[str, Any], *place: str | int, mode: int = NEW_FILE) -> bool:
         """Create a signed record, durably. Returns False if another process was first; its record stays.
@@ -106,14 +105,13 @@ class RunDir:
         """
         path = self._place(place)
         with _accessed(path, make=_is_made_by_need(place)):
-            return self._signed.claim(self.secret(), path, json.dumps(record).encode(), mode)
+            return _signed_files.claim(self.path, self.secret(), path, json.dumps(record).encode(), mode)
 
     def publish_record(self, record: Mapping[str, Any], *place: str | int) -> None:
         """Create or replace a signed record; see `claim_record`."""
         path = self._place(place)
         with _accessed(path, make=_is_made_by_need(place)):
-            signed = self._signed.sign(self.secret(), path, json.dumps(record).encode())
-            _atomic_files.publish_file(path, signed)
+            _signed_files.publish(self.path, self.secret(), path, json.dumps(record).encode())
 
     def read_record(self, *place: str | int) -> dict[str, Any] | None:
         """Return a record without its signature; None if there is none that this run has written.
@@ -150,7 +148,7 @@ class RunDir:
         for number in self.numbers(*above):
             path = self._place((*above, number))
             with _accessed(path):
-                if number == known or self._signed.counts(path):
+                if number == known or _signed_files.counts(self.path, path):
                     return number
         return None
 
@@ -193,9 +191,9 @@ class RunDir:
             UsageError: Other users can read the file, it belongs to another user, or it contains no token.
         """
         path = self.path / "health-token"
-        token = signature(self.secret(), _HEALTH_TOKEN, path.name, b"")
+        token = _signed_files.signature(self.secret(), _HEALTH_TOKEN, path.name, b"")
         with _accessed(path):
-            if load_or_create_secret(path, lambda: token) != token:
+            if _signed_files.load_or_create_secret(path, lambda: token) != token:
                 raise UsageError(f"{path} is not the token of this run; remove it")
         return token.hex()
 
@@ -225,11 +223,7 @@ class RunDir:
     def signed_content(self, path: Path) -> bytes | None:
         """Return what a signed record's file has beside the signature; see `read_record`."""
         with _accessed(path):
-            return self._signed.read(path)
-
-    @property
-    def _signed(self) -> SignedFiles:
-        return SignedFiles(self.path)
+            return _signed_files.read(self.path, path)
 
     def _place(self, place: Sequence[str | int]) -> Path:
         parts = [numbered(part) if isinstance(part, int) else safe("record", part) for part in place]

@@ -17,7 +17,6 @@ import re
 import secrets
 import stat
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 from slurm_elastic import typed_json
@@ -75,93 +74,89 @@ _BYTES = 32
 _LINE = re.compile(rb"[0-9a-f]{%d}\n" % (2 * _BYTES))
 
 
-@dataclass(frozen=True, slots=True)
-class SignedFiles:
-    """The signed records of one run directory. Methods raise OSError if the disk fails.
+# The signed records of a run directory; the path of each in it is its key. They raise OSError if the disk fails.
+def publish(directory: Path, secret: bytes, path: Path, content: bytes) -> None:
+    """Create or replace a record."""
+    _atomic_files.publish_file(path, sign(secret, _key(directory, path), content))
 
-    Attributes:
-        directory: The run directory; the key of a record is its path in it.
+
+def read(directory: Path, path: Path) -> bytes | None:
+    """Return a record without its signature; None if there is none that this run has written.
+
+    Raises:
+        RecordError: This user has written it, and it is not one JSON object, as after a power loss.
     """
+    try:
+        content = _atomic_files.read_file(path)
+    except OSError as error:
+        if error.errno in (errno.EPERM, errno.ELOOP, errno.EFBIG) or (
+            error.errno == errno.EACCES and not _is_own(path)
+        ):
+            return _log_drop(path, os.strerror(error.errno))
+        raise
+    if content is None:
+        return None
+    secret, key = _secret_of_reader(directory), _key(directory, path)
+    if secret:
+        plain = verified(secret, key, content)
+        if plain is None:
+            # The directory may have been removed and made again.
+            _known_secret.cache_clear()
+            plain = verified(_secret_of_reader(directory) or b"\0", key, content)
+        if plain is not None:
+            return plain
+    if not _is_json_object(content):
+        if secret is not None and not is_writable_by_others(path.parent):
+            fix = "end the run, remove the file, and submit again"
+            raise RecordError(
+                f"{path} is not one complete JSON object: truncated, or written by another program; {fix}"
+            )
+        return _log_drop(path, "no JSON object")
+    return content if secret is None else _log_drop(path, "no signature of this run")
 
-    directory: Path
 
-    def sign(self, secret: bytes, path: Path, content: bytes) -> bytes:
-        """Return the content of a record's file."""
-        return sign(secret, self._key(path), content)
+def counts(directory: Path, path: Path) -> bool:
+    """Return True if this run has written a record, even if it was cut short since."""
+    try:
+        return read(directory, path) is not None
+    except RecordError:
+        return True
 
-    def read(self, path: Path) -> bytes | None:
-        """Return a record without its signature; None if there is none that this run has written.
 
-        Raises:
-            RecordError: This user has written it, and it is not one JSON object, as after a power loss.
-        """
-        try:
-            content = _atomic_files.read_file(path)
-        except OSError as error:
-            if error.errno in (errno.EPERM, errno.ELOOP, errno.EFBIG) or (
-                error.errno == errno.EACCES and not _is_own(path)
-            ):
-                return _log_drop(path, os.strerror(error.errno))
-            raise
-        if content is None:
-            return None
-        secret, key = self._secret_of_reader(), self._key(path)
-        if secret:
-            plain = verified(secret, key, content)
-            if plain is None:
-                # The directory may have been removed and made again.
-                _known_secret.cache_clear()
-                plain = verified(self._secret_of_reader() or b"\0", key, content)
-            if plain is not None:
-                return plain
-        if not _is_json_object(content):
-            if secret is not None and not is_writable_by_others(path.parent):
-                fix = "end the run, remove the file, and submit again"
-                raise RecordError(
-                    f"{path} is not one complete JSON object: truncated, or written by another program; {fix}"
-                )
-            return _log_drop(path, "no JSON object")
-        return content if secret is None else _log_drop(path, "no signature of this run")
+def claim(directory: Path, secret: bytes, path: Path, content: bytes, mode: int = NEW_FILE) -> bool:
+    """Create a record exclusively. Returns False if another process of this run was first."""
+    signed = sign(secret, _key(directory, path), content)
+    if _atomic_files.claim_file(path, signed, mode):
+        return True
+    if counts(directory, path):
+        return False
+    # A process must create this file, whose name follows from the secret, before it removes what is foreign.
+    # Otherwise a slow one could remove what a faster one has written meanwhile.
+    name = signature(secret, _REMOVAL, _key(directory, path), b"").hex()
+    removal = path.with_name(f".{path.name}.{name[:32]}")
+    if not _atomic_files.claim_file(removal, b""):
+        raise PermissionError(errno.EPERM, "not written by this run; remove it", str(path))
+    try:
+        if not counts(directory, path):
+            with contextlib.suppress(FileNotFoundError):
+                path.rename(path.with_name(f".{path.name}.foreign.{secrets.token_hex(4)}"))
+        return _atomic_files.claim_file(path, signed, mode)
+    finally:
+        removal.unlink(missing_ok=True)
 
-    def counts(self, path: Path) -> bool:
-        """Return True if this run has written a record, even if it was cut short since."""
-        try:
-            return self.read(path) is not None
-        except RecordError:
-            return True
 
-    def claim(self, secret: bytes, path: Path, content: bytes, mode: int = NEW_FILE) -> bool:
-        """Create a record exclusively. Returns False if another process of this run was first."""
-        signed = self.sign(secret, path, content)
-        if _atomic_files.claim_file(path, signed, mode):
-            return True
-        if self.counts(path):
-            return False
-        # A process must create this file, whose name follows from the secret, before it removes what is foreign.
-        # Otherwise a slow one could remove what a faster one has written meanwhile.
-        name = signature(secret, _REMOVAL, self._key(path), b"").hex()
-        removal = path.with_name(f".{path.name}.{name[:32]}")
-        if not _atomic_files.claim_file(removal, b""):
-            raise PermissionError(errno.EPERM, "not written by this run; remove it", str(path))
-        try:
-            if not self.counts(path):
-                with contextlib.suppress(FileNotFoundError):
-                    path.rename(path.with_name(f".{path.name}.foreign.{secrets.token_hex(4)}"))
-            return _atomic_files.claim_file(path, signed, mode)
-        finally:
-            removal.unlink(missing_ok=True)
+def _secret_of_reader(directory: Path) -> bytes | None:
+    """Return the secret of the run; None if this user may not read it, and b"" if there is none."""
+    try:
+        return _known_secret(directory / "secret")
+    except FileNotFoundError:
+        return b""
+    except (UsageError, PermissionError):
+        return None
 
-    def _secret_of_reader(self) -> bytes | None:
-        """Return the secret of the run; None if this user may not read it, and b"" if there is none."""
-        try:
-            return _known_secret(self.directory / "secret")
-        except FileNotFoundError:
-            return b""
-        except (UsageError, PermissionError):
-            return None
 
-    def _key(self, path: Path) -> str:
-        return path.relative_to(self.directory).as_posix()
+def _key(directory: Path, path: Path) -> str:
+    return path.relative_to(directory).as_posix()
 
 
 def _is_own(path: Path) -> bool:
