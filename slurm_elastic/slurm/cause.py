@@ -191,17 +191,9 @@ def _over(view: JobView, kill_wait: float) -> Diagnosis:
         return Diagnosis(Cause.TIME_LIMIT_REACHED, kill_wait, "Reason=TimeLimit")
     if view.reason == "NodeDown" or view.state == "NODE_FAIL":
         return Diagnosis(Cause.NODE_FAILED, kill_wait, f"{view.state}, Reason={view.reason}")
-    if view.state == "PREEMPTED" or _killed_by_preemption(view):
+    # When the grace is over, Slurm sets PreemptTime again, to the time of the kill, which is the EndTime (seen with
+    # 22.05.8 and 24.11.5). After scancel within the grace PreemptTime is still its beginning.
+    is_killed = view.preempt_time is not None and view.end_time is not None and view.preempt_time >= view.end_time
+    if view.state == "PREEMPTED" or is_killed:
         return Diagnosis(Cause.PREEMPTED, kill_wait, "its grace is over and it was not requeued")
     return Diagnosis(Cause.CANCELLED, kill_wait, view.state)
-
-
-def _killed_by_preemption(view: JobView) -> bool:
-    """Return True if preemption ends a COMPLETING job, and not a cancellation within its grace.
-
-    When the grace is over, Slurm sets PreemptTime again, to the time of the kill, which is the job's EndTime (seen with
-    22.05.8 and 24.11.5). After scancel PreemptTime is still the beginning of the grace.
-    """
-    if view.preempt_time is None or view.end_time is None:
-        return False
-    return view.preempt_time >= view.end_time
