@@ -66,7 +66,8 @@ class RunStatus:
 def read_status(run_dir: RunDir) -> RunStatus:
     """Read the run directory. A record that is missing or cannot be read counts as not written."""
     with contextlib.suppress(SlurmElasticError):
-        newest = _newest_round(run_dir)
+        number = run_dir.newest("rounds")
+        newest = {} if number is None else run_dir.read_record("rounds", number) or {}
         return RunStatus(
             done=run_dir.is_done(),
             world_size=newest.get("world_size"),
@@ -89,11 +90,6 @@ def latest_log(run_dir: RunDir, rank: int, stream: str) -> Path | None:
             if (log.rank, log.stream) == (rank, stream):
                 return log.path
     return None
-
-
-def _newest_round(run_dir: RunDir) -> dict[str, Any]:
-    number = run_dir.newest("rounds")
-    return {} if number is None else run_dir.read_record("rounds", number) or {}
 
 
 def _failure(run_dir: RunDir, newest: dict[str, Any]) -> WorkerFailure | None:
