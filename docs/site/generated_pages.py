@@ -17,7 +17,7 @@ from slurm_elastic.agent.health.metrics import metrics_page
 from slurm_elastic.agent.health.state import AgentState, Readings, RoundInfo, Stage, enter
 from slurm_elastic.cli.main import commands
 from slurm_elastic.control import WorkerProgress
-from slurm_elastic.observe.views import StatusExit
+from slurm_elastic.observe.views import RunState
 from slurm_elastic.rendezvous.membership.agents import Reason
 from slurm_elastic.rendezvous.membership.assignment import Place
 from slurm_elastic.rendezvous.transport.messages import Assignment
@@ -138,9 +138,11 @@ def _metrics() -> Iterable[str]:
 
 def _exit_codes() -> Iterable[str]:
     yield "# Exit codes\n\nMade from the code; [Behaviour](../reference.md#exit-codes-of-an-agent) says more.\n"
-    for title, codes in (("An agent", errors.ExitCode), ("slurm-elastic status", StatusExit)):
+    of_agent = {code.name.lower(): code.value for code in errors.ExitCode}
+    of_status = {state.value: state.exit_code for state in sorted(RunState, key=lambda state: state.exit_code)}
+    for title, codes in (("An agent", of_agent), ("slurm-elastic status", of_status)):
         yield f"## {title}\n\n| code | |\n|---|---|"
-        yield from (f"| {code.value} | {code.name.lower()} |" for code in codes)
+        yield from (f"| {code} | {name} |" for name, code in codes.items())
         yield ""
 
 

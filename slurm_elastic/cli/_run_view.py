@@ -15,7 +15,7 @@ import socket
 import sys
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
@@ -26,7 +26,7 @@ from slurm_elastic.finding import Finding
 from slurm_elastic.observe.find import find_run, newest_run
 from slurm_elastic.observe.records import RunRecords, read_records
 from slurm_elastic.observe.status import jobs_of, run_status
-from slurm_elastic.observe.views import JobInQueue, LiveRun, RunState, RunStatus, live_run
+from slurm_elastic.observe.views import LiveRun, RunState, RunStatus, live_run
 from slurm_elastic.rundir import RunContents, RunDir, RunDirError
 from slurm_elastic.slurm import Controller, QueuedJob
 from slurm_elastic.text import local_time, printable
@@ -257,22 +257,6 @@ def table(rows: Sequence[Sequence[str]]) -> list[str]:
     """Return rows of text as lines with aligned columns."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-
-
-def titled(rows: Iterable[Mapping[str, str]]) -> list[list[str]]:
-    """Return rows by the titles of their columns, which all have, as a table with its titles; there is a row."""
-    cells = list(rows)
-    return [list(cells[0]), *(list(row.values()) for row in cells)]
-
-
-def job_facts(jobs: Iterable[JobInQueue], now: float) -> list[str]:
-    """Return a line for each job in the queue: its state, why it waits, and when Slurm means to start it."""
-    return [
-        f"{job.job} {job.state.lower()}"
-        + (f" ({job.reason})" if job.reason else "")
-        + (f", expected to start at {clock(job.start, now)}" if job.start else "")
-        for job in jobs
-    ]
 
 
 def problems_to_stderr(problems: Iterable[str]) -> None:

@@ -41,18 +41,13 @@ class RunState(enum.Enum):
     STOPPED = "stopped"
     """No agent runs and no job waits: the run was drained, cancelled or killed, and can be submitted again."""
 
+    @property
+    def exit_code(self) -> int:
+        """That of ``slurm-elastic status``; 2 is wrong usage, as for every command."""
+        return {"finished": 0, "failed": 1, "running": 3, "waiting": 4, "stopped": 5}[self.value]
+
 
 GOES_ON = frozenset({RunState.RUNNING, RunState.WAITING})
-
-
-class StatusExit(enum.IntEnum):
-    """Exit codes of ``slurm-elastic status``; 2 is wrong usage, as for every command."""
-
-    FINISHED = 0
-    FAILED = 1
-    RUNNING = 3
-    WAITING = 4
-    STOPPED = 5
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ import json
 import re
 import shlex
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from slurm_elastic.cli._command import Parser
@@ -17,19 +17,17 @@ from slurm_elastic.cli._run_view import (
     add_run,
     ago,
     clock,
-    job_facts,
     open_run,
     present_status,
     problems_to_stderr,
     rank_list,
     table,
-    titled,
 )
 from slurm_elastic.errors import UsageError
 from slurm_elastic.failures.causes import explanation
 from slurm_elastic.observe.find import own_run_dirs
 from slurm_elastic.observe.status import status_json
-from slurm_elastic.observe.views import GOES_ON, TRAINS, AgentView, LiveWorker, RunStatus, SlowRankView, StatusExit
+from slurm_elastic.observe.views import GOES_ON, TRAINS, AgentView, LiveWorker, RunStatus, SlowRankView
 from slurm_elastic.rundir import RunContents, RunDir
 from slurm_elastic.slurm import Controller, compress
 from slurm_elastic.text import printable, size_text
@@ -73,7 +71,7 @@ runs and no job waits
         else:
             problems_to_stderr(status.problems)
             _show(status, Terminal(), time.time(), options.workers)
-        return StatusExit[status.state.name]
+        return status.state.exit_code
 
 
 def _show(status: RunStatus, terminal: Terminal, now: float, each_worker: bool) -> None:
@@ -83,7 +81,7 @@ def _show(status: RunStatus, terminal: Terminal, now: float, each_worker: bool) 
     write(f"run {terminal.bold(status.run)}: {state}{since}")
     tables: list[Sequence[Sequence[str]]] = [list(facts(status, now))]
     if status.agents:
-        tables.append(titled(_nodes(status, now)))
+        tables.append(_titled(_nodes(status, now)))
     if each_worker:
         titles = ("RANK", "NODE", "PID", "DOES", "STEP", "STEPS/S", "SAVED", "BUSY", "SCORE")
         tables.append([titles, *_workers(status)])
@@ -107,6 +105,12 @@ def _show(status: RunStatus, terminal: Terminal, now: float, each_worker: bool) 
         write()
         for event in status.events:
             write(f"  {terminal.faint(clock(event.time, now))}  {printable(event.text)}")
+
+
+def _titled(rows: Iterable[Mapping[str, str]]) -> list[list[str]]:
+    """Return rows by the titles of their columns, which all have, as a table with its titles; there is a row."""
+    cells = list(rows)
+    return [list(cells[0]), *(list(row.values()) for row in cells)]
 
 
 def facts(status: RunStatus, now: float) -> Iterable[tuple[str, str]]:
@@ -151,8 +155,18 @@ def facts(status: RunStatus, now: float) -> Iterable[tuple[str, str]]:
         yield "notice", f"{node}job {notice.job}: {printable(notice.text)}{left}"
     if status.holds:
         yield "holds", status.holds
-    for fact in job_facts(status.jobs or (), now):
+    for fact in _job_facts(status, now):
         yield "job", fact
+
+
+def _job_facts(status: RunStatus, now: float) -> list[str]:
+    """Return a line for each job in the queue: its state, why it waits, and when Slurm means to start it."""
+    return [
+        f"{job.job} {job.state.lower()}"
+        + (f" ({job.reason})" if job.reason else "")
+        + (f", expected to start at {clock(job.start, now)}" if job.start else "")
+        for job in status.jobs or ()
+    ]
 
 
 def _nodes(status: RunStatus, now: float) -> Iterable[dict[str, str]]:
@@ -267,7 +281,7 @@ class List(ViewCommand):
             print("no runs of queued jobs" if options.queued else f"no runs in {bases[0].absolute()}")
             return 0
         terminal, now = Terminal(), time.time()
-        rows = titled(
+        rows = _titled(
             {
                 "RUN": status.run,
                 "ROUND": _number(status.round),
@@ -286,7 +300,7 @@ class List(ViewCommand):
 
 def _changed(status: RunStatus, now: float) -> list[str]:
     if not status.updated:
-        return job_facts(status.jobs or (), now)
+        return _job_facts(status, now)
     return [f"{ago(now - status.updated)} ago", status.holds]
 
 
