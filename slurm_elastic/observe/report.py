@@ -9,7 +9,7 @@ import math
 from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from slurm_elastic.agent.event_log import json_number
 from slurm_elastic.observe.goodput import (
@@ -46,22 +46,20 @@ class RoundReport:
     slow: tuple[SlowRankView, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class RankSpan:
-    """The time in which a rank did one thing.
+class Slice(NamedTuple):
+    """The time in which an agent or a rank did one thing, as a trace shows it.
 
     Attributes:
         start, end: Seconds since 1970.
-        worker: What it has reported; None if its agent was lost.
     """
 
     node: str
-    rank: int
-    round: int
+    thread: str
     start: float
     end: float
     name: str
-    worker: Worker | None = None
+    kind: str
+    args: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +69,7 @@ class Report:
     Attributes:
         start, end: Its first and last moment, in seconds since 1970.
         segments: The time of its agents and of the queue.
+        ranks: What each rank did.
         starts: The same for each restart count.
         samples: Steps per second by time, as the agent of rank 0 has recorded them: time, steps per second.
         losses: Losses by time, as they are in the same records.
@@ -81,7 +80,7 @@ class Report:
     end: float
     rounds: tuple[RoundReport, ...]
     segments: tuple[Segment, ...]
-    ranks: tuple[RankSpan, ...]
+    ranks: tuple[Slice, ...]
     total: Goodput
     starts: Mapping[int, Goodput]
     events: tuple[Event, ...]
@@ -160,20 +159,20 @@ def chrome_trace(content: Report) -> dict[str, Any]:
     nodes = sorted({segment.node for segment in content.segments}, key=natural_key)
     pids = {node: number for number, node in enumerate(nodes, 1)}
     agents = dict.fromkeys(segment.agent for segment in content.segments)
-    ranks = sorted({span.rank for span in content.ranks})
-    tids = {name: number for number, name in enumerate([*agents, *(f"rank {rank}" for rank in ranks)], 1)}
-    slices = [_of_segment(segment) for segment in content.segments] + [_of_rank(span) for span in content.ranks]
+    ranks = sorted({part.thread for part in content.ranks}, key=natural_key)
+    tids = {name: number for number, name in enumerate([*agents, *ranks], 1)}
+    slices = [*map(_of_segment, content.segments), *content.ranks]
     events: list[dict[str, Any]] = []
     for node, pid in pids.items():
         events.append({"ph": "M", "name": "process_name", "pid": pid, "tid": 0, "args": {"name": node}})
         events.append({"ph": "M", "name": "process_sort_index", "pid": pid, "tid": 0, "args": {"sort_index": pid}})
-    for node, thread in dict.fromkeys((span.node, thread) for span, thread, *_ in slices):
+    for node, thread in dict.fromkeys((part.node, part.thread) for part in slices):
         place = {"pid": pids[node], "tid": tids[thread]}
         events.append({"ph": "M", "name": "thread_name", **place, "args": {"name": thread}})
-    for span, thread, name, kind, args in slices:
+    for node, thread, start, end, name, kind, args in slices:
         # Both ends are rounded: slices of a thread that overlap are errors to Perfetto.
-        begin, end = (_micros(time - content.start) for time in (span.start, span.end))
-        place = {"pid": pids[span.node], "tid": tids[thread]}
+        begin, end = (_micros(time - content.start) for time in (start, end))
+        place = {"pid": pids[node], "tid": tids[thread]}
         events.append({"ph": "X", "name": name, "cat": kind, "ts": begin, "dur": end - begin, **place, "args": args})
     for event in content.events:
         mark = {"ph": "i", "s": "g", "name": event.text or event.kind, "cat": event.kind}
@@ -181,20 +180,10 @@ def chrome_trace(content: Report) -> dict[str, Any]:
     return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": {"run": content.status.run}}
 
 
-_Slice = tuple[Segment | RankSpan, str, str, str, dict[str, Any]]
-"""A span with its thread, name, category and arguments in a trace."""
-
-
-def _of_segment(segment: Segment) -> _Slice:
-    round_, kind = "" if segment.round is None else f", round {segment.round}", segment.bucket.value
-    return segment, segment.agent, f"{kind}{round_}", kind, {"round": segment.round}
-
-
-def _of_rank(span: RankSpan) -> _Slice:
-    args: dict[str, Any] = {"round": span.round}
-    if span.worker is not None:
-        args |= {"loss": json_number(span.worker.loss), "checkpoint": span.worker.checkpoint}
-    return span, f"rank {span.rank}", f"{span.name}, round {span.round}", "rank", args
+def _of_segment(segment: Segment) -> Slice:
+    kind, args = segment.bucket.value, {"round": segment.round}
+    name = kind if segment.round is None else f"{kind}, round {segment.round}"
+    return Slice(segment.node, segment.agent, segment.start, segment.end, name, kind, args)
 
 
 def _micros(seconds: float) -> int:
@@ -234,7 +223,7 @@ def _rounds(records: RunRecords, steps: Mapping[int, RoundProgress], until: floa
     return tuple(views)
 
 
-def _rank_spans(progress: Sequence[Event], spans: Sequence[Segment]) -> Iterator[RankSpan]:
+def _rank_spans(progress: Sequence[Event], spans: Sequence[Segment]) -> Iterator[Slice]:
     """Yield what each rank did in each round: until its first step, from then to its last step, and afterwards."""
     lives = {segment.agent: segment.end for segment in spans if segment.bucket is not Bucket.QUEUE}
     ends = {(event.agent, event.round): event for event in progress if event.kind == "workers_ended"}
@@ -247,9 +236,13 @@ def _rank_spans(progress: Sequence[Event], spans: Sequence[Segment]) -> Iterator
         workers = {item.rank: item for item in ended.workers} if ended is not None else {}
         for rank in range(first, first + count):
             worker, at = workers.get(rank), event.time
+            args: dict[str, Any] = {"round": event.round}
+            if worker is not None:
+                args |= {"loss": json_number(worker.loss), "checkpoint": worker.checkpoint}
             for until, name in _rank_parts(worker, event.time, over):
                 if min(until, over) > at:
-                    yield RankSpan(event.node, rank, event.round, at, min(until, over), name, worker)
+                    title = f"{name}, round {event.round}"
+                    yield Slice(event.node, f"rank {rank}", at, min(until, over), title, "rank", args)
                     at = until
 
 
