@@ -18,7 +18,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING
 
 from slurm_elastic.cli._command import Command, Parser
 from slurm_elastic.errors import UsageError
@@ -223,10 +223,9 @@ def request_leave(run_dir: RunDir, nodes: tuple[str, ...], reason: str) -> Leave
 class Terminal:
     """Writes to stdout, with colours if that is a terminal that shows them."""
 
-    def __init__(self, stream: TextIO | None = None) -> None:
-        self._stream = stream or sys.stdout
+    def __init__(self) -> None:
         # https://no-color.org
-        self._colours = self._stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+        self._colours = sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
     def bold(self, text: str) -> str:
         """Return text in bold where there are colours."""
@@ -246,7 +245,7 @@ class Terminal:
 
     def write(self, line: str = "") -> None:
         """Write a line."""
-        print(line, file=self._stream)
+        print(line)
 
     def _rendered(self, rendition: str, text: str) -> str:
         """Return text in a rendition (ECMA-48, SGR) where there are colours."""
@@ -301,10 +300,9 @@ def show_findings(findings: Sequence[Finding], terminal: Terminal) -> None:
         return
     for finding in findings:
         terminal.write(f"{finding.level.value:<8}{finding.check}{_where(finding, ' [', ']')}: {_fit(finding.found)}")
-        if finding.why:
-            terminal.write(f"        why: {_fit(finding.why)}")
-        if finding.fix:
-            terminal.write(f"        fix: {_fit(finding.fix)}")
+        for name, text in (("why", finding.why), ("fix", finding.fix)):
+            if text:
+                terminal.write(f"        {name}: {_fit(text)}")
 
 
 def _show_table(findings: Sequence[Finding]) -> None:

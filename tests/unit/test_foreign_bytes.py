@@ -208,7 +208,8 @@ def run_files(content: bytes) -> None:
     records = run_records("7", kinds, "/runs/7")
     status = run_status(records, 1e9)
     json.dumps(status_json(status))
-    _show(status, Terminal(io.StringIO()), 1e9, True)
+    with contextlib.redirect_stdout(io.StringIO()):
+        _show(status, Terminal(), 1e9, True)
     round_failures(records, [])
     found = report(records, status, 1e9)
     html_page(found)

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from slurm_elastic.cli._command import Parser
-from slurm_elastic.cli._run_view import Terminal, ViewCommand, signals_as_ctrl_c
+from slurm_elastic.cli._run_view import Terminal, ViewCommand, show_findings, signals_as_ctrl_c
 from slurm_elastic.errors import UsageError
+from slurm_elastic.text import counted
 
 if TYPE_CHECKING:
     from slurm_elastic.rehearsal.runner import Options, Rehearsal
@@ -136,12 +137,7 @@ def _json(rehearsal: Rehearsal) -> dict[str, object]:
 
 
 def _show(rehearsal: Rehearsal, terminal: Terminal) -> None:
-    from slurm_elastic.cli._run_view import show_findings
-
     show_findings(rehearsal.findings, terminal)
     wrong = sum(finding.level.value in ("limit", "broken") for finding in rehearsal.findings)
-    terminal.write(
-        "nothing to fix"
-        if rehearsal.ok
-        else f"{wrong} finding{'s' if wrong > 1 else ''} in {rehearsal.undisturbed.last_step} steps"
-    )
+    found = f"{counted(wrong, 'finding')} in {rehearsal.undisturbed.last_step} steps"
+    terminal.write("nothing to fix" if rehearsal.ok else found)
