@@ -62,16 +62,14 @@ class Event:
     @property
     def nodes(self) -> tuple[str, ...]:
         """The nodes that the record is about."""
-        value = self.fields.get("nodes")
-        return tuple(name for name in value if isinstance(name, str)) if isinstance(value, list) else ()
+        return tuple(name for name in _list(self.fields.get("nodes")) if isinstance(name, str))
 
     @property
     def workers(self) -> tuple[Worker, ...]:
         """The workers of a `workers_ended`, or the one that a `progress` is about."""
         if self.kind == "progress":
             return (_worker({**self.fields, "rank": 0, "reports": True}),)
-        value = self.fields.get("workers")
-        return tuple(_worker(item) for item in value if isinstance(item, dict)) if isinstance(value, list) else ()
+        return tuple(_worker(item) for item in _list(self.fields.get("workers")) if isinstance(item, dict))
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,17 +102,12 @@ class Worker:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """A round on record.
-
-    Attributes:
-        ranks: The first rank and the number of workers of each of these nodes.
-    """
+    """A round on record."""
 
     number: int
     reason: str = ""
     nodes: tuple[str, ...] = ()
     agents: tuple[str, ...] = ()
-    ranks: tuple[tuple[int, int], ...] = ()
     world_size: int = 0
     restarts: int = 0
     leader: str = ""
@@ -196,14 +189,18 @@ def run_records(
 
 
 def _object(file: RunFile, problems: list[str]) -> Mapping[str, Any] | None:
-    try:
-        record = typed_json.loads(file.content)
-    except ValueError:
-        record = None
-    if not isinstance(record, dict):
+    record = _record(file.content)
+    if record is None:
         problems.append(f"{file.name} is cut short or damaged; it is left out")
-        return None
     return record
+
+
+def _record(content: bytes) -> Mapping[str, Any] | None:
+    try:
+        record = typed_json.loads(content)
+    except ValueError:
+        return None
+    return record if isinstance(record, dict) else None
 
 
 def _events(files: Sequence[RunFile], problems: list[str]) -> tuple[Event, ...]:
@@ -229,11 +226,8 @@ def _events(files: Sequence[RunFile], problems: list[str]) -> tuple[Event, ...]:
 
 
 def _event(line: bytes) -> Event | None:
-    try:
-        record = typed_json.loads(line)
-    except ValueError:
-        return None
-    if not isinstance(record, dict):
+    record = _record(line)
+    if record is None:
         return None
     time, kind, node = parse_time(record.get("time")), record.get("event"), record.get("node")
     if time is None or not isinstance(kind, str) or not isinstance(node, str):
@@ -248,7 +242,6 @@ def _round(number: int, record: Mapping[str, Any]) -> Round:
         reason=_text(record.get("reason")),
         nodes=tuple(_text(place.get("node")) for place in places),
         agents=tuple(_text(place.get("agent")) for place in places),
-        ranks=tuple((_count(place.get("base_rank")), _count(place.get("local_world_size"))) for place in places),
         world_size=_count(record.get("world_size")),
         restarts=_whole(record.get("restarts")) or 0,
         leader=_text(record.get("leader")),
