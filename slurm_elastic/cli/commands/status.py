@@ -6,8 +6,9 @@ import json
 import re
 import shlex
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from slurm_elastic.cli._command import Parser
 from slurm_elastic.cli._run_view import (
@@ -32,6 +33,7 @@ from slurm_elastic.rundir import RunContents, RunDir
 from slurm_elastic.slurm import Controller, compress
 from slurm_elastic.text import printable, size_text
 
+_Number = TypeVar("_Number", int, float)
 _PROCESS = {"D": "waits for a disk or a file system", "T": "is stopped by a signal", "Z": "has ended"}
 """States of processes that are worth a word (proc_pid_stat(5))."""
 
@@ -189,13 +191,9 @@ def _nodes(status: RunStatus, now: float) -> Iterable[dict[str, str]]:
             row["STEPS/S"] = _span(worker.steps_per_second for worker in workers)
             row["SAVED"] = _span(worker.checkpoint for worker in workers)
         if has_snapshots:
-            row["SNAPSHOTS"] = _sizes(members)
+            sizes = (agent.live.snapshot_bytes for agent in members if agent.live is not None)
+            row["SNAPSHOTS"] = _span(sizes, size_text, " to ")
         yield {**row, "JOB": job, "SINCE": ago(now - min(agent.since for agent in members))}
-
-
-def _sizes(agents: Iterable[AgentView]) -> str:
-    sizes = [agent.live.snapshot_bytes for agent in agents if agent.live is not None]
-    return " to ".join(dict.fromkeys(size_text(end(sizes)) for end in (min, max))) if sizes else ""
 
 
 def _workers(status: RunStatus) -> Iterable[tuple[str, ...]]:
@@ -229,18 +227,16 @@ def _does(worker: LiveWorker) -> str:
     return printable(f"{state}; {process}" if process else state)
 
 
-def _span(values: Iterable[float | None]) -> str:
-    numbers = [value for value in values if value is not None]
-    if not numbers:
-        return ""
-    first, last = _number(min(numbers)), _number(max(numbers))
-    return first if first == last else f"{first}-{last}"
-
-
 def _number(value: float | None) -> str:
     if value is None:
         return ""
     return str(value) if isinstance(value, int) else f"{value:.4g}"
+
+
+def _span(values: Iterable[_Number | None], text: Callable[[_Number], str] = _number, between: str = "-") -> str:
+    """Return the least and the greatest of the values that are known, or the one that is both."""
+    numbers = [value for value in values if value is not None]
+    return between.join(dict.fromkeys(text(end(numbers)) for end in (min, max))) if numbers else ""
 
 
 class List(ViewCommand):
