@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from slurm_elastic.agent.root_cause import last_output
-from slurm_elastic.failures.causes import attribute, explanation, named
+from slurm_elastic.failures.causes import attribute, named
 from slurm_elastic.observe.records import RunRecords
 from slurm_elastic.rundir import RunContents
 
@@ -63,17 +63,6 @@ class RoundFailure:
     followed: tuple[Consequence, ...] = ()
     final: bool = False
     attribution: str = ""
-
-    @property
-    def explanation(self) -> str:
-        """The cause in one line; empty if nothing more is known than what the worker said."""
-        return explanation(self.attribution)
-
-    @property
-    def advice(self) -> str:
-        """Advice for a person; empty for nothing in general."""
-        row = named(self.attribution)
-        return row.advice if row is not None else ""
 
 
 def read_failures(contents: RunContents, records: RunRecords) -> list[RoundFailure]:

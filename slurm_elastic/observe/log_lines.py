@@ -22,7 +22,6 @@ _LEAST_BLOCK, _MOST_BLOCK, _ALL_BLOCKS = 1 << 13, 1 << 20, 1 << 26
 """Bytes that are read of a log at once: few if there are many logs, each of which has a block in memory."""
 _LONGEST_LINE = 1 << 20
 """A line that has no end after so many bytes is shown in parts."""
-_RANGE = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,13 +90,6 @@ def log_times(file: RunFile) -> Mapping[str, _Times]:
                     sizes.append(size)
                     times.append(max(time, times[-1]) if times else time)
     return logs
-
-
-def parse_ranges(text: str) -> list[range] | None:
-    """Return the meaning of ``0,4-7``; None if it is none."""
-    matches = [_RANGE.fullmatch(part.strip()) for part in text.split(",")]
-    ranges = [range(int(match[1]), int(match[2] or match[1]) + 1) for match in matches if match]
-    return ranges if len(ranges) == len(matches) and all(ranges) else None
 
 
 class LogReader:

@@ -12,8 +12,9 @@ from collections.abc import Iterator, Sequence
 from slurm_elastic.cli._command import Parser
 from slurm_elastic.cli._run_view import Queue, Terminal, ViewCommand, add_run, open_run, problems_to_stderr, rank_list
 from slurm_elastic.errors import UsageError
+from slurm_elastic.failures.causes import explanation, named
 from slurm_elastic.observe.failures import RoundFailure, read_failures
-from slurm_elastic.observe.log_lines import ALL, LogFilter, LogLine, LogReader, parse_ranges
+from slurm_elastic.observe.log_lines import ALL, LogFilter, LogLine, LogReader
 from slurm_elastic.observe.records import read_records
 from slurm_elastic.observe.status import run_status
 from slurm_elastic.observe.views import RunState
@@ -28,6 +29,7 @@ _LOOK_AT_RUN = 2.0
 _WIDTH = 100_000
 _UNITS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
 _AGO = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,6})?) ?(s|m|min|h|d)")
+_RANGE = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
 _TODAY = re.compile(r"([0-9]{1,2})(:[0-9]{2}(?::[0-9]{2})?)")
 
 
@@ -112,12 +114,13 @@ def _failure(failure: RoundFailure, terminal: Terminal) -> Iterator[str]:
     rounds = rank_list(failure.rounds)
     yield terminal.bold(f"round {rounds}{times}: {printable(failure.cause)}")
     if failure.rank is not None:
-        why = f": {failure.explanation}" if failure.explanation else ""
-        yield f"root cause: rank {failure.rank} on {failure.node}{why}"
+        why = explanation(failure.attribution)
+        yield f"root cause: rank {failure.rank} on {failure.node}{f': {why}' if why else ''}"
     for line in failure.text.splitlines():
         yield f"  {terminal.red(printable(line))}"
-    if failure.advice:
-        yield f"  what can help: {failure.advice}"
+    row = named(failure.attribution)
+    if row is not None and row.advice:
+        yield f"  what can help: {row.advice}"
     if failure.log:
         yield f"  the rest: {printable(failure.log, 4096)}"
     if failure.followed:
@@ -145,8 +148,9 @@ def _wanted(options: argparse.Namespace, contents: RunContents) -> LogFilter:
 def _numbers(option: str, text: str | None, example: str) -> Sequence[range]:
     if text is None:
         return ALL
-    ranges = parse_ranges(text)
-    if ranges is None:
+    matches = [_RANGE.fullmatch(part.strip()) for part in text.split(",")]
+    ranges = [range(int(match[1]), int(match[2] or match[1]) + 1) for match in matches if match]
+    if len(ranges) < len(matches) or not all(ranges):
         raise UsageError(f"{option} {text!r} is no list of numbers; write it as in {example}")
     return ranges
 

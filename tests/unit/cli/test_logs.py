@@ -60,7 +60,7 @@ def test_chosen_lines(run: WrittenRun, out: Out) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--rank=x"], "--rank 'x' is no list of numbers; write it as in 0,4-7"),
+        *(([f"--rank={x}"], f"--rank {x!r} is no list of numbers; write it as in 0,4-7") for x in ("x", "1,", "1-2-3")),
         (["--round=5-3"], "--round '5-3' is no list of numbers; write it as in 0,2-4 or last"),
         (["--grep=("], "--grep '(' is no regular expression"),
         (["--since=soon"], "--since 'soon' is no time; write it as in 90s, 10min, 2h, 14:05"),
@@ -93,14 +93,16 @@ def test_follow_ends_with_the_run(run: WrittenRun, out: Out) -> None:
 
 
 def test_errors(run: WrittenRun, out: Out) -> None:
-    failure = {"agent": B, "node": "n2", "rank": 3, "exit_code": 1, "message": "Traceback\nValueError: no", "log": "/l"}
+    failure = {"agent": B, "node": "n2", "rank": 3, "exit_code": 1, "log": "/l"}
+    failure["message"] = "Traceback\nModuleNotFoundError: No module named 'x'"
     run.run_dir.publish_record(failure, "failures", "7.0")
     log(run, 0, "n1", 1, "stderr").write_text("Traceback (most recent call last):\nRuntimeError: closed\n")
     assert out("--errors") == [
         "round 0: the run failed",
-        "root cause: rank 3 on n2",
+        "root cause: rank 3 on n2: a module is missing (user code), a restart will not help",
         "  Traceback",
-        "  ValueError: no",
+        "  ModuleNotFoundError: No module named 'x'",
+        "  what can help: activate the environment in the batch script, before srun",
         "  the rest: /l",
         "followed from it:",
         "  rank 1: RuntimeError: closed",

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from slurm_elastic.observe import log_lines
-from slurm_elastic.observe.log_lines import LogFilter, LogReader, log_times, parse_ranges
+from slurm_elastic.observe.log_lines import LogFilter, LogReader, log_times
 from slurm_elastic.rundir import RunContents, RunFile
 from tests.unit.observe.runs import WrittenRun
 
@@ -121,9 +121,3 @@ def test_damaged_times_are_left_out() -> None:
     found = log_times(RunFile("logs/round_0000/n1/rank_00/times.jsonl", "\n".join(lines).encode()))
     ((name, (sizes, at)),) = found.items()
     assert (name, list(sizes), list(at)) == ("rank_00/stdout.log", [4], [2.0])
-
-
-def test_ranges() -> None:
-    assert parse_ranges("0,4-7") == [range(1), range(4, 8)]
-    assert parse_ranges("3") == [range(3, 4)]
-    assert [parse_ranges(text) for text in ("", "a", "7-4", "1,", "-1", "1-2-3")] == [None] * 6
