@@ -82,17 +82,15 @@ def read_failures(contents: RunContents, records: RunRecords) -> list[RoundFailu
 def round_failures(records: RunRecords, errors: Sequence[WorkerError]) -> list[RoundFailure]:
     """Group the errors of workers by the failures that they follow from."""
     failures: list[RoundFailure] = []
-    ends = {event.round: event for event in records.events if event.kind == "round_ended"}
-    finals = {agent: record for record in records.failures.values() if (agent := str(record.get("agent", "")))}
-    numbers = {error.round for error in errors} | {
-        number for number, event in ends.items() if number is not None and event.word("reason") == "worker_failed"
-    }
-    numbers |= {round_.number for round_ in records.rounds if set(round_.agents) & finals.keys()}
-    for number in sorted(numbers):
-        agents = next((round_.agents for round_ in records.rounds if round_.number == number), ())
-        # An agent fails for good in its last round only.
-        last = max((round_.number for round_ in records.rounds if set(round_.agents) & set(agents)), default=number)
-        final = next((finals[agent] for agent in agents if agent in finals), None) if number == last else None
+    ended = (event for event in records.events if event.kind == "round_ended")
+    ends = {number: event for event in ended if (number := event.round) is not None}
+    # An agent fails for good in its last round only.
+    lasts = {agent: round_.number for round_ in records.rounds for agent in round_.agents}
+    agents = ((str(record.get("agent")), record) for record in records.failures.values())
+    finals = {lasts[agent]: record for agent, record in agents if agent in lasts}
+    failed = {number for number, event in ends.items() if event.word("reason") == "worker_failed"}
+    for number in sorted({error.round for error in errors} | finals.keys() | failed):
+        final = finals.get(number)
         mine = [error for error in errors if error.round == number]
         end, rank, node = ends.get(number), None, ""
         cause, detail = (end.text, end.word("detail")) if end is not None else (f"round {number} ended", "")

@@ -55,6 +55,14 @@ def test_the_failure_that_ended_the_run_comes_before_earlier_ones(run: WrittenRu
     assert (first.node, first.rank, first.text, first.followed) == ("n1", 1, "Traceback\nOSError: gone", ())
 
 
+def test_a_round_that_ended_as_planned_is_no_failure_of_an_agent_that_failed_later(run: WrittenRun) -> None:
+    run.round(1, 0, [A])
+    run.event(2, "n1", "round_ended", "round 0 ends: n2 joins", round=0, reason="node_joined", nodes=["n2"])
+    run.round(3, 1, [A, B])
+    failed(run)
+    assert [failure.rounds for failure in round_failures(run.records(), [])] == [(1,)]
+
+
 def test_errors_in_a_round_that_a_lost_node_ended_follow_from_that(run: WrittenRun) -> None:
     run.round(1, 0, [A, B])
     text = "round 0 ends: node lost, n2"
