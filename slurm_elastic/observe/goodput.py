@@ -274,10 +274,8 @@ def _redone(number: int, rounds: Mapping[int, Worker]) -> int | None:
 
 def _unsaved(records: RunRecords, rounds: Mapping[int, Worker]) -> dict[int, int]:
     """Return the steps that were not saved yet, of each round that ended as planned and was not the last one."""
-    checkpoints: dict[int, int | None] = {}
-    for event in records.progress:
-        if event.kind == "progress" and event.round is not None and event.workers:
-            checkpoints[event.round] = event.workers[0].checkpoint
+    reports = (event for event in records.progress if event.kind == "progress")
+    checkpoints = {event.round: event.workers[0].checkpoint for event in reports}
     newest = max((number for number, worker in rounds.items() if worker.steps), default=-1)
     unsaved = {}
     for event in records.events:

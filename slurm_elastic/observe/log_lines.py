@@ -59,10 +59,6 @@ class LogFilter:
         """Return True if lines of this log are wanted."""
         return any(log.rank in numbers for numbers in self.ranks) and (self.nodes is None or log.node in self.nodes)
 
-    def wants_line(self, line: LogLine) -> bool:
-        """Return True if this line is wanted."""
-        return line.time >= self.since and self.pattern.search(line.text) is not None
-
 
 _Times = tuple[Sequence[int], Sequence[float]]
 """The sizes of a log, ascending, and the times at which they were noted."""
@@ -125,7 +121,7 @@ class LogReader:
                 sizes, noted = (*sizes, sys.maxsize), (*noted, max((changed, *noted[-1:])))
             sources.append(self._of_log(log, sizes, noted, block, last))
         for line in heapq.merge(*sources, key=lambda line: line.time):
-            if self._wanted.wants_line(line):
+            if line.time >= self._wanted.since and self._wanted.pattern.search(line.text):
                 yield line
 
     def _of_log(

@@ -303,7 +303,7 @@ def _changed(status: RunStatus, now: float) -> list[str]:
 def _not_begun(queue: Queue, begun: Sequence[RunDir], bases: Sequence[Path]) -> list[RunDir]:
     """Return the runs, without a directory yet, of jobs in the queue that were submitted in these directories."""
     places = {base.absolute() for base in bases}
-    waiting: dict[Path, RunDir] = {}
+    waiting: dict[RunDir, None] = {}
     for job in queue.jobs or ():
         base, name = Path(job.work_dir), job.array_job_id if "[" in job.name else job.name
         # A component of a heterogeneous job is no run.
@@ -315,6 +315,5 @@ def _not_begun(queue: Queue, begun: Sequence[RunDir], bases: Sequence[Path]) -> 
             continue
         script = Controller().batch_script(name)
         if script is not None and re.search("slurm.elastic", script):
-            run_dir = RunDir.for_run(base, name)
-            waiting[run_dir.path] = run_dir
-    return list(waiting.values())
+            waiting[RunDir.for_run(base, name)] = None
+    return list(waiting)
