@@ -149,8 +149,8 @@ def _head(report: Report, title: str) -> Iterator[str]:
     whose = f", job {escape(printable(jobs))}" if jobs else ""
     command = f"<br>{escape(printable(shlex.join(report.status.command), 1000))}" if report.status.command else ""
     yield f'<p class="dim">{span}, {_duration(report.end - report.start)}{whose}{command}</p>'
-    if report.status.state is RunState.STOPPED and report.events:
-        yield f"<p>last: {escape(printable(report.events[-1].text))}</p>"
+    if report.status.state is RunState.STOPPED and report.records.events:
+        yield f"<p>last: {escape(printable(report.records.events[-1].text))}</p>"
 
 
 def _cards(given: Report) -> Iterator[str]:

@@ -75,6 +75,7 @@ class Report:
         losses: Losses by time, as they are in the same records.
     """
 
+    records: RunRecords
     status: RunStatus
     start: float
     end: float
@@ -83,7 +84,6 @@ class Report:
     ranks: tuple[Slice, ...]
     total: Goodput
     starts: Mapping[int, Goodput]
-    events: tuple[Event, ...]
     samples: tuple[tuple[float, float], ...]
     losses: tuple[tuple[float, float], ...] = ()
 
@@ -101,6 +101,7 @@ def report(records: RunRecords, status: RunStatus, now: float) -> Report:
         by_start.setdefault(identity_of(segment.agent).restarts, []).append(segment)
     losses = ((event.time, worker.loss) for event in records.progress for worker in event.workers if worker.rank == 0)
     return Report(
+        records=records,
         status=status,
         start=min((segment.start for segment in spans), default=until),
         end=max((segment.end for segment in spans), default=until),
@@ -109,7 +110,6 @@ def report(records: RunRecords, status: RunStatus, now: float) -> Report:
         ranks=tuple(_rank_spans(records.progress, spans)),
         total=goodput(spans, steps),
         starts={number: goodput(own, steps) for number, own in sorted(by_start.items())},
-        events=records.events,
         samples=speeds(records.progress),
         losses=tuple((time, loss) for time, loss in losses if loss is not None and math.isfinite(loss)),
     )
@@ -174,7 +174,7 @@ def chrome_trace(content: Report) -> dict[str, Any]:
         begin, end = (_micros(time - content.start) for time in (start, end))
         place = {"pid": pids[node], "tid": tids[thread]}
         events.append({"ph": "X", "name": name, "cat": kind, "ts": begin, "dur": end - begin, **place, "args": args})
-    for event in content.events:
+    for event in content.records.events:
         mark = {"ph": "i", "s": "g", "name": event.text or event.kind, "cat": event.kind}
         events.append({**mark, "ts": _micros(event.time - content.start), "pid": pids.get(event.node, 0), "tid": 0})
     return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": {"run": content.status.run}}

@@ -68,11 +68,10 @@ class Report(ViewCommand):
             raise UsageError(f"--otlp {options.otlp!r} is no URL; give one, such as http://collector:4318")
         queue = Queue()
         names = dict.fromkeys((options.run_id, *options.more))
-        read = [_read(argparse.Namespace(run_id=name, run_dir=options.run_dir), queue) for name in names]
-        reports = [item for _, item in read]
+        reports = [_read(argparse.Namespace(run_id=name, run_dir=options.run_dir), queue) for name in names]
         if options.otlp:
-            for records, _ in read:
-                _send(options.otlp, records)
+            for item in reports:
+                _send(options.otlp, item.records)
         if options.trace:
             write_file(options.trace, json.dumps(chrome_trace(reports[0])))
         if options.json:
@@ -85,18 +84,17 @@ class Report(ViewCommand):
         return 0
 
 
-def _read(options: argparse.Namespace, queue: Queue) -> tuple[RunRecords, RunReport]:
+def _read(options: argparse.Namespace, queue: Queue) -> RunReport:
     run_dir = open_run(options, queue)
     status = present_status(run_dir, queue)
-    records = read_records(RunContents(run_dir), run_dir.run_id)
-    view = report(records, status, time.time())
+    view = report(read_records(RunContents(run_dir), run_dir.run_id), status, time.time())
     problems_to_stderr(status.problems)
     if not view.segments:
         raise UsageError(
             f"run {run_dir.run_id} has no records of progress: its agents have not started, or are of an earlier "
             "release; slurm-elastic status shows what is known"
         )
-    return records, view
+    return view
 
 
 def _send(url: str, records: RunRecords) -> None:
