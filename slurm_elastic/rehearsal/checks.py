@@ -65,7 +65,7 @@ def require_comparable(facts: RunFacts, mishaps: Sequence[Mishap] | None) -> int
             "the script never calls slurm_elastic.trainer.should_stop, so no mishap can come at a step; call it after "
             "every step"
         )
-    steps, first = facts.last_step, min((worker.first_step or 0 for worker in facts.rounds[0]), default=0)
+    steps, first = facts.last_step, min(first_steps(facts.rounds[0]), default=0)
     if steps is None:
         raise UsageError("the script never says at which step it is; call trainer.should_stop(step)")
     if first > 1:
@@ -134,16 +134,13 @@ def _failed_workers(facts: RunFacts) -> Finding:
 
 
 def _too_slow(worker: WorkerSeen, facts: RunFacts) -> bool:
-    """Return True if a worker that should stop was killed because its notice was over."""
-    if worker.stop is None or worker.ended is not None:
-        return False
-    if worker.round not in facts.cut_short:
-        return True
-    for happened in facts.happened:
-        if happened.round == worker.round and happened.mishap.seconds is not None:
-            # Agents end workers before the deadline, at the earliest when half of the time is over.
-            return facts.cut_short[worker.round] - happened.at > 0.4 * happened.mishap.seconds
-    return False
+    """Return True if a worker that was told to stop was killed because its notice was over."""
+    killed = facts.cut_short.get(worker.round)
+    if worker.ended is not None or killed is None:
+        return worker.ended is None
+    # Agents end workers before the deadline, at the earliest when half of the time is over.
+    notices = [(one.at, one.mishap.seconds) for one in facts.happened if one.round == worker.round]
+    return any(seconds is not None and killed - at > 0.4 * seconds for at, seconds in notices)
 
 
 def _resume(facts: RunFacts) -> Finding:

@@ -59,11 +59,6 @@ class WorkerSeen:
     _pending: list[tuple[int, int]] = field(default_factory=list)
 
     @property
-    def first_step(self) -> int | None:
-        """The step of its first call."""
-        return self.steps[0][0] if self.steps else None
-
-    @property
     def last_step(self) -> int | None:
         """The step of its last call."""
         return self.steps[-1][0] if self.steps else None
@@ -243,4 +238,4 @@ def changes_of(facts: RunFacts) -> list[Change]:
 
 def first_steps(round_: Sequence[WorkerSeen]) -> list[int]:
     """Return the first steps of the workers that have told theirs."""
-    return [worker.first_step for worker in round_ if worker.first_step is not None]
+    return [step for worker in round_ for step, _ in worker.steps[:1] if step is not None]

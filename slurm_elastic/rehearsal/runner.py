@@ -260,10 +260,7 @@ class RehearsedRun:
                 self._nodes.start([free])
         if mishap.kind is Kind.TIMELIMIT:
             self._restart = [node.index for node in nodes]
-        # The workers wait at their step until their agents want them to stop.
-        self._under_way = mishap.announced
-        if not mishap.announced:
-            self._done()
+        self._under_way = True
 
     def _leave_half(self, mishap: Mishap, round_: int) -> None:
         """Leave what would be there if the workers were killed while they write the checkpoint of a later step."""
@@ -281,12 +278,12 @@ class RehearsedRun:
         leave_half(source.path, self._halves[round_])
 
     def _note_end_of_mishap(self) -> None:
-        """Let workers pass the step of an announced mishap when its stop has begun."""
+        """Let workers pass the step of the last mishap: of an announced one when its stop has begun."""
         if self._under_way:
             last = self._happened[-1]
             late = time.monotonic() - last.at > self._options.timeout / 2
-            if late or self._recordings.stopped(last.round):
-                self._done()
+            if late or not last.mishap.announced or self._recordings.stopped(last.round):
+                (self._directory / f"done.{len(self._happened) - 1}").touch()
                 self._under_way = False
 
     def _wake_late(self, now: float) -> None:
@@ -336,10 +333,6 @@ class RehearsedRun:
             if node.deadline is not None and now >= node.deadline:
                 self._options.say(f"{node.name} is killed: its notice is over")
                 self._nodes.kill([node])
-
-    def _done(self) -> None:
-        """Let workers pass the step of the last mishap."""
-        (self._directory / f"done.{len(self._happened) - 1}").touch()
 
     def _left(self) -> tuple[str, ...]:
         end = time.monotonic() + _LEFTOVER

@@ -6,7 +6,7 @@ import enum
 import itertools
 import re
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from slurm_elastic.errors import UsageError, did_you_mean
 
@@ -36,6 +36,7 @@ class Kind(enum.Enum):
 GRACE, WARNING = 30.0, 120.0
 """Seconds of notice where the scenario names none: the defaults of the agent's --grace and --warning."""
 
+_NOTICE = {Kind.PREEMPT: GRACE, Kind.TIMELIMIT: WARNING}
 _NAMES_NODE = frozenset({Kind.KILL, Kind.PREEMPT, Kind.FAIL, Kind.HANG})
 _LEAVES = frozenset({Kind.KILL, Kind.PREEMPT, Kind.LEADER, Kind.PAUSE})
 _MAJORITY = 3
@@ -175,7 +176,7 @@ def spread(kinds: Sequence[Kind], nodes: int, steps: int) -> tuple[Mishap, ...]:
         step = steps * index // (len(kinds) + 1)
         # Not the first node, which leads at first: that is a kind of its own.
         node = max(present, default=0) if kind in _NAMES_NODE else None
-        mishaps.append(Mishap(kind, step, node))
+        mishaps.append(Mishap(kind, step, node, _NOTICE.get(kind)))
         present = _after(present, mishaps[-1])
     return tuple(mishaps)
 
@@ -190,7 +191,7 @@ def plan(mishaps: Sequence[Mishap], nodes: int) -> Plan:
     Raises:
         UsageError: The scenario cannot be: the message says which mishap, and how to fix it.
     """
-    ordered = tuple(sorted((_with_notice(mishap) for mishap in mishaps), key=lambda mishap: mishap.step))
+    ordered = tuple(sorted(mishaps, key=lambda mishap: mishap.step))
     for before, after in itertools.pairwise(ordered):
         if before.step == after.step:
             raise UsageError(f"two mishaps at step {after.step}; give each a step of its own")
@@ -211,10 +212,11 @@ def _mishap(sentence: str) -> Mishap:
         raise UsageError(f"{sentence!r} names no node; {_EXAMPLE}")
     if match["node"] is not None and kind not in _NAMES_NODE:
         raise UsageError(f"{sentence!r}: {kind.value} is of no node; leave the node out")
-    if match["seconds"] is not None and kind not in (Kind.PREEMPT, Kind.TIMELIMIT):
+    if match["seconds"] is not None and kind not in _NOTICE:
         raise UsageError(f"{sentence!r}: {kind.value} comes without notice; leave the seconds out")
     node = None if match["node"] is None else int(match["node"])
-    return Mishap(kind, int(match["step"]), node, None if match["seconds"] is None else float(match["seconds"]))
+    seconds = _NOTICE.get(kind) if match["seconds"] is None else float(match["seconds"])
+    return Mishap(kind, int(match["step"]), node, seconds)
 
 
 def _kind(word: str) -> Kind:
@@ -224,11 +226,6 @@ def _kind(word: str) -> Kind:
         names = [kind.value for kind in Kind]
         fix = did_you_mean(word, names, otherwise=f"there are {', '.join(names)}")
         raise UsageError(f"no mishap {word!r}; {fix}") from None
-
-
-def _with_notice(mishap: Mishap) -> Mishap:
-    default = {Kind.PREEMPT: GRACE, Kind.TIMELIMIT: WARNING}.get(mishap.kind)
-    return mishap if mishap.seconds is not None else replace(mishap, seconds=default)
 
 
 def _require_possible(mishap: Mishap, present: set[int], nodes: int) -> None:
