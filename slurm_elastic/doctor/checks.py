@@ -48,18 +48,12 @@ def _slurm(site: SiteFacts) -> Iterator[Finding]:
     else:
         why = "what preemption and time limits mean for runs depends on the partition"
         yield Check("slurm.partition").unknown("there is no default partition", why, "name one by --partition")
-    for judge in (_kill_wait, _requeue, _requeue_delay, _proctrack, _slurmd_timeout, _unkillable, _user_signal):
+    yield from _settings(config)
+    for judge in (_proctrack, _slurmd_timeout, _unkillable, _memory_accounting):
         yield judge(config)
-    yield _bad_exit(config)
-    yield _memory_accounting(config)
     limits = "; ".join(site.slurm.submit_limits) or "none is known"
     yield Check("slurm.submit_limits").ok(limits, "jobs of slurm-elastic grow count, also while they wait")
     yield _topology(config)
-
-
-def save_seconds(grace: float) -> float:
-    """Return the seconds of a grace in which workers can save; the agent needs the rest."""
-    return grace - min(RendezvousOptions().leave_margin, grace / 2)
 
 
 def _release(config: ClusterConfig) -> Finding:
@@ -142,7 +136,8 @@ def _grace(site: SiteFacts, config: ClusterConfig, partition: PartitionView) -> 
         return check.unknown(f"that of the job's QOS: {graces}", why, "name the QOS by --qos")
     name, seconds = grace
     notice = seconds or config.number("KillWait") or 0
-    usable = save_seconds(notice)
+    # The agent needs the rest.
+    usable = notice - min(RendezvousOptions().leave_margin, notice / 2)
     fact = f"{name}: {seconds} s"
     from_where = f"{seconds} s" if seconds else f"KillWait, {notice} s"
     # In an allocation and in an array alike; they differ in who has to save.
@@ -177,32 +172,36 @@ def _time(seconds: int | None) -> str:
     return f"{seconds / 3600:g} h" if seconds >= 3600 else f"{seconds / 60:g} min"
 
 
-def _kill_wait(config: ClusterConfig) -> Finding:
+def _settings(config: ClusterConfig) -> Iterator[Finding]:
+    """Say what follows from settings with which runs work at any value."""
     seconds = config.number("KillWait") or 0
-    return Check("slurm.kill_wait").ok(
-        f"{seconds} s",
-        f"after SIGTERM at a time limit or scancel, Slurm kills a job {seconds} s later; the batch scripts have "
-        "their warning before that",
-    )
+    why = f"after SIGTERM at a time limit or scancel, Slurm kills a job {seconds} s later"
+    yield Check("slurm.kill_wait").ok(f"{seconds} s", f"{why}; the batch scripts have their warning before that")
 
-
-def _requeue(config: ClusterConfig) -> Finding:
-    check, allowed = Check("slurm.requeue"), config.number("JobRequeue") != 0
-    most = config.number("MaxBatchRequeue")
+    allowed, most = config.number("JobRequeue") != 0, config.number("MaxBatchRequeue")
     fact = f"JobRequeue={int(allowed)}" + (f", MaxBatchRequeue={most}" if most is not None else "")
     why = ", which counts more; a script of your own needs it, too"
     if allowed:
         why = " themselves; agents requeue by scontrol, which MaxBatchRequeue does not count"
-    return check.ok(fact, f"the batch scripts ask for --requeue{why}")
+    yield Check("slurm.requeue").ok(fact, f"the batch scripts ask for --requeue{why}")
 
-
-def _requeue_delay(config: ClusterConfig) -> Finding:
     text = config.parameters("AuthInfo").get("cred_expire", "")
     seconds = (int(text) if text.isdigit() else _CRED_EXPIRE) + 1
     expedited = "enable_expedited_requeue" in config.parameters("SlurmctldParameters")
     beside = "; `--requeue=expedite` is allowed" if expedited else ""
     why = f"a requeued job can start {seconds} s later at the earliest (AuthInfo, cred_expire)"
-    return Check("slurm.requeue_delay").ok(f"{seconds} s{beside}", why)
+    yield Check("slurm.requeue_delay").ok(f"{seconds} s{beside}", why)
+
+    fact, why = "off", "preempted jobs get SIGTERM, and the signal of --signal means the time limit"
+    preempt = "send_user_signal" in config.parameters("PreemptParameters")
+    if preempt or "preempt_send_user_signal" in config.parameters("SlurmctldParameters"):
+        fact, why = "on", "a preempted job gets the signal of --signal in place of SIGTERM"
+        why = f"{why}: agents ask scontrol which of both it is, so it has to answer on the nodes"
+    yield Check("slurm.send_user_signal").ok(fact, why)
+
+    value = config.number("KillOnBadExit") or 0
+    why = "the batch scripts start agents with --kill-on-bad-exit=0; an srun of your own needs it"
+    yield Check("slurm.kill_on_bad_exit").ok(str(value), why + (" here" if value else ", too"))
 
 
 def _proctrack(config: ClusterConfig) -> Finding:
@@ -259,24 +258,6 @@ def _unkillable(config: ClusterConfig) -> Finding:
         fix = f"ask for UnkillableStepTimeout of at least {5 * message}, five times MessageTimeout"
         return check.limit(f"{seconds} s", why, fix)
     return check.ok(f"{seconds} s", why)
-
-
-def _user_signal(config: ClusterConfig) -> Finding:
-    check = Check("slurm.send_user_signal")
-    preempt = "send_user_signal" in config.parameters("PreemptParameters")
-    if preempt or "preempt_send_user_signal" in config.parameters("SlurmctldParameters"):
-        return check.ok(
-            "on",
-            "a preempted job gets the signal of --signal in place of SIGTERM: agents ask scontrol which of both it "
-            "is, so it has to answer on the nodes",
-        )
-    return check.ok("off", "preempted jobs get SIGTERM, and the signal of --signal means the time limit")
-
-
-def _bad_exit(config: ClusterConfig) -> Finding:
-    value = config.number("KillOnBadExit") or 0
-    why = "the batch scripts start agents with --kill-on-bad-exit=0; an srun of your own needs it"
-    return Check("slurm.kill_on_bad_exit").ok(str(value), why + (" here" if value else ", too"))
 
 
 def _run_dir(site: SiteFacts) -> Iterator[Finding]:

@@ -52,7 +52,7 @@ def require_comparable(facts: RunFacts, mishaps: Sequence[Mishap] | None) -> int
     Raises:
         UsageError: The script cannot be rehearsed, or not with these mishaps.
     """
-    why = _last_failure(facts, ".")
+    why = _last_failure(facts)
     if facts.gave_up:
         raise UsageError(f"without any mishap {facts.gave_up}{why}; fix the script, or raise --timeout")
     if not facts.finished:
@@ -349,7 +349,7 @@ def _short(place: str) -> str:
     return f"{PurePath(file).name}:{line}" if file else place
 
 
-def _last_failure(facts: RunFacts, stripped: str = "") -> str:
-    """Return the last failure of a worker in brackets, without these characters at its end; empty if there is none."""
-    words = " ".join(facts.failure.rstrip(stripped).split())
+def _last_failure(facts: RunFacts) -> str:
+    """Return the last failure of a worker in brackets, without a full stop at its end; empty if there is none."""
+    words = " ".join(facts.failure.rstrip(".").split())
     return f" ({words})" if words else ""
