@@ -158,12 +158,15 @@ def run_dir_facts(run_dir: RunDir) -> RunDirFacts:
     except OSError as error:
         return RunDirFacts(str(base), error=f"{error.filename}: {error.strerror}; give another by --run-dir")
     point, kind = _mount(run_dir.path)
+    quota = ["quota", "--no-wrap", "--raw-grace", f"--filesystem={point}"]
+    if kind == "lustre":
+        quota = ["lfs", "quota", "-q", "-u", str(os.geteuid()), point]
     return RunDirFacts(
         path=str(base),
         is_exclusive=first and not second,
         filesystem=kind,
         free=free.f_bavail * free.f_frsize,
-        quota_left=_quota_left(point, kind),
+        quota_left=quota_left(_printed(*quota)),
         write_speed=_LARGE / took,
         record_seconds=min(times),
     )
@@ -289,13 +292,6 @@ def _mount(path: Path) -> tuple[str, str]:
     *_, line = _printed("df", "--output=target,fstype", str(path)).splitlines() or [""]
     point, _, kind = line.rpartition(" ")
     return point.strip(), kind
-
-
-def _quota_left(point: str, kind: str) -> int | None:
-    """Return the bytes that are left of this user's quota; None without a quota, or if nothing here tells it."""
-    lustre = ("lfs", "quota", "-q", "-u", str(os.geteuid()), point)
-    of_others = ("quota", "--no-wrap", "--raw-grace", f"--filesystem={point}")
-    return quota_left(_printed(*(lustre if kind == "lustre" else of_others)))
 
 
 def _printed(*command: str) -> str:

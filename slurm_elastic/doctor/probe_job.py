@@ -9,7 +9,7 @@ import secrets
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -91,14 +91,13 @@ def node_count(text: str) -> int:
     return nodes.most
 
 
-def with_results(site: SiteFacts, run_dir: RunDir, controller: Controller, report: Callable[[str], None]) -> SiteFacts:
+def with_results(site: SiteFacts, run_dir: RunDir, controller: Controller) -> SiteFacts:
     """Wait until the doctor's job is over, and add what its nodes have found out; cancel the job when interrupted.
 
     Args:
         site: What is known so far, with the id of the job.
         run_dir: The directory of the doctor's run, opened.
         controller: Is asked about the job.
-        report: Is given one line whenever there is news of the job.
     """
     said, over = "", None
     try:
@@ -111,7 +110,7 @@ def with_results(site: SiteFacts, run_dir: RunDir, controller: Controller, repor
                 )
             line = _news(view) if view is not None else ""
             if line not in ("", said):
-                report(f"job {site.job} {line}")
+                print(f"slurm-elastic: job {site.job} {line}", file=sys.stderr, flush=True)
                 said = line
             if over is None and controller.is_queued(site.job) is False:
                 over = time.monotonic()
@@ -170,10 +169,7 @@ def gather_site(options: argparse.Namespace, sbatch: Mapping[str, str | None]) -
             passed |= {"--interface": options.interface, "--node-pattern": options.node_pattern}
             words = [f"{name}={value}" for name, value in passed.items() if value]
             script = batch_script(template, nodes, sbatch, words, run_dir.path / OUTPUT)
-            site = replace(site, job=submit(script=script.text()))
-            site = with_results(
-                site, run_dir, controller, lambda line: print(f"slurm-elastic: {line}", file=sys.stderr, flush=True)
-            )
+            site = with_results(replace(site, job=submit(script=script.text())), run_dir, controller)
     return replace(
         site,
         # This machine stands in for nodes that were not looked at; torch takes seconds.

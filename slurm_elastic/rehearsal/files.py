@@ -41,7 +41,8 @@ class WatchedFiles:
         self._roots = tuple(roots)
         self._seen: dict[Path, tuple[BinaryIO, int, int]] = {}
         """Each file with its size and the checksum of its beginning."""
-        self._changed: set[Path] = set()
+        self.overwritten: set[Path] = set()
+        """The files that were changed in place so far."""
 
     def look(self, *, complete: bool) -> None:
         """Look at all files.
@@ -51,7 +52,7 @@ class WatchedFiles:
         """
         for path, (file, size, head) in self._seen.items():
             if os.fstat(file.fileno()).st_size < size or _head(file, size) != head:
-                self._changed.add(path)
+                self.overwritten.add(path)
         if complete:
             self.close()
             for path in islice(filter(Path.is_file, entries(self._roots)), _MOST):
@@ -59,10 +60,6 @@ class WatchedFiles:
                     file = path.open("rb", buffering=0)
                     size = os.fstat(file.fileno()).st_size
                     self._seen[path] = file, size, _head(file, size)
-
-    def overwritten(self) -> list[Path]:
-        """Return the files that were changed in place so far."""
-        return sorted(self._changed)
 
     def close(self) -> None:
         """Close the files."""

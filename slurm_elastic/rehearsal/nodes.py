@@ -19,10 +19,13 @@ from pathlib import Path
 
 from slurm_elastic.control import RECORDING
 from slurm_elastic.rehearsal.scenario import Kind, Plan, node_name
+from slurm_elastic.text import printable
 
 _SPURIOUS = ("SLURM_", "SLURMD_", "TORCHELASTIC_")
 _END = 10.0
 """Seconds in which processes that got SIGKILL are gone."""
+_LEFTOVER = 1.0
+"""Seconds in which the processes of workers are gone after the last agent's end."""
 
 
 @dataclass
@@ -98,10 +101,12 @@ class Nodes:
                 os.kill(pid, number)
         return bool(pids)
 
-    def leftover(self) -> list[str]:
-        """Return the command lines of processes of the run that still live."""
-        agents = {node.process.pid for node in self.all if node.running}
-        return sorted(command for pid, (_, command) in processes(self._directory).items() if pid not in agents)
+    def leftover(self) -> tuple[str, ...]:
+        """Return the command lines of processes of the run that still live after its end."""
+        end = time.monotonic() + _LEFTOVER
+        while (left := processes(self._directory)) and time.monotonic() < end:
+            time.sleep(0.01)
+        return tuple(printable(command, 200) for command in sorted(command for _, command in left.values()))
 
     def _agent(self, index: int, indices: Sequence[int]) -> subprocess.Popen[bytes]:
         words = [sys.executable, "-m", "slurm_elastic", "agent", *self._options(index)]

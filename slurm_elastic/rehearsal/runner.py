@@ -38,8 +38,6 @@ _LATE = 5.0
 """Seconds in which a worker that was paused saves and ends."""
 _HANG = 5.0
 """Seconds without a step after which a worker hangs, at the least."""
-_LEFTOVER = 1.0
-"""Seconds in which the processes of workers are gone after the last agent's end."""
 
 
 @dataclass(frozen=True)
@@ -187,7 +185,7 @@ class RehearsedRun:
             self._nodes.start(range(self._plan.nodes))
             gave_up = self._follow()
             self._files.look(complete=False)
-            left = () if gave_up else self._left()
+            left = () if gave_up else self._nodes.leftover()
             self._recordings.read()
             return self._seen(gave_up, left)
         finally:
@@ -334,12 +332,6 @@ class RehearsedRun:
                 self._options.say(f"{node.name} is killed: its notice is over")
                 self._nodes.kill([node])
 
-    def _left(self) -> tuple[str, ...]:
-        end = time.monotonic() + _LEFTOVER
-        while (left := self._nodes.leftover()) and time.monotonic() < end:
-            time.sleep(_POLL)
-        return tuple(printable(command, 200) for command in left)
-
     def _records(self) -> RunRecords:
         return read_records(RunContents(self._run_dir), self._run_dir.run_id)
 
@@ -362,7 +354,7 @@ class RehearsedRun:
             failure=printable(status.root_cause.text if status.root_cause is not None else "", 500),
             warnings=tuple(dict.fromkeys(printable(text, 500) for text in warned)),
             cut_short=_cut_short(records),
-            overwritten=tuple(self._short(path) for path in self._files.overwritten()),
+            overwritten=tuple(self._short(path) for path in sorted(self._files.overwritten)),
             halves={round_: self._short(path) for round_, path in self._halves.items()},
             left=left,
             gave_up=gave_up,

@@ -46,15 +46,14 @@ def view(state: str, *nodes: str, reason: str | None = None) -> JobView:
 SITE = SiteFacts(NodeFacts("login"), SlurmFacts(), RunDirFacts("/home"), job="7")
 
 
-def test_results_are_collected_when_the_job_is_over(tmp_path: Path) -> None:
+def test_results_are_collected_when_the_job_is_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     running, run_dir = view("RUNNING", "n1", "n2"), RunDir.for_run(tmp_path, "doctor-1").open()
     controller = Scripted(view("PENDING", reason="Resources"), running, view("COMPLETED", "n1", "n2"))
     for node in ("n1", "n2"):
         run_dir.publish_record(msgspec.to_builtins(ProbeResult(NodeFacts(node))), result_name(node))
-    lines: list[str] = []
-    found = with_results(SITE, run_dir, controller, lines.append)
+    found = with_results(SITE, run_dir, controller)
     assert [each.facts.node for each in found.results] == ["n1", "n2"]
-    assert lines == ["job 7 waits (Resources)", "job 7 runs on n1, n2"]
+    assert capsys.readouterr().err == "slurm-elastic: job 7 waits (Resources)\nslurm-elastic: job 7 runs on n1, n2\n"
     assert (found.expected, found.partition, found.qos) == (("n1", "n2"), "gpu", "low")
 
 
@@ -65,15 +64,16 @@ def test_a_damaged_result_counts_as_none(tmp_path: Path, monkeypatch: pytest.Mon
     (run_dir.path / f"{result_name('n1')}.json").write_bytes(content)
     run_dir.publish_record({"facts": 3}, result_name("n2"))
     (run_dir.path / OUTPUT).write_text("srun: cluster configuration lacks support for cpu binding\nno torch\n")
-    found = with_results(SITE, run_dir, Scripted(view("COMPLETED", "n1", "n2")), lambda line: None)
+    found = with_results(SITE, run_dir, Scripted(view("COMPLETED", "n1", "n2")))
     assert (found.results, found.job_output) == ((), ("no torch",))
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_the_job_is_cancelled_when_the_doctor_is_told_to_end(tmp_path: Path, number: signal.Signals) -> None:
+def test_the_job_is_cancelled_when_the_doctor_is_told_to_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
     controller = Scripted(*[view("PENDING")] * 1000)
+    monkeypatch.setattr(controller, "is_queued", lambda job_id: os.kill(os.getpid(), number))
     with pytest.raises(KeyboardInterrupt), signals_as_ctrl_c():
-        with_results(
-            SITE, RunDir.for_run(tmp_path, "doctor-1").open(), controller, lambda line: os.kill(os.getpid(), number)
-        )
+        with_results(SITE, RunDir.for_run(tmp_path, "doctor-1").open(), controller)
     assert controller.cancelled == ["7"]

@@ -20,7 +20,7 @@ def test_a_file_that_is_written_over_is_found(watched: WatchedFiles, tmp_path: P
     (tmp_path / "last.pt").write_bytes(b"step 20 and more")
     watched.look(complete=False)
     watched.close()
-    assert watched.overwritten() == [tmp_path / "last.pt"]
+    assert watched.overwritten == {tmp_path / "last.pt"}
 
 
 def test_a_file_that_is_cut_is_found_though_it_is_complete_again_later(watched: WatchedFiles, tmp_path: Path) -> None:
@@ -29,7 +29,7 @@ def test_a_file_that_is_cut_is_found_though_it_is_complete_again_later(watched: 
     (tmp_path / "last.pt").write_bytes(b"step 10")
     watched.look(complete=True)
     watched.close()
-    assert watched.overwritten() == [tmp_path / "last.pt"]
+    assert watched.overwritten == {tmp_path / "last.pt"}
 
 
 def test_renaming_appending_and_removing_are_no_writing_over(watched: WatchedFiles, tmp_path: Path) -> None:
@@ -42,4 +42,4 @@ def test_renaming_appending_and_removing_are_no_writing_over(watched: WatchedFil
     (tmp_path / "last.pt").unlink()
     watched.look(complete=False)
     watched.close()
-    assert watched.overwritten() == []
+    assert watched.overwritten == set()
