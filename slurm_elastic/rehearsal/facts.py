@@ -24,11 +24,11 @@ class WorkerSeen:
         node: Its node.
         pid: Its process id.
         world_size: Number of workers of the round.
-        steps: The steps of its calls of `should_stop`, with their times.
+        steps: The steps of its calls of `should_stop`.
         pause: Longest time between two calls, without the waits of the rehearsal.
         asked: Place of its last call of `should_stop`, which is the one that told it to stop.
         losses: Losses that it reported, by step.
-        checkpoints: Steps of the checkpoints that it reported, with their times.
+        checkpoints: Steps of the checkpoints that it reported.
         woken: True if it was paused, and told to save when others had taken its place.
         late: Steps of the checkpoints that it reported after that.
         saved: Place of its last `report_checkpoint`.
@@ -43,11 +43,11 @@ class WorkerSeen:
     node: str = ""
     pid: int = 0
     world_size: int = 0
-    steps: list[tuple[int | None, float]] = field(default_factory=list)
+    steps: list[int | None] = field(default_factory=list)
     pause: float = 0.0
     asked: str = ""
     losses: dict[int, float] = field(default_factory=dict)
-    checkpoints: list[tuple[int, float]] = field(default_factory=list)
+    checkpoints: list[int] = field(default_factory=list)
     woken: bool = False
     late: list[int] = field(default_factory=list)
     saved: str = ""
@@ -61,7 +61,7 @@ class WorkerSeen:
     @property
     def last_step(self) -> int | None:
         """The step of its last call."""
-        return self.steps[-1][0] if self.steps else None
+        return self.steps[-1] if self.steps else None
 
     def note(self, record: Mapping[str, Any]) -> None:
         """Take what it has written down next; `slurm_elastic.control._recording` has the kinds."""
@@ -70,7 +70,7 @@ class WorkerSeen:
         match record["event"]:
             case "step":
                 self.pause = max(self.pause, at - (self._since or at))
-                self.steps.append((step, at))
+                self.steps.append(step)
                 self._since, self.asked = at, record["place"]
                 if step is not None:
                     # The call completes the step, with the samples before it.
@@ -86,10 +86,7 @@ class WorkerSeen:
                 self.losses[step] = record["loss"]
             case "checkpoint":
                 self.saved = record["place"]
-                if self.woken:
-                    self.late.append(step)
-                else:
-                    self.checkpoints.append((step, at))
+                (self.late if self.woken else self.checkpoints).append(step)
             case "samples":
                 self._pending += [(record["epoch"], number) for number in record["samples"]]
             case "ends":
@@ -155,7 +152,7 @@ class RunFacts:
     @property
     def last_step(self) -> int | None:
         """The last step of the run; None if no worker has given one."""
-        return max((step for worker in self.workers for step, _ in worker.steps if step is not None), default=None)
+        return max((step for worker in self.workers for step in worker.steps if step is not None), default=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +211,7 @@ def changes_of(facts: RunFacts) -> list[Change]:
     for before, after in itertools.pairwise(facts.rounds):
         lasts = [worker.last_step for worker in before if worker.last_step is not None]
         firsts = first_steps(after)
-        saved = [step for worker in before for step, _ in worker.checkpoints]
+        saved = [step for worker in before for step in worker.checkpoints]
         checkpoint = max(saved if checkpoint is None else [*saved, checkpoint], default=None)
         if not lasts or not firsts:
             continue
@@ -238,4 +235,4 @@ def changes_of(facts: RunFacts) -> list[Change]:
 
 def first_steps(round_: Sequence[WorkerSeen]) -> list[int]:
     """Return the first steps of the workers that have told theirs."""
-    return [step for worker in round_ for step, _ in worker.steps[:1] if step is not None]
+    return [step for worker in round_ for step in worker.steps[:1] if step is not None]

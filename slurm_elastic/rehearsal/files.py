@@ -277,7 +277,7 @@ class Recordings:
     def saved(self, round_: int, step: int) -> bool:
         """Return True if a worker of a later round has reported a checkpoint of a later step."""
         later = (worker for worker in self.workers() if worker.round > round_)
-        return any(saved > step for worker in later for saved, _ in worker.checkpoints)
+        return any(saved > step for worker in later for saved in worker.checkpoints)
 
     def ended(self, round_: int, node: str) -> bool:
         """Return True if all workers of a node have ended without a signal."""

@@ -153,7 +153,7 @@ class RehearsedRun:
 
     def __init__(self, options: Options, directory: Path, planned: Plan, names: NewNames, before: RunFacts) -> None:
         self._options, self._directory, self._plan, self._names = options, directory, planned, names
-        self._saved_before = {step for worker in before.workers for step, _ in worker.checkpoints}
+        self._saved_before = {step for worker in before.workers for step in worker.checkpoints}
         self._halves: dict[int, Path] = {}
         work = directory / "work"
         work.mkdir(parents=True)
@@ -262,7 +262,7 @@ class RehearsedRun:
 
     def _leave_half(self, mishap: Mishap, round_: int) -> None:
         """Leave what would be there if the workers were killed while they write the checkpoint of a later step."""
-        saved = {step for worker in self._recordings.workers() for step, _ in worker.checkpoints}
+        saved = {step for worker in self._recordings.workers() for step in worker.checkpoints}
         self._names.read()
         left = set(self._halves.values())
         paths = (path for path in entries(self._roots) if left.isdisjoint((path, *path.parents)))

@@ -55,9 +55,9 @@ def test_what_a_worker_does_is_written_down(directory: Path) -> None:
     assert stop.reason == "preempted"
     found = seen(directory)
     assert (found.round, found.rank, found.node) == (3, 1, "node1")
-    assert [step for step, _ in found.steps] == [1, 2]
+    assert found.steps == [1, 2]
     assert (found.losses, found.samples) == ({1: 0.5}, [(1, 0, 7), (1, 0, 9)])
-    assert [step for step, _ in found.checkpoints] == [1]
+    assert found.checkpoints == [1]
     assert found.stop is not None
     assert found.asked.startswith(f"{__file__}:")
     (progress,) = control.progress()
@@ -98,7 +98,7 @@ def test_a_worker_that_was_paused_is_told_to_save_too_late(directory: Path) -> N
     worker.report_checkpoint(2)
     found = seen(directory)
     assert [str(stop.reason) for stop in answers if stop is not None] == ["preempted"]
-    assert (found.woken, found.late, [step for step, _ in found.checkpoints]) == (True, [2], [1])
+    assert (found.woken, found.late, found.checkpoints) == (True, [2], [1])
     assert found.stop is None
 
 
