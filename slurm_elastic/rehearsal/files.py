@@ -17,7 +17,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from slurm_elastic import typed_json
 from slurm_elastic.rehearsal.facts import WorkerSeen
@@ -230,12 +230,15 @@ class Recordings:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._workers: dict[tuple[int, int], WorkerSeen] = {}
-        """By round and rank."""
+        self._workers: dict[Path, WorkerSeen] = {}
+        """By their files, whose names are in the order of rounds and ranks."""
         self._read: Counter[Path] = Counter()
         """Bytes of each file that were read."""
-        self.newest = 0
+
+    @property
+    def newest(self) -> int:
         """Number of the newest round with a worker."""
+        return max((worker.round for worker in self._workers.values()), default=0)
 
     def read(self) -> bool:
         """Read the lines that are new, without one that is cut short; return True if there was one."""
@@ -249,17 +252,13 @@ class Recordings:
                 for line in lines:
                     # On a file system that was full for a while a line may be cut within the file.
                     with contextlib.suppress(typed_json.JSONError):
-                        self._note(typed_json.loads(line), *map(int, path.stem.split(".")))
+                        record = typed_json.loads(line)
+                        if path in self._workers:
+                            self._workers[path].note(record)
+                        elif record["event"] == "begins":
+                            node, pid, size = record["node"], record["pid"], record["world_size"]
+                            self._workers[path] = WorkerSeen(record["round"], record["rank"], node, pid, size)
         return self._read.total() > before
-
-    def _note(self, record: dict[str, Any], round_: int, rank: int) -> None:
-        self.newest = max(self.newest, round_)
-        worker = self._workers.get((round_, rank))
-        if worker is not None:
-            worker.note(record)
-        elif record["event"] == "begins":
-            worker = WorkerSeen(round_, rank, record["node"], record["pid"], record["world_size"])
-            self._workers[round_, rank] = worker
 
     def waiting(self) -> tuple[int, int, int]:
         """Return the mishap that workers of the newest round wait for, how many do, and how many workers there are.
