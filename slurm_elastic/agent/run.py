@@ -240,7 +240,7 @@ class _Run:
         pipe = make_pipe(os.environ) if settings.watchdog else None
         if pipe is None:
             return None
-        return Watchdog(pipe, report, settings.hang_timeout, stacks_after=settings.values.stacks_after)
+        return Watchdog(pipe, report, settings.hang_timeout, settings.values.stacks_after)
 
     def _snapshots(self) -> features.SnapshotFeature | None:
         replicas, slots = self._settings.values.snapshot_replicas, self._settings.values.snapshot_slots

@@ -125,13 +125,11 @@ class HangHandler(threading.Thread):
         self,
         lock: threading.Lock,
         report: Callable[[Hang], None],
-        dump_timeout: float,
         round_: WatchedRound,
         expired: Mapping[Watched, Sequence[Timer]],
     ) -> None:
         super().__init__(name="slurm-elastic-hang", daemon=True)
-        self._lock, self._report, self._dump_timeout = lock, report, dump_timeout
-        self._round, self._expired = round_, expired
+        self._lock, self._report, self._round, self._expired = lock, report, round_, expired
 
     def run(self) -> None:
         """See threading.Thread."""
@@ -185,7 +183,7 @@ class HangHandler(threading.Thread):
         return hang
 
     def _ensure_ended(self, pid: int, killed: signal.Signals) -> None:
-        for seconds, number in ((self._dump_timeout, killed), (_SIGNAL_TIMEOUT, signal.SIGKILL)):
+        for seconds, number in ((DUMP_TIMEOUT, killed), (_SIGNAL_TIMEOUT, signal.SIGKILL)):
             by = time.monotonic() + seconds
             while time.monotonic() < by:
                 process = process_state(pid)

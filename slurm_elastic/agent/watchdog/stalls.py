@@ -9,8 +9,6 @@ from slurm_elastic.agent.option_values import positive_seconds
 from slurm_elastic.control import WorkerProgress
 from slurm_elastic.errors import UsageError
 
-STACKS_AFTER = 60.0
-"""Seconds after the end of a worker until the stacks of those that still run are written."""
 _SHORTEST_AUTO = 300.0
 _AUTO_FACTOR = 10.0
 _STEPS_BEFORE_AUTO = 10

@@ -191,5 +191,5 @@ def _open(path: Path, directory: NodeDirectory | None) -> Pipe:
         raise PermissionError(errno.EPERM, "another user has replaced it", str(path))
     with contextlib.suppress(OSError):
         # The kernel refuses it beyond /proc/sys/fs/pipe-user-pages-soft.
-        fcntl.fcntl(fd, getattr(fcntl, "F_SETPIPE_SZ", 1031), _CAPACITY)
+        fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, _CAPACITY)
     return Pipe(path, fd, directory)

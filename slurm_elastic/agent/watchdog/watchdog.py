@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from slurm_elastic.agent.forkserver.linux import process_state
-from slurm_elastic.agent.watchdog.hangs import DUMP_TIMEOUT, Hang, HangHandler, WatchedRound, write_stacks
+from slurm_elastic.agent.watchdog.hangs import Hang, HangHandler, WatchedRound, write_stacks
 from slurm_elastic.agent.watchdog.stacks import Watched, collect_stacks, nearest_ancestor
-from slurm_elastic.agent.watchdog.stalls import STACKS_AFTER, HangTimeout, StepWatch
+from slurm_elastic.agent.watchdog.stalls import HangTimeout, StepWatch
 from slurm_elastic.agent.watchdog.timers import LineReader, Pipe, Request, Timer
 from slurm_elastic.control import Agreement
 
@@ -41,17 +41,14 @@ class Watchdog:
 
     Args:
         stacks_after: Seconds after which the stacks of a worker are written that lives while another one has ended.
-        dump_timeout: Seconds for Python's faulthandler to write the stacks of a worker.
     """
 
     def __init__(
         self,
         pipe: Pipe,
         report: Callable[[Hang], None],
-        hang_timeout: HangTimeout | None = None,
-        *,
-        stacks_after: float = STACKS_AFTER,
-        dump_timeout: float = DUMP_TIMEOUT,
+        hang_timeout: HangTimeout | None,
+        stacks_after: float,
     ) -> None:
         self.path = str(pipe.path)
         self._pipe = pipe
@@ -63,7 +60,7 @@ class Watchdog:
         self._timers: dict[tuple[int, str], Timer] = {}
         """By process and scope."""
         self._round = WatchedRound()
-        self._report, self._dump_timeout = report, dump_timeout
+        self._report = report
         self._handlers: tuple[threading.Thread, ...] = ()
         self._steps = StepWatch(hang_timeout) if hang_timeout is not None else None
         self._stacks_after = stacks_after
@@ -215,7 +212,7 @@ class Watchdog:
                     expired.setdefault(worker, []).append(timer)
             if expired:
                 self._round.hung.update(worker.pid for worker in expired)
-                handler = HangHandler(self._lock, self._report, self._dump_timeout, self._round, expired)
+                handler = HangHandler(self._lock, self._report, self._round, expired)
                 self._handlers = (*(thread for thread in self._handlers if thread.is_alive()), handler)
                 handler.start()
         return interval

@@ -17,7 +17,7 @@ from typing import IO, Any
 
 import pytest
 
-from slurm_elastic.agent.watchdog import watchdog
+from slurm_elastic.agent.watchdog import hangs, watchdog
 from slurm_elastic.agent.watchdog.hangs import Hang
 from slurm_elastic.agent.watchdog.stacks import Watched
 from slurm_elastic.agent.watchdog.timers import make_pipe
@@ -53,12 +53,12 @@ class Process(subprocess.Popen[bytes]):
 class Node:
     """A watchdog, and workers of it."""
 
-    def __init__(self, directory: Path, stack: ExitStack, dump_timeout: float = 1.0) -> None:
+    def __init__(self, directory: Path, stack: ExitStack) -> None:
         self.directory, self._stack = directory, stack
         self.hangs: queue.Queue[Hang] = queue.Queue()
         pipe = make_pipe({"TORCHELASTIC_TIMER_FILE": str(directory / "timer")})
         assert pipe is not None
-        self.watchdog = Watchdog(pipe, self.hangs.put, dump_timeout=dump_timeout)
+        self.watchdog = Watchdog(pipe, self.hangs.put, None, 60.0)
         self.watchdog.start()
         stack.callback(self.watchdog.stop)
 
@@ -91,8 +91,9 @@ class Node:
 def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[Node]:
     """A node with a watchdog; the parameter, if any, is its dump timeout."""
     monkeypatch.setenv("PATH", "/nonexistent")
+    monkeypatch.setattr(hangs, "DUMP_TIMEOUT", getattr(request, "param", 1.0))
     with ExitStack() as stack:
-        yield Node(tmp_path, stack, *([request.param] if hasattr(request, "param") else []))
+        yield Node(tmp_path, stack)
 
 
 class NotedPage(list[int]):

@@ -20,7 +20,7 @@ def make(tmp_path: Path) -> Iterator[Make]:
     def make_watchdog(timeout: HangTimeout | None) -> Watchdog:
         pipe = make_pipe({"TORCHELASTIC_TIMER_FILE": str(tmp_path / str(len(made)))})
         assert pipe is not None
-        made.append(Watchdog(pipe, lambda _hang: None, timeout))
+        made.append(Watchdog(pipe, lambda _hang: None, timeout, 60.0))
         return made[-1]
 
     yield make_watchdog
