@@ -86,26 +86,33 @@ class RoundLogsSpecs(LogsSpecs):
         Raises:
             RunDirError: A directory cannot be made.
         """
-        consoles = {rank: _CONSOLE if rank in (self._local_ranks_shown or envs) else os.devnull for rank in envs}
+        shown = {rank for rank in envs if rank in (self._local_ranks_shown or envs)}
+        consoles = {rank: _CONSOLE if rank in shown else os.devnull for rank in envs}
+        nowhere = os.devnull
+        dest = LogsDest(
+            stdouts=consoles,
+            stderrs=consoles.copy(),
+            error_files=dict.fromkeys(envs, nowhere),
+            filtered_stdout=nowhere,
+            filtered_stderr=nowhere,
+        )
         if self._logs is None:
-            return _without_files(envs, consoles)
+            for env in envs.values():
+                env["TORCHELASTIC_ERROR_FILE"] = ""
+            return dest
         directories = {local_rank: self._directory(self._logs, env) for local_rank, env in envs.items()}
-        tee = to_map(self._to_both, len(envs))
-        redirects = to_map(self._to_files, len(envs))
-        dest = LogsDest()
+        tee, redirects = (to_map(chosen, len(envs)) for chosen in (self._to_both, self._to_files))
         for local_rank, directory in directories.items():
-            # torch tees by following the file that a stream is redirected to.
-            filed = redirects[local_rank] | tee[local_rank]
-            elsewhere = consoles[local_rank]
-            shown = elsewhere == _CONSOLE
-            out, err, error = (str(directory / name) for name in ("stdout.log", "stderr.log", "error.json"))
-            dest.stdouts[local_rank] = out if Std.OUT in filed else elsewhere
-            dest.stderrs[local_rank] = err if Std.ERR in filed else elsewhere
-            if shown and Std.OUT in tee[local_rank]:
-                dest.tee_stdouts[local_rank] = out
-            if shown and Std.ERR in tee[local_rank]:
-                dest.tee_stderrs[local_rank] = err
-            dest.error_files[local_rank] = envs[local_rank]["TORCHELASTIC_ERROR_FILE"] = error
+            for stream, name, files, followed in (
+                (Std.OUT, "stdout.log", dest.stdouts, dest.tee_stdouts),
+                (Std.ERR, "stderr.log", dest.stderrs, dest.tee_stderrs),
+            ):
+                # torch tees by following the file that a stream is redirected to.
+                if stream in redirects[local_rank] | tee[local_rank]:
+                    files[local_rank] = str(directory / name)
+                if local_rank in shown and stream in tee[local_rank]:
+                    followed[local_rank] = files[local_rank]
+            dest.error_files[local_rank] = envs[local_rank]["TORCHELASTIC_ERROR_FILE"] = str(directory / "error.json")
         # In the directory of a rank: agents of several array elements may share that of the node.
         dest.filtered_stdout, dest.filtered_stderr = (
             str(directories[0] / name) for name in ("filtered_stdout.log", "filtered_stderr.log")
@@ -132,15 +139,3 @@ class RoundLogsSpecs(LogsSpecs):
         return isinstance(other, RoundLogsSpecs) and vars(self) == vars(other)
 
     __hash__ = None  # type: ignore[assignment]
-
-
-def _without_files(envs: dict[int, dict[str, str]], consoles: dict[int, str]) -> LogsDest:
-    for env in envs.values():
-        env["TORCHELASTIC_ERROR_FILE"] = ""
-    return LogsDest(
-        stdouts=consoles,
-        stderrs=consoles.copy(),
-        error_files=dict.fromkeys(envs, os.devnull),
-        filtered_stdout=os.devnull,
-        filtered_stderr=os.devnull,
-    )
