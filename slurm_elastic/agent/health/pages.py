@@ -206,7 +206,7 @@ def live_report(state: AgentState, readings: Readings, letters: Mapping[int, str
         report["round"] = round_info.assignment.round
     leave = state.leave
     if leave is not None:
-        seconds = None if leave.by is None else _rounded(max(0.0, leave.by - readings.now))
+        seconds = _rounded(max(0.0, leave.by - readings.now))
         report["leave"] = {"reason": leave.reason, "text": leave.detail[:_TEXT_LIMIT], "seconds": seconds}
     if state.hangs:
         report["hangs"] = state.hangs

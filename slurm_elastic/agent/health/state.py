@@ -61,12 +61,12 @@ class Leave:
     """An announced departure of this agent.
 
     Attributes:
-        by: Monotonic time at which the agent has to be gone; None if that is unknown.
+        by: Monotonic time at which the agent has to be gone.
     """
 
     reason: str
     detail: str
-    by: float | None
+    by: float
 
 
 @dataclass(frozen=True, slots=True)

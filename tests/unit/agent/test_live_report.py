@@ -57,7 +57,7 @@ def test_before_the_first_round_there_are_no_workers() -> None:
 
 
 def test_a_report_is_never_longer_than_the_leader_passes_on() -> None:
-    state = replace(START, stage=Stage.TRAINING, round_info=info(200), leave=Leave("drained", "\u00e9" * 5000, None))
+    state = replace(START, stage=Stage.TRAINING, round_info=info(200), leave=Leave("drained", "\u00e9" * 5000, 40.0))
     progress = [WorkerProgress(local, True, 10**9, 10**9, 10**9, 0.1, False, 10.0, 0) for local in range(200)]
     text = live_report(state, Readings(30.0, progress=progress), {})
     assert is_report(text)
