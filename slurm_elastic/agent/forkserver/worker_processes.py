@@ -81,30 +81,29 @@ class WorkerProcesses:
         files = logs_specs.reify(self._envs)
         # Paths by local rank; empty where the output goes to no file.
         self.stdouts, self.stderrs, self.error_files = files.stdouts, files.stderrs, files.error_files
-        self._filtered: list[TextIO] = []
-        followed: list[FollowedFile] = []
-        for tee, console, words, path in (
-            (files.tee_stdouts, sys.stdout, spec.duplicate_stdout_filters, files.filtered_stdout),
-            (files.tee_stderrs, sys.stderr, spec.duplicate_stderr_filters, files.filtered_stderr),
-        ):
-            followed.extend(FollowedFile(log, prefixes[rank], console) for rank, log in tee.items())
-            if words:
-                self._filtered.append(open(path, "w", errors="replace", buffering=1))  # noqa: SIM115, PTH123
-                chosen = self._filtered[-1], tuple(words)
-                followed.extend(FollowedFile(log, prefixes[rank], *chosen) for rank, log in tee.items())
         self._exits: dict[int, int] = {}
         self._last_words = {
             rank: LastWords(functools.partial(self._exits.__contains__, rank)) for rank in self.stderrs if brief
         }
         held_back = {self.stderrs[rank]: last for rank, last in self._last_words.items()}
-        for file in followed:
-            if not file.words:
-                file.last_words = held_back.get(file.path)
+        self._filtered: list[TextIO] = []
+        followed: list[FollowedFile | LogTimes] = []
+        for tee, console, words, path in (
+            (files.tee_stdouts, sys.stdout, spec.duplicate_stdout_filters, files.filtered_stdout),
+            (files.tee_stderrs, sys.stderr, spec.duplicate_stderr_filters, files.filtered_stderr),
+        ):
+            for rank, log in tee.items():
+                followed.append(FollowedFile(log, prefixes[rank], console, last_words=held_back.get(log)))
+            if words:
+                self._filtered.append(open(path, "w", errors="replace", buffering=1))  # noqa: SIM115, PTH123
+                chosen = self._filtered[-1], tuple(words)
+                followed.extend(FollowedFile(log, prefixes[rank], *chosen) for rank, log in tee.items())
         # The streams that go to files of their own, whose lines get times.
         paths = (*self.stdouts.values(), *self.stderrs.values())
         logs = [path for path in paths if path and not path.startswith("/dev/")]
-        times = LogTimes(str(Path(logs[0]).with_name("times.jsonl")), logs) if logs else None
-        self._tail = Tail(followed, times)
+        if logs:
+            followed.append(LogTimes(str(Path(logs[0]).with_name("times.jsonl")), logs))
+        self._tail = Tail(followed)
         self._fork_server = fork_server
         self._should_stop = should_stop
         self._pids: dict[int, int] = {}

@@ -339,12 +339,14 @@ class LogTimes:
         self._descriptor: int | None = None
         self._failed = False
 
-    def note(self, *, at_once: bool = False) -> bool:
-        """Write a line if logs have grown since the last one, at least `pause` seconds ago; return True if so."""
+    def show(self, *, to_the_end: bool = False) -> bool:
+        """Write a line if logs have grown since the last one, at least `pause` seconds ago; return True if so.
+
+        With `to_the_end` the last line is written at once, and the file closed.
+        """
         now = time.monotonic()
-        if self._failed or (now - self._written < self._pause and not at_once):
-            return False
-        grown = {name: size for name, log in self._logs.items() if (size := _size(log)) != self._sizes[name]}
+        logs = {} if self._failed or (now - self._written < self._pause and not to_the_end) else self._logs
+        grown = {name: size for name, log in logs.items() if (size := _size(log)) != self._sizes[name]}
         if grown:
             self._written = now
             self._sizes.update(grown)
@@ -356,14 +358,10 @@ class LogTimes:
             except OSError:
                 # The disk is full or lost, and the logs, too; `slurm-elastic logs` works without the times.
                 self._failed = True
-        return bool(grown)
-
-    def close(self) -> None:
-        """Write the last line, and close the file."""
-        self.note(at_once=True)
-        if self._descriptor is not None:
+        if to_the_end and self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
+        return bool(grown)
 
 
 def _size(log: str) -> int:
@@ -382,14 +380,14 @@ class Tail:
     prompt; another one that has something to say then begins a line of its own.
     """
 
-    def __init__(self, files: Sequence[FollowedFile], times: LogTimes | None = None) -> None:
-        self._files, self._times = files, times
+    def __init__(self, files: Sequence[FollowedFile | LogTimes]) -> None:
+        self._files = files
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="slurm-elastic-tail", daemon=True)
 
     def start(self) -> None:
         """Start the thread."""
-        if self._files or self._times is not None:
+        if self._files:
             self._thread.start()
 
     def stop(self) -> None:
@@ -402,10 +400,6 @@ class Tail:
         pause = _SHORTEST_PAUSE
         while not self._stopping.wait(pause):
             busy = [file.show() for file in self._files]
-            if self._times is not None:
-                busy.append(self._times.note())
             pause = _SHORTEST_PAUSE if any(busy) else min(2 * pause, _LONGEST_PAUSE)
         for file in self._files:
             file.show(to_the_end=True)
-        if self._times is not None:
-            self._times.close()

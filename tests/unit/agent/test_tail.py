@@ -125,15 +125,15 @@ def test_the_times_of_logs_are_noted_when_they_grow(tmp_path: Path) -> None:
         log.parent.mkdir()
     index = logs[0].with_name("times.jsonl")
     times = LogTimes(str(index), [str(log) for log in logs], pause=3600.0)
-    assert not times.note()
+    assert not times.show()
     before = time.time()
     logs[0].write_text("one\n")
-    assert times.note()
+    assert times.show()
     # The logs grow all the time; a line for each look would be more than they are.
     logs[0].write_text("one\ntwo\n")
     logs[1].write_text("1\n")
-    assert not times.note()
-    times.close()
+    assert not times.show()
+    times.show(to_the_end=True)
     first, second = (json.loads(line) for line in index.read_text().splitlines())
     assert first["sizes"] == {"rank_00/stdout.log": 4}
     assert second["sizes"] == {"rank_00/stdout.log": 8, "rank_01/stdout.log": 2}
@@ -144,14 +144,13 @@ def test_a_disk_that_refuses_the_times_stops_nothing(tmp_path: Path) -> None:
     log = tmp_path / "stdout.log"
     log.write_text("one\n")
     times = LogTimes(str(tmp_path / "missing" / "times.jsonl"), [str(log)])
-    assert times.note()
-    assert not times.note(at_once=True)
-    times.close()
+    assert times.show()
+    assert not times.show(to_the_end=True)
 
 
 def test_a_tail_without_files_to_show_notes_their_times(tmp_path: Path) -> None:
     log, index = tmp_path / "stdout.log", tmp_path / "times.jsonl"
-    tail = Tail([], LogTimes(str(index), [str(log)]))
+    tail = Tail([LogTimes(str(index), [str(log)])])
     tail.start()
     log.write_text("one\n")
     tail.stop()
