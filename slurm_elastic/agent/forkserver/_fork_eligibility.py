@@ -45,12 +45,12 @@ def obstacle_to_warm_start(
 
 def is_read_at_import(name: str) -> bool:
     """Return whether Python, the C library, torch or a library under it reads this variable at its start only."""
-    return name in _READ_AT_IMPORT or (name.startswith(_PREFIXES) and not name.startswith(_READ_LATER))
+    return name in _READ_AT_START or name.startswith(_START) or is_read_by_libraries(name)
 
 
 def is_read_by_libraries(name: str) -> bool:
     """Return whether torch or a library under it reads this variable when it is imported, and not at its first use."""
-    return name == "GOTO_NUM_THREADS" or (name.startswith(_LIBRARIES) and not name.startswith(_READ_LATER + _READ_USE))
+    return name.startswith(_LIBRARIES) and not name.startswith(_READ_LATER)
 
 
 _LIBRARIES = (
@@ -63,12 +63,13 @@ _LIBRARIES = (
     "KMP_",
     "MKL_",
     "OPENBLAS_",
+    "GOTO_",
     "BLIS_",
     "NUMEXPR_",
     "NPY_",
 )
-_PREFIXES = (*_LIBRARIES, "PYTHON", "LD_", "MALLOC_", "LC_")
-_READ_AT_IMPORT = frozenset({"LANG", "LANGUAGE", "TZ", "GLIBC_TUNABLES", "GOTO_NUM_THREADS"})
+_START = ("PYTHON", "LD_", "MALLOC_", "LC_")
+_READ_AT_START = frozenset({"LANG", "LANGUAGE", "TZ", "GLIBC_TUNABLES"})
 _READ_LATER = (
     # Given to each worker by the agent (agent/server/local_elastic_agent.py, _start_workers, torch 2.13).
     "TORCHELASTIC_",
@@ -77,8 +78,6 @@ _READ_LATER = (
     "TORCH_FR_",
     "TORCH_ELASTIC_",
     "TORCH_WORKER_SERVER_SOCKET",
-)
-_READ_USE = (
     # torch/hub.py (_get_torch_home), torch/utils/cpp_extension.py, torch/_inductor/runtime/cache_dir_utils.py, 2.13.
     "TORCH_HOME",
     "TORCH_CUDA_ARCH_LIST",
@@ -88,7 +87,7 @@ _READ_USE = (
     "PYTORCH_CUDA_ALLOC_CONF",
     "PYTORCH_ALLOC_CONF",
 )
-"""Variables that scripts often set and that are read at their use."""
+"""Variables that are read at their use."""
 
 
 def _shown(environment: Mapping[str, str], name: str) -> str:
