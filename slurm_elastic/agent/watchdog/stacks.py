@@ -14,11 +14,9 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-
-from slurm_elastic.agent.forkserver.linux import ancestors
 
 _MOST_THREADS = 512
 _MOST_BYTES = 1 << 20
@@ -132,8 +130,3 @@ class Watched:
 def resident(pid: int) -> int:
     """Return the bytes of memory that a process has in RAM; 0 if it has ended."""
     return int((_status(pid, "VmRSS") or "0").split()[0]) * 1024
-
-
-def nearest_ancestor(pid: int, among: Collection[int]) -> int | None:
-    """Return the process among these that `pid` is, or descends from; None if there is none."""
-    return next((ancestor for ancestor in ancestors(pid) if ancestor in among), None)

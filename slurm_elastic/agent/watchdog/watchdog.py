@@ -12,9 +12,9 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
-from slurm_elastic.agent.forkserver.linux import process_state
+from slurm_elastic.agent.forkserver.linux import ancestors, process_state
 from slurm_elastic.agent.watchdog.hangs import Hang, HangHandler, WatchedRound, write_stacks
-from slurm_elastic.agent.watchdog.stacks import Watched, collect_stacks, nearest_ancestor
+from slurm_elastic.agent.watchdog.stacks import Watched, collect_stacks
 from slurm_elastic.agent.watchdog.stalls import HangTimeout, StepWatch
 from slurm_elastic.agent.watchdog.timers import LineReader, Pipe, Request, Timer
 from slurm_elastic.control import Agreement
@@ -184,7 +184,7 @@ class Watchdog:
             self._pending.append((request, at))
             return
         process = process_state(request.pid)
-        worker = nearest_ancestor(request.pid, self._round.workers) if process is not None else None
+        worker = next((pid for pid in ancestors(request.pid) if pid in self._round.workers), None)
         key = request.pid, request.scope
         if request.expires_at < 0:
             # A release may come late, when the round is over and its sender is no worker any more.
