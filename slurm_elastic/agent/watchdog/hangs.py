@@ -112,43 +112,39 @@ _SIGNAL_TIMEOUT = 2.0
 """Seconds for a worker to end by the client's signal, before SIGKILL."""
 
 
-class HangHandler(threading.Thread):
-    """Handles workers of a round that have begun to hang, in a thread of its own, so that the watchdog reads on.
+@dataclass(frozen=True, slots=True)
+class HangHandler:
+    """Handles workers of a round that have begun to hang.
 
-    Args:
+    Attributes:
         lock: The watchdog's lock; a worker is signalled only by the thread that holds it.
-        report: Called with every hang, on this thread.
+        report: Called with every hang, on the thread of `run`.
+        round: The round.
         expired: The expired timers of each worker, in order of expiry.
     """
 
-    def __init__(
-        self,
-        lock: threading.Lock,
-        report: Callable[[Hang], None],
-        round_: WatchedRound,
-        expired: Mapping[Watched, Sequence[Timer]],
-    ) -> None:
-        super().__init__(name="slurm-elastic-hang", daemon=True)
-        self._lock, self._report, self._round, self._expired = lock, report, round_, expired
+    lock: threading.Lock
+    report: Callable[[Hang], None]
+    round: WatchedRound
+    expired: Mapping[Watched, Sequence[Timer]]
 
     def run(self) -> None:
-        """See threading.Thread."""
-        for worker, timers in self._expired.items():
+        """Record their stacks, kill them and report both; takes seconds."""
+        for worker, timers in self.expired.items():
             for timer in timers:
                 why = "it takes no step" if timer.steps is not None else f"timer {timer.request.scope!r} expired"
                 logger.info("rank %s does not go on: %s", worker.rank, why)
         by = time.monotonic() + _DUMPS_TIMEOUT
-        self._round.agreement.ask_workers()
-        pids = {timer.request.pid for timers in self._expired.values() for timer in timers}
-        pids.update(worker.pid for worker in self._expired)
-        stacks = collect_stacks(sorted(pids), _STACKS_TIMEOUT, self._round.over.is_set)
+        self.round.agreement.ask_workers()
+        pids = {timer.request.pid for timers in self.expired.values() for timer in timers}
+        pids.update(worker.pid for worker in self.expired)
+        stacks = collect_stacks(sorted(pids), _STACKS_TIMEOUT, self.round.over.is_set)
         # The whole second, where any worker answers: this node's workers may have written theirs, others' not yet.
-        if any(worker.answers for worker in self._round.agreement.progress()):
-            self._round.over.wait(max(0.0, by - time.monotonic()))
-        waiting = {worker.local_rank: worker.in_collective for worker in self._round.agreement.progress()}
+        if any(worker.answers for worker in self.round.agreement.progress()):
+            self.round.over.wait(max(0.0, by - time.monotonic()))
+        waiting = {worker.local_rank: worker.in_collective for worker in self.round.agreement.progress()}
         hangs = [
-            self._end(worker, timers, stacks, waiting.get(worker.local_rank))
-            for worker, timers in self._expired.items()
+            self._end(worker, timers, stacks, waiting.get(worker.local_rank)) for worker, timers in self.expired.items()
         ]
         for hang in hangs:
             if hang is not None and hang.killed is not None:
@@ -165,21 +161,21 @@ class HangHandler(threading.Thread):
         timer = next((timer for timer in timers if timer.request.signal > 0), timers[0])
         killed = signal.Signals(timer.request.signal) if timer.request.signal > 0 else None
         path = write_stacks(worker, "\n".join(stacks[pid] for pid in dict.fromkeys((timer.request.pid, worker.pid))))
-        with self._lock:
+        with self.lock:
             process = process_state(worker.pid)
-            if self._round.over.is_set() or process is None or process.state == "Z":
+            if self.round.over.is_set() or process is None or process.state == "Z":
                 return None
             seconds = max(0.0, timer.expires - timer.acquired)  # The request may have been read after it expired.
             request = timer.request
             hang = Hang(worker, request.scope, request.pid, seconds, process.state, killed, path, timer.steps, waits)
             if killed is None:
                 # The worker lives on: its later timers count again.
-                self._round.hung.discard(worker.pid)
+                self.round.hung.discard(worker.pid)
             else:
-                self._round.killed[worker.pid] = hang
+                self.round.killed[worker.pid] = hang
                 if not dump_python_stacks(worker.pid):
                     kill(worker.pid, killed)
-        self._report(hang)
+        self.report(hang)
         return hang
 
     def _ensure_ended(self, pid: int, killed: signal.Signals) -> None:
@@ -187,8 +183,8 @@ class HangHandler(threading.Thread):
             by = time.monotonic() + seconds
             while time.monotonic() < by:
                 process = process_state(pid)
-                if self._round.over.wait(0.02) or process is None or process.state == "Z":
+                if self.round.over.wait(0.02) or process is None or process.state == "Z":
                     return
-            with self._lock:
-                if not self._round.over.is_set():
+            with self.lock:
+                if not self.round.over.is_set():
                     kill(pid, number)

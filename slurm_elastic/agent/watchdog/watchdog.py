@@ -212,7 +212,9 @@ class Watchdog:
                     expired.setdefault(worker, []).append(timer)
             if expired:
                 self._round.hung.update(worker.pid for worker in expired)
-                handler = HangHandler(self._lock, self._report, self._round, expired)
+                # In a thread of its own, so that this one reads on.
+                work = HangHandler(self._lock, self._report, self._round, expired).run
+                handler = threading.Thread(target=work, name="slurm-elastic-hang", daemon=True)
                 self._handlers = (*(thread for thread in self._handlers if thread.is_alive()), handler)
                 handler.start()
         return interval
