@@ -39,7 +39,6 @@ class BrokenPreloadError(Exception):
     """A module cannot be imported. The message is one line with its name and the error."""
 
     def __init__(self, module: str, error: BaseException) -> None:
-        self.module = module
         why = traceback.format_exception_only(type(error), error)[-1].strip()
         super().__init__(f"{module} cannot be imported: {why}")
 
@@ -69,7 +68,8 @@ def import_required() -> tuple[str, int | None]:
         if name == "torch":
             # A torch that is none, or broken, may lack it: the agent says so, in one line.
             seed = getattr(sys.modules[name], "initial_seed", lambda: None)()
-    return _told(f"importing {REQUIRED[-1]}", obstacle_to_forking()), seed
+    obstacle = obstacle_to_forking()
+    return f"importing {REQUIRED[-1]} {obstacle}" if obstacle else "", seed
 
 
 def script_directory(options: list[str]) -> list[str]:
@@ -86,9 +86,6 @@ def script_directory(options: list[str]) -> list[str]:
     return [str(target.resolve() if target.is_dir() else target.resolve().parent)]
 
 
-_BAD_FORK = "CUDA was used, and cannot be used after a fork"
-
-
 def obstacle_to_forking() -> str:
     """Return why a fork of this process would not work like a fresh interpreter, as what an import has done.
 
@@ -100,7 +97,7 @@ def obstacle_to_forking() -> str:
         # (torch/csrc/cuda/Module.cpp, poison_fork, 2.13).
         os._exit(1 if torch_says("_is_in_bad_fork") else 0)
     if os.waitpid(pid, 0)[1] != 0 or torch_says("_is_in_bad_fork"):
-        return _BAD_FORK
+        return "uses CUDA, which forked processes cannot use then"
     if names := threads_after_fork():
         return f"starts a thread ({', '.join(names)})"
     with contextlib.suppress(ChildProcessError):
@@ -110,10 +107,6 @@ def obstacle_to_forking() -> str:
     if cuda_is_open() or torch_says("is_initialized"):
         return "initializes CUDA"
     return ""
-
-
-def _told(deed: str, harm: str) -> str:
-    return harm if harm in ("", _BAD_FORK) else f"{deed} {harm}"
 
 
 def threads_after_fork() -> list[str]:
@@ -237,7 +230,8 @@ class ImportTrial:
             before, self._answer = self._state(), writer
             for module in modules:
                 self._import(module)
-            self._end(_told("importing it", self._harm(before)))
+            harm = self._harm(before)
+            self._end(f"importing it {harm}" if harm else "")
         code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         os.close(writer)
         # What a module has started may keep the other end open.

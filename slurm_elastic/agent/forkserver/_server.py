@@ -158,17 +158,14 @@ class ServerProcess:
             self._settings.get("imports"), self._settings["options"], self._settings["preload"], directory
         )
         sys.path[:0] = directory
-        state: dict[str, Any] = {"state": "warm"}
         try:
             obstacle, self._torch_seed = imports.import_required()
         except imports.BrokenPreloadError as error:
             # Cold workers import torch themselves, and fail with its error if the script needs it.
-            state = {"state": "cold", "module": error.module, "reason": str(error)[:8000]}
-        else:
-            if obstacle:
-                state = {"state": "cold", "reason": obstacle}
+            obstacle = str(error)[:8000]
         del sys.path[: len(directory)]
-        if state["state"] == "warm":
+        state: dict[str, Any] = {"state": "cold", "reason": obstacle} if obstacle else {"state": "warm"}
+        if not obstacle:
             keep_owned_groups()
             # An import may make a process unfit to fork workers: a replacement tries, and this process stays.
             if self._learner.begin():

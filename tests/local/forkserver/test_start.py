@@ -137,7 +137,9 @@ def test_preload_after_which_forked_processes_do_not_work_is_found(
     place = workplace(preload=[*modules], modules=modules)
     place.script.write_text(f"{FORKED}print([name for name in {[*modules]} if name in sys.modules])\n")
     assert place.run_warm().stdout == "True\n['first', 'second', 'last']\n"
-    assert caplog.messages == ["each worker imports bad itself: CUDA was used, and cannot be used after a fork"]
+    assert caplog.messages == [
+        "each worker imports bad itself: importing it uses CUDA, which forked processes cannot use then"
+    ]
 
 
 def test_thread_pool_that_knows_about_fork_is_no_obstacle(workplace: Make) -> None:
