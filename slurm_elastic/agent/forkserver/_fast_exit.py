@@ -64,7 +64,6 @@ class FastExit:
 
     def __init__(self) -> None:
         self._inherited: dict[str, object] = {}
-        self._worker = False
         atexit.register(self._spare)
 
     def note_modules(self) -> None:
@@ -79,7 +78,6 @@ class FastExit:
 
     def inherit(self) -> None:
         """In a worker: keep the noted modules from being cleared at its end."""
-        self._worker = True
         main = sys.modules["__main__"]
         # Everything imported so far is frozen, so that collections leave its memory shared (gc.freeze). But a frozen
         # namespace of __main__ would keep the script's objects from being finalized: tracked anew, it is not frozen.
@@ -89,7 +87,8 @@ class FastExit:
         spare_exit_handlers()
 
     def _spare(self) -> None:
-        if not self._worker:
+        if not self._inherited:
+            # The agent, which has imported together with the fork server.
             return
         # Finalizers of the script's unreachable objects may import: they run while all modules are there. Inherited
         # objects are frozen, and the collector passes over them.
