@@ -7,7 +7,6 @@ import importlib
 import io
 import os
 import signal
-import socket
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
@@ -20,7 +19,7 @@ from slurm_elastic.agent.forkserver.linux import (
     set_title,
     signal_descriptor,
 )
-from slurm_elastic.agent.forkserver.protocol import wait_on
+from slurm_elastic.agent.forkserver.protocol import Channel, wait_on
 from slurm_elastic.agent.forkserver.worker_command import PACKAGE_ROOT
 
 JOB_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
@@ -121,16 +120,6 @@ class ChildReaper:
             else:
                 left.append(pid)
         return left
-
-
-@contextlib.contextmanager
-def errors_to(descriptor: int) -> Iterator[None]:
-    """In a forked process: on any error, write it to this pipe and end the process with 1."""
-    try:
-        yield
-    except BaseException as error:
-        os.write(descriptor, f"{type(error).__name__}: {error}"[:4000].encode())
-        os._exit(1)
 
 
 def changed_alike(
@@ -240,8 +229,8 @@ def run_agent_child(module: str, descriptor: int, signal_mask: Sequence[int], le
         let_go()
         os.setsid()
         handle = os.pidfd_open(os.getpid())
-        agent = socket.socket(fileno=descriptor)
-        socket.send_fds(agent, [str(os.getpid()).encode()], [handle])
+        agent = Channel.inherited(descriptor)
+        agent.send({"pid": os.getpid()}, [handle])
         agent.detach()
         os.close(handle)
         nothing = os.open(os.devnull, os.O_RDWR)
@@ -251,7 +240,7 @@ def run_agent_child(module: str, descriptor: int, signal_mask: Sequence[int], le
         signal.pthread_sigmask(signal.SIG_SETMASK, {*signal_mask, *JOB_SIGNALS})
         # The fork server has forgotten this package, and a script's directory may have modules of the same names.
         sys.path[:] = [PACKAGE_ROOT, *filter(None, sys.path)]
-        set_title(f"slurm-elastic {module.rpartition('.')[2]}", "SLURM_ELASTIC_WARM")
+        set_title(f"slurm-elastic {module.rpartition('.')[2]}")
         importlib.import_module(module).main(descriptor)
         code = 0
     except BaseException:

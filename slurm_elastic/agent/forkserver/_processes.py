@@ -26,29 +26,25 @@ class ForkedProcess:
     def __init__(self, pid: int, handle: int) -> None:
         self.pid = pid
         self._handle = handle
-        self._code: int | None = None
-
-    @property
-    def is_waited_for(self) -> bool:
-        """True if `wait` has returned: then its pid may be that of another process."""
-        return self._code is not None
+        self.returncode: int | None = None
+        """What `wait` has returned; None before. Afterwards the pid may be that of another process."""
 
     def wait(self, timeout: float | None = None) -> int:
         """Wait and return the exit code, or minus a signal's number; raises TimeoutExpired after `timeout` seconds."""
-        if self._code is None:
+        if self.returncode is None:
             if not wait_on([self._handle], timeout):
                 raise subprocess.TimeoutExpired("process of the fork server", timeout or 0.0)
             try:
-                self._code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+                self.returncode = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
             except ChildProcessError:
                 # The fork server was still its parent, and has reaped it.
-                self._code = -signal.SIGKILL
+                self.returncode = -signal.SIGKILL
             os.close(self._handle)
-        return self._code
+        return self.returncode
 
     def kill(self) -> None:
         """Kill the process, unless it has ended."""
-        if self._code is None:
+        if self.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._handle, signal.SIGKILL)
 

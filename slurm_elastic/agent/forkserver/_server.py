@@ -329,10 +329,13 @@ class ServerProcess:
         except OSError as error:
             os.write(error_writer, str(error).encode())
         if pid == 0:
-            with child.errors_to(error_writer):
+            try:
                 self._let_go(error_reader)
                 child.enter_own_session(me)
                 self._become_worker(order, descriptors, record)
+            except BaseException as error:
+                os.write(error_writer, f"{type(error).__name__}: {error}"[:4000].encode())
+                os._exit(1)
             os.close(error_writer)
             return True
         for descriptor in (error_writer, *descriptors):
@@ -385,7 +388,7 @@ class ServerProcess:
         environment = order["environment"] | extra
         if order["cpus"] is not None:
             os.sched_setaffinity(0, order["cpus"])
-        if order["how"] == "exec":
+        if not order["warm"]:
             signal.pthread_sigmask(signal.SIG_SETMASK, self._settings["signal_mask"])
             child.execute(order["command"], environment)
         environment = child.changed_alike(environment, self._environment_before, self._environment_after)

@@ -7,13 +7,13 @@ import contextlib
 import ctypes
 import gc
 import importlib
+import inspect
 import json
 import logging
 import os
 import signal
 import sys
 from collections.abc import Callable
-from importlib.machinery import all_suffixes
 from typing import Any
 
 from slurm_elastic.agent.forkserver import _imports as imports
@@ -41,7 +41,13 @@ def import_and_fork(settings: dict[str, Any], modules_before: set[str]) -> dict[
     pid, ends = _fork(settings) if obstacle is None else (-1, None)
     if pid == 0:
         assert ends is not None
-        return _warm_settings(settings, before, *ends)
+        near_end, far_end = ends
+        near_end.close()
+        # As when it is executed on its own (subprocess, close_fds and start_new_session).
+        for descriptor in settings["inherited"]:
+            os.close(descriptor)
+        os.setsid()
+        return {**settings, "channel": far_end.detach(), "environment": before}
     code = 1
     try:
         child = _child(pid, *ends) if ends is not None and pid > 0 else None
@@ -74,14 +80,9 @@ def _import_required(settings: dict[str, Any], modules_before: set[str]) -> str 
     except (ImportError, OSError, imports.BrokenPreloadError):
         return ""
     imported = {name.partition(".")[0] for name in set(sys.modules) - modules_before} - _AGENT_PACKAGES
-    hidden = min((name for name in beside if (module := _module(name)) and module in imported), default=None)
+    # A name without a module's suffix may be the directory of a package.
+    hidden = min((name for name in beside if (inspect.getmodulename(name) or name) in imported), default=None)
     return None if hidden is None else f"{hidden} beside the script has the name of a module that torch imports"
-
-
-def _module(name: str) -> str:
-    """Return the module that Python imports from a file or directory of this name; empty if from none."""
-    module, dot, suffix = name.partition(".")
-    return module if not dot or dot + suffix in all_suffixes() else ""
 
 
 def _fork(settings: dict[str, Any]) -> tuple[int, tuple[Channel, Channel] | None]:
@@ -99,17 +100,6 @@ def _fork(settings: dict[str, Any]) -> tuple[int, tuple[Channel, Channel] | None
     if pid != 0:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     return pid, ends
-
-
-def _warm_settings(
-    settings: dict[str, Any], before: dict[str, str], near_end: Channel, far_end: Channel
-) -> dict[str, Any]:
-    near_end.close()
-    # As when it is executed on its own (subprocess, close_fds and start_new_session).
-    for descriptor in settings["inherited"]:
-        os.close(descriptor)
-    os.setsid()
-    return {**settings, "channel": far_end.detach(), "environment": before}
 
 
 def forget_agent(modules_before: set[str]) -> None:
@@ -139,20 +129,19 @@ def _run_agent(
 ) -> int:
     """Restore environment, arguments and title that the agent was started with, run it, and return its exit code."""
     state = json.loads(read_memory_file(settings["joint"]))
+    options = tuple(settings["options"])
+    # This process was executed as a worker is.
+    program = Program(sys.executable, options, tuple(sys.orig_argv[1 + len(options) :]))
     by_imports = {name: value for name, value in os.environ.items() if before.get(name) != value}
     os.environ.clear()
     os.environ.update({**state["environment"], **by_imports})
     sys.path[:], sys.argv[:], sys.orig_argv[:] = state["path"], state["argv"], state["orig_argv"]
     set_task_name(state["name"].encode())
-    set_title(" ".join(state["orig_argv"]), "SLURM_ELASTIC_WARM")
+    set_title(" ".join(state["orig_argv"]))
     fork_server = None
     if child is not None:
-        interpreter, options, arguments = state["program"]
-        program = Program(interpreter, tuple(options), tuple(arguments))
         learned = settings["imports"]
-        fork_server = ForkServer(
-            program, preload=settings["preload"], environment=state["known"], imports=learned, child=child
-        )
+        fork_server = ForkServer(program, preload=settings["preload"], environment=before, imports=learned, child=child)
     module, _colon, function = state["agent_main"].partition(":")
     agent_main: Callable[[list[str], ForkServer | None, list[int], str | None], int]
     agent_main = getattr(importlib.import_module(module), function)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
+import math
 import os
 import signal
 import socket
@@ -22,7 +24,7 @@ from slurm_elastic.agent.forkserver._fork_eligibility import (
 )
 from slurm_elastic.agent.forkserver._import_list import fingerprint, forget_list
 from slurm_elastic.agent.forkserver._processes import ForkedProcess, kill_orphans, spawn
-from slurm_elastic.agent.forkserver.linux import become_subreaper
+from slurm_elastic.agent.forkserver.linux import become_subreaper, memory_file
 from slurm_elastic.agent.forkserver.protocol import Channel, Order, StartInterruptedError, State, wait_on
 from slurm_elastic.agent.forkserver.worker_command import FUNCTION, Program
 from slurm_elastic.errors import UsageError
@@ -102,7 +104,7 @@ class ForkServer:
 
     def read(self) -> None:
         """Handle the messages that have arrived; never waits."""
-        while self.state is not State.DEAD and self._channel.readable():
+        while self.state is not State.DEAD and wait_on([self.fileno()], 0):
             self._handle(self._channel.receive())
 
     def wait_ready(self, timeout: float, should_stop: Callable[[], bool] | None = None) -> bool:
@@ -182,10 +184,12 @@ class ForkServer:
         self._pids: dict[int, int] = {}
         self._refused = ""
         for order in orders:
-            details = order.described("fork" if warm else "exec")
-            self._send({"order": "start", "rank": order.rank}, [details, *order.descriptors.values()])
+            # The environment may be larger than a message.
+            details = memory_file(json.dumps({**order._asdict(), "descriptors": [*order.descriptors]}).encode())
+            message = {"order": "start", "rank": order.rank, "warm": warm}
+            self._send(message, [details, *order.descriptors.values()])
             os.close(details)
-        self._wait(lambda: self._refused != "" or len(self._pids) == len(orders), None, should_stop)
+        self._wait(lambda: self._refused != "" or len(self._pids) == len(orders), math.inf, should_stop)
         if self._refused or self.state is State.DEAD:
             raise OSError(self._refused or self.reason)
         self._reap_former()
@@ -208,15 +212,13 @@ class ForkServer:
         end = time.monotonic() + _CHILD_TIMEOUT
         while not (ready := wait_on([ours.fileno()], 0.1)) and time.monotonic() < end and not should_stop():
             pass
-        with contextlib.suppress(ConnectionResetError):
-            content, handles, _, _ = socket.recv_fds(ours, 64, 1) if ready else (b"", [], 0, None)
-            if content:
-                os.set_inheritable(handles[0], False)
-                child = ForkedProcess(int(content), handles[0])
-                self._forked = [*(process for process in self._forked if not process.is_waited_for), child]
-                return child, ours
-        ours.close()
-        return None
+        received = Channel(ours).receive() if ready else None
+        if received is None:
+            ours.close()
+            return None
+        child = ForkedProcess(received[0]["pid"], *received[1])
+        self._forked = [*(process for process in self._forked if process.returncode is None), child]
+        return child, ours
 
     def sweep(self, timeout: float) -> list[int]:
         """Kill all workers and all their descendants.
@@ -271,13 +273,11 @@ class ForkServer:
         with contextlib.suppress(OSError):
             self._channel.send(message, descriptors)
 
-    def _wait(
-        self, happened: Callable[[], bool], timeout: float | None, should_stop: Callable[[], bool] | None
-    ) -> bool:
-        end = None if timeout is None else time.monotonic() + timeout
+    def _wait(self, happened: Callable[[], bool], timeout: float, should_stop: Callable[[], bool] | None) -> bool:
+        end = time.monotonic() + timeout
         self.read()
         while not happened() and self.state is not State.DEAD:
-            left = 0.1 if end is None else min(0.1, end - time.monotonic())
+            left = min(0.1, end - time.monotonic())
             if left < 0:
                 return False
             if should_stop is not None and should_stop():
@@ -332,7 +332,7 @@ class ForkServer:
         while_importing = " while it imported torch" if self.state is State.IMPORTING else ""
         self.state = State.DEAD
         self.reason = f"the fork server died ({how}){while_importing}"
-        spared = [child.pid for child in self._forked if not child.is_waited_for]
+        spared = [child.pid for child in self._forked if child.returncode is None]
         codes = kill_orphans(self._sessions, _END_TIMEOUT, spared)
         for pid in self._sessions:
             self.exit_codes[pid] = codes.get(pid, self.exit_codes.get(pid, -signal.SIGKILL))

@@ -45,11 +45,12 @@ def set_task_name(name: bytes) -> None:
     _prctl(_PR_SET_NAME, name)
 
 
-def set_title(title: str, variable: str) -> None:
+def set_title(title: str) -> None:
     """Let ps show `title` in place of the command line of this process, cut to the bytes that the kernel reserves.
 
-    These are the bytes of the command line and of `variable`, if that came first in the environment; it must not be set
-    any more. Where the kernel does not tell their addresses, nothing changes.
+    These are the bytes of the command line and of the settings of a fork server, if they came first in the environment
+    (see `boot_environment`), where they are not set any more. Where the kernel does not tell their addresses, nothing
+    changes.
     """
     with contextlib.suppress(OSError, ValueError, IndexError):
         # proc_pid_stat(5): arg_start, arg_end, env_start, env_end are fields 48 to 51; the second one may hold blanks.
@@ -58,7 +59,7 @@ def set_title(title: str, variable: str) -> None:
         if 0 < start < end <= variables < variables_end:
             room = end - start
             first = ctypes.string_at(variables)
-            if variables == end and first.startswith(variable.encode() + b"="):
+            if variables == end and first.startswith(b"SLURM_ELASTIC_WARM="):
                 room += len(first) + 1
             # The kernel shows what is beyond the command line if that does not end with a zero (fs/proc/base.c,
             # get_mm_proctitle).

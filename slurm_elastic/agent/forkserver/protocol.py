@@ -10,8 +10,6 @@ import socket
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from slurm_elastic.agent.forkserver.linux import memory_file
-
 
 class State(enum.Enum):
     """The state of a fork server."""
@@ -41,11 +39,6 @@ class Order(NamedTuple):
     """CPUs to bind the worker to; None for all."""
     descriptors: Mapping[str, int]
     """Open files by name (stdout, stderr, call, result); those not named are the agent's own."""
-
-    def described(self, how: str) -> int:
-        """Write the order to a memory file and return its descriptor; `how` is "fork" or "exec"."""
-        details = {**self._asdict(), "how": how, "descriptors": list(self.descriptors)}
-        return memory_file(json.dumps(details).encode())
 
 
 # The channel between the agent and its fork server.
@@ -82,10 +75,6 @@ class Channel:
     def fileno(self) -> int:
         """Return a descriptor that is readable when there is a message, or the other end is closed."""
         return self._socket.fileno()
-
-    def readable(self) -> bool:
-        """Return whether `receive` would return at once."""
-        return bool(wait_on([self.fileno()], 0))
 
     def send(self, message: dict[str, Any], descriptors: Sequence[int] = ()) -> None:
         """Send one message.

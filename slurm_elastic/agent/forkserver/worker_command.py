@@ -173,8 +173,6 @@ def execute_jointly(
         "argv": sys.argv,
         "orig_argv": sys.orig_argv,
         "name": name,
-        "program": [program.interpreter, program.options, program.arguments],
-        "known": dict(environment),
     }
     descriptor = memory_file(json.dumps(state).encode())
     os.set_inheritable(descriptor, True)
