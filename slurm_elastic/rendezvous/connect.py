@@ -167,13 +167,7 @@ def _locate(config: RendezvousConfig, location: LeaderLocation) -> LeaderLocatio
 
 
 def _read_campaign(records: Records) -> CampaignRecords:
-    newest = records.newest_epoch() or 0
-    situation = records.situation()
-    before = None
-    with contextlib.suppress(RecordsError):
-        # It only tells which agent this one follows.
-        before = records.epoch(newest) if newest else None
-    return CampaignRecords(newest, situation, before)
+    return CampaignRecords(records.newest_epoch() or 0, records.situation())
 
 
 def _first_term(config: CampaignConfig, records: Records) -> Campaign:
@@ -184,7 +178,7 @@ def _first_term(config: CampaignConfig, records: Records) -> Campaign:
         situation = Situation(None, records.last_round(), None)
     # The record of a round of an earlier incarnation can be done without.
     situation = dataclasses.replace(situation, round=situation.round or {})
-    first = plan(config, CampaignRecords(0, situation, None), LeaderLoss(config.settings.first_reason))
+    first = plan(config, CampaignRecords(0, situation), LeaderLoss(config.settings.first_reason))
     return dataclasses.replace(first, settings=dataclasses.replace(first.settings, claimed=True))
 
 

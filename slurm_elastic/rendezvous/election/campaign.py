@@ -16,7 +16,7 @@ from slurm_elastic.rendezvous.election.leader_location import LeaderLocation
 from slurm_elastic.rendezvous.leader import fenced_records
 from slurm_elastic.rendezvous.membership.agents import Reason, node_of
 from slurm_elastic.rendezvous.membership.config import Settings
-from slurm_elastic.rendezvous.records.api import Record, Situation
+from slurm_elastic.rendezvous.records.api import Situation
 from slurm_elastic.rendezvous.transport.messages import Endpoint
 
 RESTORE = 0.1
@@ -133,12 +133,10 @@ class CampaignRecords:
 
     Attributes:
         newest_term: the highest term taken, 0 before the first.
-        last_leader: the record of the newest term; None if there is none or it cannot be read.
     """
 
     newest_term: int
     situation: Situation
-    last_leader: Record | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +203,6 @@ def plan(config: CampaignConfig, seen: CampaignRecords, loss: LeaderLoss) -> Cam
             " directory than on the other nodes, or was emptied; mount the one that they share"
         )
     base = last.base if last is not None else None
-    lost = str(seen.last_leader["agent"]) if seen.last_leader is not None else ""
     survives = base is not None and config.settings.agent in base.members
     settings = dataclasses.replace(
         config.settings,
@@ -213,7 +210,6 @@ def plan(config: CampaignConfig, seen: CampaignRecords, loss: LeaderLoss) -> Cam
         expected_nodes=config.settings.expected_nodes if base is None else (),
         first_round=0 if last is None else last.round + 1,
         first_reason=config.settings.first_reason if base is None else loss.reason,
-        first_node=node_of(lost) if base is not None else "",
         # An agent that finds no member of a run left begins it anew. An agent without workers does not know who will
         # come.
         first_restarts=last.restarts if last is not None and (survives or not config.has_workers) else 0,

@@ -158,7 +158,6 @@ class Settings(RoundOptions):
         expected_nodes: Names of the allocation's nodes; empty where no agent can know them (an array).
         first_reason: Why that round is formed: start, requeued in a later incarnation, node_lost or node_left where
             this leader follows another one.
-        first_node: Name of the node that caused it; empty if none did.
         first_restarts: Number of worker failures charged before this term.
         first_failure: Fingerprint of the last of them, also of an earlier incarnation; empty for none.
         first_ran: Numbers of nodes that have worked before this term, with seconds; see :attr:`~.state.State.ran`.
@@ -186,7 +185,6 @@ class Settings(RoundOptions):
     expected_nodes: tuple[str, ...] = ()
     first_round: int = 0
     first_reason: Reason = Reason.START
-    first_node: str = ""
     first_restarts: int = 0
     first_failure: str = ""
     first_ran: tuple[tuple[int, float], ...] = ()

@@ -11,7 +11,7 @@ from typing import Any
 
 from slurm_elastic.rendezvous.membership import events, leader_change, planned_stop, transitions
 from slurm_elastic.rendezvous.membership.advance import advance, next_deadline
-from slurm_elastic.rendezvous.membership.agents import Agent, LeaveReason, Reason, Status, root_of
+from slurm_elastic.rendezvous.membership.agents import Agent, LeaveReason, Reason, Status, node_of, root_of
 from slurm_elastic.rendezvous.membership.persistent import NamedMap, NameSet, replace
 from slurm_elastic.rendezvous.membership.state import FailureInquest, Phase, Result, State, alive, with_agent
 
@@ -159,8 +159,9 @@ def _connected(state: State, event: events.Connected, now: float) -> Result:
     # It runs workers of a round that is over; the interruption may have been lost.
     node = agent.candidate.node if agent is not None else ""
     reason = state.reason if agent is not None else Reason.NODE_LOST
-    if state.round == state.settings.first_round:
-        node = state.settings.first_node or node
+    followed = state.settings.base
+    if state.round == state.settings.first_round and followed is not None:
+        node = node_of(followed.leader)
     over = "this round is over"
     # A leader that resigns has ended its last round.
     resigned = state.settings.first_reason is Reason.NODE_LEFT and event.running < state.settings.first_round

@@ -79,10 +79,6 @@ class RunDirRecords:
         """Take an epoch. Returns False if another agent has it."""
         return self._run_dir.claim_record(record, "epochs", self._incarnation, number)
 
-    def epoch(self, number: int) -> Record | None:
-        """Return the record of an epoch, None if it is free."""
-        return self._run_dir.read_record("epochs", self._incarnation, number)
-
     def publish_endpoint(self, record: Record) -> None:
         """Publish the leader's endpoint in place of an earlier one."""
         self._run_dir.publish_record(record, "endpoints", self._incarnation)

@@ -165,7 +165,6 @@ def test_what_has_to_outlive_the_lease_is_in_the_run_directory_too(
     assert later.is_done()
     assert later.last_round() == 2
     assert later.newest_epoch() == 1
-    assert later.epoch(1) == {"agent": "n1"}
     assert run_dir.read_record("failures", "7.0") == {}
 
 

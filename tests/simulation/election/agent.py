@@ -239,8 +239,7 @@ class Agent(Process):
 
     def _read_campaign(self) -> CampaignRecords:
         records = self.world.records
-        newest = records.newest_epoch() or 0
-        return CampaignRecords(newest, records.situation(), records.epoch(newest))
+        return CampaignRecords(records.newest_epoch() or 0, records.situation())
 
     def _answered(self, number: int, answer: Answer | None, wire: Wire | None) -> None:
         if wire is None:

@@ -98,12 +98,12 @@ class Agent(Play):
     def _recorded(self) -> CampaignRecords:
         records = self._given.get("records", "1")
         if records == "claimed":
-            return CampaignRecords(1, Situation(None, None, None), None)
+            return CampaignRecords(1, Situation(None, None, None))
         if records in ("none", "unreadable"):
             return CampaignRecords(
-                0, Situation({"epoch": "?"}, 0, {}) if records == "unreadable" else Situation(None, None, None), None
+                0, Situation({"epoch": "?"}, 0, {}) if records == "unreadable" else Situation(None, None, None)
             )
-        return CampaignRecords(int(records), RECORDED, {"agent": agent("n1")} if records == "1" else None)
+        return CampaignRecords(int(records), RECORDED)
 
     @property
     def _number(self) -> int:

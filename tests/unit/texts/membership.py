@@ -94,7 +94,7 @@ def settings(given: str) -> dict[str, Any]:
             last, members, leader = value.split(":")
             found["base"] = Base(int(last), names(members), names(members), leader)
             found |= {"claimed": False, "first_round": int(last) + 1}
-            found |= {"first_reason": Reason.NODE_LOST, "first_node": leader}
+            found["first_reason"] = Reason.NODE_LOST
         elif name == "origins":
             chosen = iter(value.split(","))
             found["choose_origin"] = origin if value == "shown" else lambda *_, chosen=chosen: next(chosen)

@@ -154,11 +154,6 @@ class EtcdRecords:
             return True
         return False
 
-    def epoch(self, number: int) -> api.Record | None:
-        """See RunDirRecords."""
-        record = self._get(f"{self._epochs}{number:06d}")
-        return record if record is not None else self._copied(lambda: self._copy.epoch(number), None)
-
     def publish_endpoint(self, record: api.Record) -> None:
         """See RunDirRecords."""
         self._put(self._endpoint, record)

@@ -35,10 +35,10 @@ def situation(incarnation: str = "7.0") -> Situation:
 
 def recorded(incarnation: str, **more: Any) -> CampaignRecords:
     """The same, with more in the record of the round."""
-    return CampaignRecords(2, Situation(ENDPOINT, 3, {**(situation(incarnation).round or {}), **more}), None)
+    return CampaignRecords(2, Situation(ENDPOINT, 3, {**(situation(incarnation).round or {}), **more}))
 
 
-SEEN = CampaignRecords(2, situation(), {"agent": "n1/7.0/1"})
+SEEN = CampaignRecords(2, situation())
 
 
 def config(agent: str = "n2/7.0/2", reason: Reason = Reason.START, **changes: Any) -> CampaignConfig:
@@ -51,7 +51,7 @@ def test_a_term_follows_the_newest_on_record() -> None:
     settings = campaign.settings
     assert (campaign.term, campaign.follows, campaign.endpoints["n2/7.0/2"]) == (3, 3, ("n2", 2))
     assert settings.base == Base(3, ("n1/7.0/1", "n2/7.0/2"), ("n1", "n2"), "n1/7.0/1")
-    assert (settings.first_round, settings.first_reason, settings.first_node) == (4, Reason.NODE_LOST, "n1")
+    assert (settings.first_round, settings.first_reason) == (4, Reason.NODE_LOST)
     assert (settings.gone, settings.claimed, settings.expected_nodes) == (LOST.gone, False, ())
 
 
@@ -86,7 +86,7 @@ def test_silent_members_are_named() -> None:
 
 @pytest.mark.parametrize("reason", [Reason.START, Reason.REQUEUED])
 def test_a_round_of_another_incarnation_is_followed_by_a_first_round(reason: Reason) -> None:
-    seen = CampaignRecords(0, situation("7.9"), None)
+    seen = CampaignRecords(0, situation("7.9"))
     campaign = plan(config(reason=reason), seen, LeaderLoss(Reason.NODE_LOST))
     settings = campaign.settings
     assert (campaign.term, settings.first_round, settings.first_reason, settings.base) == (1, 4, reason, None)
@@ -101,9 +101,9 @@ def test_records_that_show_an_older_round_than_this_agent_was_in_are_not_those_o
 
 def test_a_term_that_was_claimed_and_whose_leader_is_not_published_is_seen() -> None:
     assert another_has_claimed(config(), SEEN) is None
-    assert another_has_claimed(config(), CampaignRecords(3, situation(), None)) == 3
-    assert another_has_claimed(config(), CampaignRecords(1, Situation(None, None, None), None)) == 1
-    assert another_has_claimed(config(), CampaignRecords(0, Situation(None, None, None), None)) is None
+    assert another_has_claimed(config(), CampaignRecords(3, situation())) == 3
+    assert another_has_claimed(config(), CampaignRecords(1, Situation(None, None, None))) == 1
+    assert another_has_claimed(config(), CampaignRecords(0, Situation(None, None, None))) is None
 
 
 def test_the_leader_is_where_the_records_say_or_else_where_it_is_expected() -> None:

@@ -93,7 +93,7 @@ class Play:
         self._cancelled: set[int] = set()
         self._losses: list[LeaderLoss] = []
         self.actions: list[tuple[float, events.Action]] = []
-        self.records: Callable[[], CampaignRecords] = lambda: CampaignRecords(0, Situation(None, None, None), None)
+        self.records: Callable[[], CampaignRecords] = lambda: CampaignRecords(0, Situation(None, None, None))
 
     def lose(self, endpoint: Endpoint, last_message_at: float = 0.0) -> None:
         """The link to the leader there is lost."""
@@ -188,6 +188,6 @@ def member(rank: int, known: Leadership = TOLD, **arguments: object) -> Play:
     """A member of the last round, which has lost its link to the leader."""
     agent = ORDER[rank - 1]
     play = Play(agent.agent, known=known, **{"locate": lambda now: PUBLISHED, **arguments})  # type: ignore[arg-type]
-    play.records = lambda: CampaignRecords(1, RECORDED, {"agent": ORDER[0].agent})
+    play.records = lambda: CampaignRecords(1, RECORDED)
     play.lose(FIRST)
     return play
