@@ -24,7 +24,7 @@ from typing import Literal
 
 from benchmarks.sandbox import raise_descriptor_limit
 from slurm_elastic.rendezvous.election import machine
-from slurm_elastic.rendezvous.election.campaign import locate
+from slurm_elastic.rendezvous.election.campaign import ElectionConfig, locate
 from slurm_elastic.rendezvous.election.events import (
     Action,
     AnswerProbe,
@@ -48,11 +48,11 @@ from slurm_elastic.rendezvous.election.events import (
     Unreachable,
 )
 from slurm_elastic.rendezvous.election.leader_location import Answer, LeaderLocation
-from slurm_elastic.rendezvous.election.state import ElectionConfig, initial_election
+from slurm_elastic.rendezvous.election.state import initial_election
 from slurm_elastic.rendezvous.membership.agents import AgentInfo, LeaveReason
-from slurm_elastic.rendezvous.membership.config import adapted_limit
+from slurm_elastic.rendezvous.membership.config import Settings
 from slurm_elastic.rendezvous.membership.events import Ended, Interrupted, Leaving, Left, Ponged
-from slurm_elastic.rendezvous.options import RendezvousOptions
+from slurm_elastic.rendezvous.membership.persistent import replace
 from slurm_elastic.rendezvous.records.api import open_records
 from slurm_elastic.rendezvous.records.etcd.config import load_config
 from slurm_elastic.rendezvous.transport.messages import (
@@ -155,12 +155,17 @@ class _Herd:
         self._reported = Progress()
         self._report_at = -math.inf
 
+    def config(self, agent: str) -> ElectionConfig:
+        """Return the settings of the election of an agent."""
+        settings = Settings(self.expected, self.expected, agent=agent)
+        return ElectionConfig(incarnation=self.run, settings=settings, endpoints=(), has_workers=False)
+
     def location(self, known: LeaderLocation) -> LeaderLocation:
         """Where the records say that a leader is; `known` is the newest round of which an agent needs no record."""
         now = time.monotonic()
         if now >= self._read_again_at:
             known = max(known, self._location, key=lambda location: location.round)
-            self._location = locate(self._records.situation(known.round), self.run, (), known)
+            self._location = locate(self.config(""), self._records.situation(known.round), known)
             self._read_again_at = now + _READ_AGAIN
         return self._location
 
@@ -251,12 +256,8 @@ class _Agent:
         self.name = f"n{index}/0.0/{next(herd.order)}"
         self.listener = _Listener(herd, _address(index))
         self.candidate = AgentInfo(self.name, f"n{index}", index, 8, "default", _address(index), 29400, _PORT)
-        config = ElectionConfig(
-            self.name,
-            expected_agents=herd.expected,
-            heartbeat_limit=adapted_limit(RendezvousOptions().heartbeat_limit, herd.expected),
-        )
-        self.election = initial_election(config, time.monotonic())
+        # It never campaigns.
+        self.election = replace(initial_election(herd.config(self.name), time.monotonic()), campaign_at=math.inf)
         self.links: dict[int, _Link] = {}
         self.woken = float("inf")
         self.mute = False

@@ -16,11 +16,12 @@ from pathlib import Path
 
 from benchmarks.options import add_sizes, make_parser
 from benchmarks.tables import Results, Table
-from slurm_elastic.rendezvous.election.campaign import locate
+from slurm_elastic.rendezvous.election.campaign import ElectionConfig, locate
 from slurm_elastic.rendezvous.election.leader_location import LeaderLocation
 from slurm_elastic.rendezvous.leader.fenced_records import FencedRecords
 from slurm_elastic.rendezvous.membership.agents import AgentInfo, Reason
 from slurm_elastic.rendezvous.membership.assignment import build_table
+from slurm_elastic.rendezvous.membership.config import Settings
 from slurm_elastic.rendezvous.records.api import RunDirRecords
 from slurm_elastic.rendezvous.records.etcd.records import signed_value
 from slurm_elastic.rundir import RunDir
@@ -64,13 +65,14 @@ def _measure(size: int) -> list[str | int | None]:
     with tempfile.TemporaryDirectory(prefix="benchmark-") as place:
         run_dir = RunDir.for_run(Path(place), "records").open()
         records = RunDirRecords(run_dir, _RUN)
+        config = ElectionConfig(incarnation=_RUN, settings=Settings(1, size), endpoints=())
         fenced = FencedRecords(records, _RUN, 1, _ENDPOINT, None)
         begin = time.perf_counter()
         fenced.write_round(build_table(0, Reason.START, agents, 0))
         written = time.perf_counter()
-        found = locate(records.situation(), _RUN, (), LeaderLocation())
+        found = locate(config, records.situation(), LeaderLocation())
         read = time.perf_counter()
-        again = locate(records.situation(found.round), _RUN, (), found)
+        again = locate(config, records.situation(found.round), found)
         end = time.perf_counter()
         if len(found.successors) != size or again != found:
             raise RuntimeError("the record is not what was written")

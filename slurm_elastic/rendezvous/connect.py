@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import errno
 import socket
@@ -10,22 +9,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from slurm_elastic.errors import RecordsError
-from slurm_elastic.rendezvous.election.campaign import (
-    Campaign,
-    CampaignConfig,
-    CampaignRecords,
-    LeaderLoss,
-    locate,
-    plan,
-)
-from slurm_elastic.rendezvous.election.leader_location import LeaderLocation
-from slurm_elastic.rendezvous.election.runner import FollowerConfig
-from slurm_elastic.rendezvous.election.state import ElectionConfig
+from slurm_elastic.rendezvous.election.campaign import Campaign, CampaignRecords, ElectionConfig, LeaderLoss, plan
 from slurm_elastic.rendezvous.leader.absent_agents import own_releases
 from slurm_elastic.rendezvous.leader.fenced_records import FencedRecords
 from slurm_elastic.rendezvous.leader.leader import Leader
 from slurm_elastic.rendezvous.membership.agents import AgentInfo, Reason
-from slurm_elastic.rendezvous.membership.config import RoundOptions, Settings, adapted_limit, no_origin
+from slurm_elastic.rendezvous.membership.config import RoundOptions, Settings, no_origin
 from slurm_elastic.rendezvous.membership.events import Decision
 from slurm_elastic.rendezvous.options import RendezvousOptions
 from slurm_elastic.rendezvous.records.api import Records, Situation
@@ -108,7 +97,7 @@ def connect(config: RendezvousConfig, journal: Callable[[Decision], None], *, ca
 
     Args:
         journal: Called with every decision of the leader, on the leading agent.
-        can_hold: See :class:`~slurm_elastic.rendezvous.election.state.ElectionConfig`.
+        can_hold: See :class:`~slurm_elastic.rendezvous.election.campaign.ElectionConfig`.
 
     Raises:
         UsageError: No port is free for the leader, or the run's secret cannot be read.
@@ -118,19 +107,16 @@ def connect(config: RendezvousConfig, journal: Callable[[Decision], None], *, ca
     founder = config.may_lead and config.records.newest_epoch() is None
     listener = _listen(config, founder=founder)
     port: int = listener.getsockname()[1]
-    campaigns = CampaignConfig(config.incarnation, _settings(config), config.has_workers, str(config.run_dir.path))
-    expected_agents = max(len(config.expected_nodes), config.min_nodes)
     election = ElectionConfig(
-        agent=config.agent,
+        incarnation=config.incarnation,
+        settings=_settings(config),
         # The loopback works whatever the network does.
         endpoints=tuple((address, port) for address in dict.fromkeys((_LOOPBACK, config.address))),
-        connect_timeout=config.options.join_timeout,
-        expected_agents=expected_agents,
-        heartbeat_limit=adapted_limit(config.options.heartbeat_limit, expected_agents),
+        expected=tuple((config.leader_host, port) for port in config.ports),
         leader_limit=config.options.leader_limit,
+        has_workers=config.has_workers,
         can_hold=can_hold,
-        coming=config.has_workers,
-        campaign=campaigns,
+        directory=str(config.run_dir.path),
     )
 
     def fenced_records(campaign: Campaign) -> FencedRecords:
@@ -140,37 +126,15 @@ def connect(config: RendezvousConfig, journal: Callable[[Decision], None], *, ca
     def leader(campaign: Campaign) -> Leader:
         return Leader(config.incarnation, secret, campaign, fenced_records(campaign), journal, Controller())
 
-    first = _first_term(campaigns, config.records) if founder else None
-    coordination = Coordination(
-        FollowerConfig(
-            run=config.incarnation,
-            secret=secret,
-            election=election,
-            locate=lambda location: _locate(config, location),
-            read_campaign=lambda: _read_campaign(config.records),
-        ),
-        listener,
-        leader,
-        first if first is not None and fenced_records(first).claim() else None,
-        config.records.stop_waiting,
-    )
-    config.records.on_loss(coordination.records_lost)
+    first = _first_term(election, config.records) if founder else None
+    if first is not None and not fenced_records(first).claim():
+        first = None
+    coordination = Coordination(election, secret, config.records, listener, leader, first)
     coordination.start()
     return coordination
 
 
-def _locate(config: RendezvousConfig, location: LeaderLocation) -> LeaderLocation:
-    expected = tuple((config.leader_host, port) for port in config.ports)
-    with contextlib.suppress(RecordsError, ValueError, KeyError, TypeError):
-        return locate(config.records.situation(location.round), config.incarnation, expected, location)
-    return LeaderLocation(expected)
-
-
-def _read_campaign(records: Records) -> CampaignRecords:
-    return CampaignRecords(records.newest_epoch() or 0, records.situation())
-
-
-def _first_term(config: CampaignConfig, records: Records) -> Campaign:
+def _first_term(config: ElectionConfig, records: Records) -> Campaign:
     """Return the first term of the incarnation, which no agent has claimed yet."""
     try:
         situation = records.situation()

@@ -20,13 +20,14 @@ from typing import Any
 
 from slurm_elastic.errors import RecordsError
 from slurm_elastic.rendezvous.election import events
-from slurm_elastic.rendezvous.election.campaign import Campaign
+from slurm_elastic.rendezvous.election.campaign import Campaign, ElectionConfig
 from slurm_elastic.rendezvous.election.leader_host import LeaderHost
-from slurm_elastic.rendezvous.election.runner import FollowerConfig, Runner
+from slurm_elastic.rendezvous.election.runner import Runner
 from slurm_elastic.rendezvous.leader.leader import Leader
 from slurm_elastic.rendezvous.membership.agents import AgentInfo
 from slurm_elastic.rendezvous.membership.state import Phase
 from slurm_elastic.rendezvous.membership.stragglers import WorkerPosition
+from slurm_elastic.rendezvous.records.api import Records
 from slurm_elastic.rendezvous.transport.messages import AgentMessage, Successor
 from slurm_elastic.rendezvous.transport.session import Role, Session
 from slurm_elastic.text import printable
@@ -51,28 +52,24 @@ class Led:
 
 
 class Coordination:
-    """An agent's side of the membership, for use from its main thread.
-
-    Args:
-        release: ends all waits in other threads that would hold up the end of this one.
-    """
+    """An agent's side of the membership, for use from its main thread."""
 
     def __init__(
         self,
-        config: FollowerConfig,
+        config: ElectionConfig,
+        secret: bytes,
+        records: Records,
         listener: socket.socket,
         make_leader: Callable[[Campaign], Leader],
         founder: Campaign | None,
-        release: Callable[[], None],
     ) -> None:
-        self._config = config
+        self._config, self._secret, self._records = config, secret, records
         self._host = LeaderHost(
             listener,
             make_leader,
-            lambda: Session(Role.LEADER, config.secret, config.run, idle=config.election.agent),
+            lambda: Session(Role.LEADER, secret, config.incarnation, idle=config.agent),
             founder,
         )
-        self._release = release
         self._standby_port = self._host.port
         self._events: queue.SimpleQueue[events.LeaderEvent | events.RecordsLost] = queue.SimpleQueue()
         self.fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK | os.EFD_SEMAPHORE)
@@ -94,6 +91,7 @@ class Coordination:
         Raises:
             OSError: The thread cannot serve, as without a descriptor that is left.
         """
+        self._records.on_loss(self._records_lost)
         self._thread.start()
         self._ready.result()
 
@@ -137,8 +135,8 @@ class Coordination:
         """Send a message to the leader; see :class:`.events.SendToLeader`."""
         self._post(events.SendToLeader(message))
 
-    def records_lost(self, error: RecordsError) -> None:
-        """Deliver RecordsLost to the main thread. Any thread may call this, also after the end."""
+    def _records_lost(self, error: RecordsError) -> None:
+        # Any thread may call this, also after the end.
         with self._closing:
             if not self._closed:
                 self._deliver(events.RecordsLost(str(error)))
@@ -202,7 +200,13 @@ class Coordination:
         self._loop.set_exception_handler(FaultLog(logger))
         self._stopping: asyncio.Future[float] = self._loop.create_future()
         self._runner = Runner(
-            self._config, self._deliver, lambda dumps: self.positions(dumps), self._host, lambda: self.report()
+            self._config,
+            self._secret,
+            self._records,
+            self._deliver,
+            lambda dumps: self.positions(dumps),
+            self._host,
+            lambda: self.report(),
         )
         await self._runner.open()
         self._ready.set_result(None)
@@ -212,7 +216,8 @@ class Coordination:
         await self._runner.close(timeout)
         running.cancel()
         await self._host.close(timeout)
-        self._release()
+        # Waits in other threads would hold up the end of this one.
+        self._records.stop_waiting()
         # An attempt to connect that fails while it is cancelled is no news; asyncio.run would tell it with a traceback.
         rest = asyncio.all_tasks() - {asyncio.current_task()}
         for task in rest:

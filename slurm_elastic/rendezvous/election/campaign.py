@@ -109,22 +109,40 @@ def campaign_delay(order: Sequence[str], own: str, ended: Collection[str], leavi
     return _FIRST_TURN + _TURN * ahead if ahead else 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class CampaignConfig:
-    """The knowledge of a candidate about the run.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ElectionConfig:
+    """The settings of the election, which stay the same while the agent runs.
 
     Attributes:
         incarnation: This agent's incarnation, which the records of rounds name.
         settings: bounds and times of the run, the agent that would lead, the nodes that a first round waits for, and
             why that is formed.
+        endpoints: Endpoints on which this agent listens; it connects to itself at the first.
+        expected: The endpoints to try before a leader has published one.
+        leader_limit: Least silence after which the leader is lost, in seconds.
         has_workers: False for an agent that only leads.
+        can_hold: True if the workers of this agent can name a step to stop at.
         directory: the path of the run directory, for error messages.
     """
 
     incarnation: str
     settings: Settings
+    endpoints: tuple[Endpoint, ...]
+    expected: tuple[Endpoint, ...] = ()
+    leader_limit: float = 4.25
     has_workers: bool = True
+    can_hold: bool = False
     directory: str = ""
+
+    @property
+    def agent(self) -> str:
+        """The identity of this agent."""
+        return self.settings.agent
+
+    @property
+    def connect_timeout(self) -> float:
+        """Seconds for which an agent searches for a leader."""
+        return self.settings.join_timeout
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,43 +171,37 @@ class Campaign:
     endpoints: Mapping[str, Endpoint] = field(default_factory=dict)
 
 
-def locate(
-    situation: Situation,
-    incarnation: str,
-    expected: tuple[Endpoint, ...],
-    location: LeaderLocation | None = None,
-) -> LeaderLocation:
+def locate(config: ElectionConfig, situation: Situation, location: LeaderLocation | None = None) -> LeaderLocation:
     """Return where a leader may be, by the records.
 
     Args:
-        expected: the endpoints to try before a leader has published one.
         location: what this agent knows of a round; if that is the newest, its record is not looked at.
 
     Raises:
         LookupError, TypeError, ValueError: the records cannot be read.
     """
     if location is None or situation.number != location.round:
-        last = fenced_records.last_round(situation, incarnation)
-        location = LeaderLocation(leading=fenced_records.round_endpoint(situation.round, incarnation))
+        last = fenced_records.last_round(situation, config.incarnation)
+        location = LeaderLocation(leading=fenced_records.round_endpoint(situation.round, config.incarnation))
         if last is not None:
             location = dataclasses.replace(location, successors=last.successors, round=last.round)
     endpoint = fenced_records.newer_endpoint(situation.endpoint, location.leading)
     if endpoint is None:
-        return dataclasses.replace(location, endpoints=expected, published=False)
+        return dataclasses.replace(location, endpoints=config.expected, published=False)
     if "refusal" in endpoint:
         return LeaderLocation(refusal=str(endpoint["refusal"]))
     place = (str(endpoint["address"]), int(endpoint["port"]))
     return dataclasses.replace(location, endpoints=(place,), published=True)
 
 
-def another_has_claimed(config: CampaignConfig, seen: CampaignRecords) -> int | None:
+def another_has_claimed(config: ElectionConfig, seen: CampaignRecords) -> int | None:
     """Return the newest term if an agent has claimed it and has not published its endpoint yet."""
     published = fenced_records.newest_endpoint(seen.situation, config.incarnation)
     # Also in the first term: the agent that all expect to lead may claim it as late as others begin to campaign.
     return seen.newest_term if seen.newest_term != (published.get("epoch") if published else 0) else None
 
 
-def plan(config: CampaignConfig, seen: CampaignRecords, loss: LeaderLoss) -> Campaign:
+def plan(config: ElectionConfig, seen: CampaignRecords, loss: LeaderLoss) -> Campaign:
     """Return the term that follows the last one, by the records after the leader was lost.
 
     Raises:

@@ -216,7 +216,7 @@ class Due:
             return now if self.state.attempts.answer(search.lost) in _LEADS_NONE or self._is_silent() else None
         location = state.lookup.location
         if not location.published:
-            if not self.is_due(search.began + UNLED) or self.config.campaign is None:
+            if not self.is_due(search.began + UNLED):
                 return None
             # To lead the same run a second time is the last thing to do, also when the other leader is silent for once
             # or has finished it.
@@ -335,7 +335,7 @@ class Due:
 
     def _campaign_if_due(self) -> None:
         state, search = self.state, self.state.search
-        if state.campaign is not None or self.config.campaign is None or search.lost_at is None:
+        if state.campaign is not None or search.lost_at is None:
             return
         # Another agent may lead since an earlier look.
         if state.lookup.read_at < search.lost_at:

@@ -144,8 +144,8 @@ class _Step(Due):
 
     def campaign_records_read(self, event: events.CampaignRecordsRead) -> None:
         """Begin the campaign, unless another agent has claimed a term meanwhile."""
-        campaign, config = self.state.campaign, self.config.campaign
-        if not isinstance(campaign, Preparing) or campaign.number != event.number or config is None:
+        campaign, config = self.state.campaign, self.config
+        if not isinstance(campaign, Preparing) or campaign.number != event.number:
             return
         try:
             claimed = campaigning.another_has_claimed(config, event.records)

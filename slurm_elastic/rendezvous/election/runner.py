@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
 from collections import deque
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
 
-from slurm_elastic.errors import SlurmElasticError
+from slurm_elastic.errors import RecordsError, SlurmElasticError
 from slurm_elastic.rendezvous.election import events, machine
-from slurm_elastic.rendezvous.election.campaign import CampaignRecords
+from slurm_elastic.rendezvous.election.campaign import CampaignRecords, ElectionConfig, locate
 from slurm_elastic.rendezvous.election.leader_host import LeaderHost
 from slurm_elastic.rendezvous.election.leader_location import Answer, LeaderLocation
-from slurm_elastic.rendezvous.election.state import ElectionConfig, initial_election
+from slurm_elastic.rendezvous.election.state import initial_election
 from slurm_elastic.rendezvous.membership.events import Ponged
 from slurm_elastic.rendezvous.membership.stragglers import WorkerPosition
+from slurm_elastic.rendezvous.records.api import Records
 from slurm_elastic.rendezvous.run_in_thread import run_in_thread
 from slurm_elastic.rendezvous.transport import messages
 from slurm_elastic.rendezvous.transport.client_connection import Link, open_link
@@ -34,23 +35,6 @@ from slurm_elastic.rendezvous.transport.session import (
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class FollowerConfig:
-    """The configuration of an agent that finds and follows the leader.
-
-    Attributes:
-        locate: returns where the leader may be; may block, and is called again and again while none is found. Its
-            argument is the newest round whose record it need not read.
-        read_campaign: returns what the records show to a candidate; may block.
-    """
-
-    run: str
-    secret: bytes
-    election: ElectionConfig
-    locate: Callable[[LeaderLocation], LeaderLocation]
-    read_campaign: Callable[[], CampaignRecords]
-
-
 class Runner:
     """One agent's part in the election. All methods are called in the loop's thread unless they say otherwise.
 
@@ -63,16 +47,18 @@ class Runner:
 
     def __init__(
         self,
-        config: FollowerConfig,
+        config: ElectionConfig,
+        secret: bytes,
+        records: Records,
         deliver: Callable[[events.LeaderEvent], None],
         positions: Callable[[bool], tuple[WorkerPosition, ...]],
         host: LeaderHost,
         report: Callable[[], str],
     ) -> None:
-        self._config, self._deliver, self._positions, self._host = config, deliver, positions, host
-        self._report = report
+        self._config, self._secret, self._records = config, secret, records
+        self._deliver, self._positions, self._host, self._report = deliver, positions, host, report
         self._loop = asyncio.get_running_loop()
-        self._election = initial_election(config.election, self._loop.time(), founder=host.founds)
+        self._election = initial_election(config, self._loop.time(), founder=host.founds)
         self._events: deque[events.Event] = deque()
         self._busy = False
         self._timer: asyncio.TimerHandle | None = None
@@ -190,7 +176,7 @@ class Runner:
 
     def _answer_probe(self, number: int, probe: int, positions: tuple[WorkerPosition, ...]) -> None:
         if number in self._links:
-            self._links[number].send(Ponged(self._config.election.agent, probe, positions))
+            self._links[number].send(Ponged(self._config.agent, probe, positions))
 
     async def _ask_workers(self, number: int, probe: int) -> None:
         # Workers have some time to say where they are, and no heartbeat waits for that.
@@ -208,12 +194,12 @@ class Runner:
 
     async def _connect(self, number: int, endpoint: messages.Endpoint, timeout: float | None) -> None:
         config = self._config
-        session = Session(Role.AGENT, config.secret, config.run, agent=config.election.agent)
+        session = Session(Role.AGENT, self._secret, config.incarnation, agent=config.agent)
 
         def on_message(link: Link, message: messages.LeaderMessage) -> None:
             if isinstance(message, messages.StatusRequested):
                 # It concerns no election, and changes nothing.
-                link.send(messages.StatusReport(config.election.agent, message.request, self._report()))
+                link.send(messages.StatusReport(config.agent, message.request, self._report()))
             else:
                 self.handle(events.Received(number, message))
 
@@ -231,11 +217,18 @@ class Runner:
             self.handle(events.LinkClosed(number))
 
     async def _read_leader_location(self, number: int, location: LeaderLocation) -> None:
-        self.handle(events.LeaderLocationRead(number, await run_in_thread(lambda: self._config.locate(location))))
+        self.handle(events.LeaderLocationRead(number, await run_in_thread(lambda: self._locate(location))))
+
+    def _locate(self, location: LeaderLocation) -> LeaderLocation:
+        with contextlib.suppress(RecordsError, ValueError, KeyError, TypeError):
+            return locate(self._config, self._records.situation(location.round), location)
+        return LeaderLocation(self._config.expected)
 
     async def _read_campaign_records(self, number: int) -> None:
         try:
-            seen = await run_in_thread(self._config.read_campaign)
+            seen = await run_in_thread(
+                lambda: CampaignRecords(self._records.newest_epoch() or 0, self._records.situation())
+            )
         except (SlurmElasticError, LookupError, ValueError, TypeError) as error:
             self.handle(events.CampaignRecordsFailed(number, str(error)))
         else:

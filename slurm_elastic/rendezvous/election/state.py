@@ -5,35 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from slurm_elastic.rendezvous.election.campaign import CampaignConfig, LeaderLoss, default_leader_limit, search_pause
+from slurm_elastic.rendezvous.election.campaign import ElectionConfig, LeaderLoss, default_leader_limit, search_pause
 from slurm_elastic.rendezvous.election.follower import Follower
 from slurm_elastic.rendezvous.election.leader_location import Attempts, LeaderLocation, Leadership
 from slurm_elastic.rendezvous.transport.messages import Endpoint
-
-
-@dataclass(frozen=True, slots=True)
-class ElectionConfig:
-    """The settings of the election, which stay the same while the agent runs. Times in seconds.
-
-    Attributes:
-        endpoints: Endpoints on which this agent listens; it connects to itself at the first.
-        can_hold: True if the workers of this agent can name a step to stop at.
-        coming: True if this agent joins soon after it has found the leader.
-        expected_agents: Number of agents that the run expects at its start.
-        heartbeat_limit: Silence after which the leader drops an agent, until a leader names the limit in force.
-        leader_limit: Least silence after which the leader is lost.
-        campaign: Settings of a candidate; None for an agent that never leads.
-    """
-
-    agent: str
-    endpoints: tuple[Endpoint, ...] = ()
-    can_hold: bool = False
-    coming: bool = False
-    expected_agents: int = 0
-    connect_timeout: float = 600.0
-    heartbeat_limit: float = 3.0
-    leader_limit: float = 4.25
-    campaign: CampaignConfig | None = None
 
 
 @dataclass(frozen=True)
@@ -167,10 +142,12 @@ def initial_election(config: ElectionConfig, now: float, *, founder: bool = Fals
 
     A founder leads already, in the first term of the run.
     """
+    settings = config.settings
+    expected_agents = max(len(settings.expected_nodes), settings.min_nodes)
     return Election(
         config,
-        Follower(config.agent, coming=config.coming),
-        Search(now, least_pause=search_pause(config.expected_agents, config.agent)),
-        config.heartbeat_limit,
+        Follower(config.agent, coming=config.has_workers),
+        Search(now, least_pause=search_pause(expected_agents, config.agent)),
+        settings.limit_of(expected_agents),
         campaign=Leading(FOUNDER) if founder else None,
     )

@@ -7,9 +7,7 @@ from typing import Any
 
 import pytest
 
-from slurm_elastic.rendezvous import connect
-from slurm_elastic.rendezvous.election.campaign import Campaign
-from slurm_elastic.rendezvous.election.state import ElectionConfig
+from slurm_elastic.rendezvous.election.campaign import Campaign, ElectionConfig
 from slurm_elastic.rendezvous.leader.leader import Leader
 from slurm_elastic.rendezvous.worker_store import prepare_stores
 from tests.local.agents import HANG
@@ -45,9 +43,7 @@ def start_run(tmp_path: Path) -> Iterator[Callable[..., Run]]:
 @pytest.fixture
 def _patient_search(monkeypatch: pytest.MonkeyPatch) -> None:
     """Agents look for their leader as long as it takes, however short the time in which a round has to form."""
-    monkeypatch.setattr(
-        connect, "ElectionConfig", lambda **config: ElectionConfig(**{**config, "connect_timeout": HANG})
-    )
+    monkeypatch.setattr(ElectionConfig, "connect_timeout", HANG)
 
 
 @pytest.fixture

@@ -178,7 +178,7 @@ def test_records_that_are_lost_after_the_end_are_no_news(start_run: StartRun, mo
     # Its number may be another file's by now.
     written: list[int] = []
     monkeypatch.setattr(os, "eventfd_write", lambda descriptor, count: written.append(descriptor))
-    party.link.records_lost(RecordsError("lost"))
+    party.link._records_lost(RecordsError("lost"))
     assert party.link.fd not in written
 
 

@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING
 
 from slurm_elastic.rendezvous.election import events, machine
 from slurm_elastic.rendezvous.election.campaign import (
-    CampaignConfig,
     CampaignRecords,
+    ElectionConfig,
     LeaderLoss,
     default_leader_limit,
     locate,
     plan,
 )
 from slurm_elastic.rendezvous.election.leader_location import Answer, LeaderLocation
-from slurm_elastic.rendezvous.election.state import FOUNDER, ElectionConfig, Leading, initial_election
+from slurm_elastic.rendezvous.election.state import FOUNDER, Leading, initial_election
 from slurm_elastic.rendezvous.membership import events as membership
 from slurm_elastic.rendezvous.membership.agents import STEPPED, AgentInfo, LeaveReason, Reason, WorkerFailure
 from slurm_elastic.rendezvous.membership.config import OnTie, Settings
@@ -85,12 +85,11 @@ class Agent(Process):
             heartbeat_limit=world.limit,
         )
         config = ElectionConfig(
-            name,
-            (self.endpoint,),
-            connect_timeout=1000.0,
-            heartbeat_limit=world.limit,
+            incarnation=INCARNATION,
+            settings=settings,
+            endpoints=(self.endpoint,),
             leader_limit=default_leader_limit(world.limit),
-            campaign=CampaignConfig(INCARNATION, settings, has_workers=trains),
+            has_workers=trains,
         )
         self.election = initial_election(config, world.now, founder=founder)
         self._candidate = AgentInfo(name, node, position, 1, "trainer", name, 20000, standby_port=1)
@@ -104,8 +103,7 @@ class Agent(Process):
         """Lead, if the run has no leader yet, and join."""
         config = self.election.config
         if self._founder:
-            assert config.campaign is not None
-            first = plan(config.campaign, self._read_campaign(), LeaderLoss(Reason.START))
+            first = plan(config, self._read_campaign(), LeaderLoss(Reason.START))
             self._act(events.Lead(FOUNDER, first))
         self._join()
         self.wake_at(self.world.now)
@@ -235,7 +233,7 @@ class Agent(Process):
         self.world.at(self.world.now + self.world.disk(), happen)
 
     def _locate(self, known: LeaderLocation) -> LeaderLocation:
-        return locate(self.world.records.situation(known.round), INCARNATION, (), known)
+        return locate(self.election.config, self.world.records.situation(known.round), known)
 
     def _read_campaign(self) -> CampaignRecords:
         records = self.world.records

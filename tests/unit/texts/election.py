@@ -59,8 +59,8 @@ class Agent(Play):
         told = replace(TOLD, term=int(self._given.get("term", 1))).leaves(agents(self._given.get("leaving", "")))
         if "resigned" in given:
             told = told.resigns(agent("n1"), agents(self._given.get("gone", "")), endpoint("n1"))
-        config: dict[str, Any] = {"connect_timeout": float(self._given.get("connect_timeout", 60.0))}
-        config |= {"campaign": None} if "never leads" in given else {}
+        config: dict[str, Any] = {"join_timeout": float(self._given.get("connect_timeout", 60.0))}
+        config |= {"leads": "never leads" not in given}
         super().__init__(
             agent(given.partition(",")[0]), self._located, self._reached, told if knows else None, **config
         )

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from slurm_elastic.rendezvous.election.campaign import (
-    CampaignConfig,
     CampaignRecords,
+    ElectionConfig,
     LeaderLoss,
     another_has_claimed,
     locate,
@@ -41,9 +41,9 @@ def recorded(incarnation: str, **more: Any) -> CampaignRecords:
 SEEN = CampaignRecords(2, situation())
 
 
-def config(agent: str = "n2/7.0/2", reason: Reason = Reason.START, **changes: Any) -> CampaignConfig:
+def config(agent: str = "n2/7.0/2", reason: Reason = Reason.START, **changes: Any) -> ElectionConfig:
     settings = Settings(1, 8, agent=agent, expected_nodes=("n1", "n2"), first_reason=reason)
-    return CampaignConfig("7.0", settings, **changes)
+    return ElectionConfig(incarnation="7.0", settings=settings, endpoints=(), **changes)
 
 
 def test_a_term_follows_the_newest_on_record() -> None:
@@ -108,20 +108,21 @@ def test_a_term_that_was_claimed_and_whose_leader_is_not_published_is_seen() -> 
 
 def test_the_leader_is_where_the_records_say_or_else_where_it_is_expected() -> None:
     expected = (("n1", 1), ("n1", 2))
-    assert locate(Situation(None, None, None), "7.0", expected) == LeaderLocation(expected)
+    expecting = config(expected=expected)
+    assert locate(expecting, Situation(None, None, None)) == LeaderLocation(expected)
     successors = (Successor("n1/7.0/1", "n1", 1), Successor("n2/7.0/2", "n2", 2))
     found = LeaderLocation((("n1", 5),), True, successors, 3, leading=ENDPOINT)
-    assert locate(situation(), "7.0", expected) == found
+    assert locate(expecting, situation()) == found
     refusal = {"refusal": "no port is free"}
-    assert locate(Situation(refusal, None, None), "7.0", expected) == LeaderLocation(refusal="no port is free")
+    assert locate(expecting, Situation(refusal, None, None)) == LeaderLocation(refusal="no port is free")
 
 
 def test_the_record_of_a_known_round_is_not_needed_again() -> None:
-    known = locate(situation(), "7.0", ())
-    assert locate(Situation(ENDPOINT, 3, None), "7.0", (), known) == known
+    known = locate(config(), situation())
+    assert locate(config(), Situation(ENDPOINT, 3, None), known) == known
     newer = {**ENDPOINT, "address": "n2", "epoch": 3}
-    assert locate(Situation(newer, 3, None), "7.0", (), known).endpoints == (("n2", 5),)
+    assert locate(config(), Situation(newer, 3, None), known).endpoints == (("n2", 5),)
     # A superseded leader may publish its endpoint after the leader of the newest round.
     older = {**ENDPOINT, "address": "n9", "epoch": 1}
-    assert locate(Situation(older, 3, None), "7.0", (), known).endpoints == (("n1", 5),)
-    assert locate(situation(), "7.0", (), LeaderLocation(round=2)) == known
+    assert locate(config(), Situation(older, 3, None), known).endpoints == (("n1", 5),)
+    assert locate(config(), situation(), LeaderLocation(round=2)) == known

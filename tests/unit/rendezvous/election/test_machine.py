@@ -27,7 +27,7 @@ def test_an_agent_that_searches_through_a_cut_finds_the_leader_within_a_second_o
     def connect(endpoint: Endpoint, now: float) -> election.Result:
         return (0.0, 1) if now >= healed_at and endpoint == election.FIRST else (1.0, Answer.SILENT)
 
-    play = election.member(2, connect=connect, campaign=None)
+    play = election.member(2, connect=connect, leads=False)
     while play.state.link is None:
         play.handle_next()
     assert play.now < healed_at + 1.1
@@ -55,7 +55,7 @@ def leaderless(agent: str, nodes: int) -> election.Play:
     def connect(endpoint: Endpoint, now: float) -> election.Result:
         return (0.0, 1) if now < 0.5 else election.idle(endpoint, now)
 
-    play = election.Play(agent, locate=lambda now: election.PUBLISHED, connect=connect, campaign=None).run(0.5)
+    play = election.Play(agent, locate=lambda now: election.PUBLISHED, connect=connect, leads=False).run(0.5)
     assert play.state.link is not None
     number = play.state.link.number
     play.handle(Join(election.CANDIDATE))
@@ -94,7 +94,7 @@ def test_members_of_a_large_round_ask_one_living_successor_first_and_more_as_tim
         tried.setdefault(now, set()).add(endpoint)
         return 0.0, Answer.ENDED if endpoint[1] < 10 else Answer.IDLE
 
-    play = election.Play("n99/0.0/99", locate=lambda now: election.PUBLISHED, connect=alive, known=known, campaign=None)
+    play = election.Play("n99/0.0/99", locate=lambda now: election.PUBLISHED, connect=alive, known=known, leads=False)
     play.state = replace(play.state, search=Search(0.0, election.FIRST, least_pause=4.0))
     play.run(0.9)
     assert set().union(*tried.values()) == {election.FIRST, *(("n" + str(rank), rank) for rank in range(2, 11))}
@@ -104,12 +104,10 @@ def test_members_of_a_large_round_ask_one_living_successor_first_and_more_as_tim
 
 def test_an_agent_of_a_large_run_reads_and_tries_less_often_from_its_start() -> None:
     unled = LeaderLocation((election.FIRST,))
-    play = election.Play(locate=lambda now: unled, connect=election.refuse, campaign=None, expected_agents=16384).run(
-        20.0
-    )
+    play = election.Play(locate=lambda now: unled, connect=election.refuse, leads=False, min_nodes=16384).run(9.9)
     for kind in (ReadLeaderLocation, Connect):
         times = play.times(kind)
-        assert len(times) > 3
+        assert len(times) > 2
         assert all(later - sooner >= 2.9 for sooner, later in itertools.pairwise(times))
 
 
@@ -119,7 +117,7 @@ def test_the_first_successors_of_a_large_round_search_at_full_rate() -> None:
 
 
 def test_the_record_of_a_round_is_read_once() -> None:
-    play = election.Play(locate=lambda now: election.PUBLISHED, connect=election.cut, campaign=None).run(3.0)
+    play = election.Play(locate=lambda now: election.PUBLISHED, connect=election.cut, leads=False).run(3.0)
     known = [action.known for _, action in play.actions if isinstance(action, ReadLeaderLocation)]
     assert len(known) > 3
     assert known == [LeaderLocation(), *[election.PUBLISHED] * (len(known) - 1)]
@@ -127,7 +125,7 @@ def test_the_record_of_a_round_is_read_once() -> None:
 
 def test_the_record_of_a_round_is_not_read_where_a_leader_has_told_of_it() -> None:
     newer = replace(election.PUBLISHED, round=1)
-    play = election.member(3, connect=election.cut, campaign=None, locate=lambda now: newer).run(1.2)
+    play = election.member(3, connect=election.cut, leads=False, locate=lambda now: newer).run(1.2)
     known = [action.known for _, action in play.actions if isinstance(action, ReadLeaderLocation)]
     leading = {"address": "n1", "port": 1, "epoch": 1}
     assert known == [LeaderLocation(successors=election.ORDER[1:], round=0, leading=leading), newer, newer]
@@ -147,7 +145,7 @@ def test_a_first_leader_is_not_taken_for_lost_because_nobody_listened_before_it_
 
 
 def test_that_a_lost_leader_has_ended_is_remembered_when_the_records_still_show_it() -> None:
-    play = election.member(2, connect=election.idle, campaign=None).run(0.05)
+    play = election.member(2, connect=election.idle, leads=False).run(0.05)
     play.state = replace(play.state, lookup=Lookup(pending=999))
     play.handle(LeaderLocationRead(999, election.PUBLISHED))
     assert play.state.attempts.answer(election.FIRST) is Answer.ENDED

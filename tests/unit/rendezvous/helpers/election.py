@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable
 
 from slurm_elastic.rendezvous.election import events, machine, state
-from slurm_elastic.rendezvous.election.campaign import CampaignConfig, CampaignRecords, LeaderLoss
+from slurm_elastic.rendezvous.election.campaign import CampaignRecords, ElectionConfig, LeaderLoss
 from slurm_elastic.rendezvous.election.leader_location import Answer, LeaderLocation, Leadership
 from slurm_elastic.rendezvous.membership.agents import AgentInfo, Reason
 from slurm_elastic.rendezvous.membership.assignment import Place
@@ -70,7 +70,8 @@ class Play:
         locate: what the records say at a moment; known at once.
         connect: what an attempt to connect at a moment comes to.
         known: what it was told of its leader.
-        config: of the machine, beside that.
+        leads: whether it may campaign.
+        options: of rounds, and the bounds of the run.
     """
 
     def __init__(
@@ -79,12 +80,16 @@ class Play:
         locate: Callable[[float], LeaderLocation] = lambda now: LeaderLocation(),
         connect: Callable[[Endpoint, float], Result] = lambda endpoint, now: (1.0, Answer.SILENT),
         known: Leadership | None = None,
-        **config: object,
+        *,
+        leads: bool = True,
+        **options: object,
     ) -> None:
-        campaign = CampaignConfig("7.0", Settings(1, 8, agent=agent))
-        settings: dict[str, object] = {"endpoints": (OWN, ("n3", 9)), "campaign": campaign, **config}
+        settings = Settings(**{"min_nodes": 1, "max_nodes": 8, "agent": agent, **options})  # type: ignore[arg-type]
+        config = ElectionConfig(incarnation="7.0", settings=settings, endpoints=(OWN, ("n3", 9)), has_workers=False)
         self.now = 0.0
-        self.state: state.Election = state.initial_election(state.ElectionConfig(agent, **settings), 0.0)  # type: ignore[arg-type]
+        self.state: state.Election = state.initial_election(config, 0.0)
+        if not leads:
+            self.state = replace(self.state, campaign_at=math.inf)
         if known is not None:
             self.state = replace(self.state, known=known)
         self._locate, self._connect = locate, connect
