@@ -93,15 +93,14 @@ def test_follow_ends_with_the_run(run: WrittenRun, out: Out) -> None:
 
 
 def test_errors(run: WrittenRun, out: Out) -> None:
-    failure = {"agent": B, "node": "n2", "rank": 3, "exit_code": 1, "log": "/l"}
-    failure["message"] = "Traceback\nModuleNotFoundError: No module named 'x'"
+    failure = {"agent": B, "node": "n2", "rank": 3, "message": "Traceback\nImportError: no", "log": "/l"}
     run.run_dir.publish_record(failure, "failures", "7.0")
     log(run, 0, "n1", 1, "stderr").write_text("Traceback (most recent call last):\nRuntimeError: closed\n")
     assert out("--errors") == [
         "round 0: the run failed",
         "root cause: rank 3 on n2: a module is missing (user code), a restart will not help",
         "  Traceback",
-        "  ModuleNotFoundError: No module named 'x'",
+        "  ImportError: no",
         "  what can help: activate the environment in the batch script, before srun",
         "  the rest: /l",
         "followed from it:",

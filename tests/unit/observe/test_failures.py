@@ -41,8 +41,7 @@ def test_a_failure_that_comes_again_is_one_with_its_rounds(run: WrittenRun) -> N
     restarted(run, 3, 1, "n2", "rank 3: ValueError: at 8")
     failed(run)
     (failure,) = round_failures(run.records(), [])
-    assert failure.rounds == (0, 1, 2)
-    assert failure.final
+    assert (failure.rounds, failure.final) == ((0, 1, 2), True)
 
 
 def test_the_failure_that_ended_the_run_comes_before_earlier_ones(run: WrittenRun) -> None:
@@ -55,10 +54,9 @@ def test_the_failure_that_ended_the_run_comes_before_earlier_ones(run: WrittenRu
     assert (first.node, first.rank, first.text, first.followed) == ("n1", 1, "Traceback\nOSError: gone", ())
 
 
-def test_a_round_that_ended_as_planned_is_no_failure_of_an_agent_that_failed_later(run: WrittenRun) -> None:
-    run.round(1, 0, [A])
-    run.event(2, "n1", "round_ended", "round 0 ends: n2 joins", round=0, reason="node_joined", nodes=["n2"])
-    run.round(3, 1, [A, B])
+def test_an_earlier_round_of_an_agent_that_fails_for_good_is_no_failure(run: WrittenRun) -> None:
+    run.round(1, 0, [A, B])
+    run.round(3, 1, [A, B, "n3/7.0/300"])
     failed(run)
     assert [failure.rounds for failure in round_failures(run.records(), [])] == [(1,)]
 

@@ -125,8 +125,7 @@ def test_slices_of_a_thread_do_not_overlap_whatever_fractions_their_times_have(t
         return found.start + (at - found.start) / 3
 
     segments = [replace(each, start=third(each.start), end=third(each.end)) for each in found.segments]
-    first = [each for each in found.ranks if not each.args["round"]]
-    ranks = [each._replace(start=third(each.start), end=third(each.end)) for each in first]
+    ranks = [it._replace(start=third(it.start), end=third(it.end)) for it in found.ranks if not it.args["round"]]
     trace = chrome_trace(replace(found, segments=tuple(segments), ranks=tuple(ranks)))["traceEvents"]
     threads: dict[tuple[int, int], list[tuple[int, int]]] = {}
     for event in trace:
