@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import re
 import socket
 import time
 from collections.abc import Iterator
@@ -17,6 +16,7 @@ from slurm_elastic.rendezvous.records.api import RunDirRecords
 from slurm_elastic.rendezvous.transport import messages
 from slurm_elastic.rendezvous.transport.session import Role, Session, SessionError
 from slurm_elastic.rundir import RunDir
+from slurm_elastic.slurm import natural_key
 
 _TIMEOUT = 10.0
 """Seconds for a request and all of its answers."""
@@ -55,7 +55,7 @@ def find_leader(run_dir: RunDir) -> LeaderEndpoint:
         RunDirError: The secret of the run cannot be read.
     """
     secret = run_dir.secret()
-    for incarnation in sorted(run_dir.keys("endpoints"), key=_restart_order, reverse=True):
+    for incarnation in sorted(run_dir.keys("endpoints"), key=natural_key, reverse=True):
         endpoint = newest_endpoint(RunDirRecords(run_dir, incarnation).situation(), incarnation)
         if endpoint is not None and "address" in endpoint:
             return LeaderEndpoint(str(endpoint["address"]), int(endpoint["port"]), incarnation, secret)
@@ -123,9 +123,3 @@ def _converse(
 
 def _closed(leader: LeaderEndpoint) -> NoAnswerError:
     return NoAnswerError(f"the leader at {leader.address}:{leader.port} has closed the connection")
-
-
-def _restart_order(incarnation: str) -> tuple[str, int]:
-    """Sort scopes by their restart count: ``7.10`` after ``7.9``."""
-    match = re.fullmatch(r"(.*)\.([0-9]+)", incarnation)
-    return (match[1], int(match[2])) if match else (incarnation, -1)

@@ -70,7 +70,7 @@ class Coordination:
             lambda: Session(Role.LEADER, secret, config.incarnation, idle=config.agent),
             founder,
         )
-        self._standby_port = self._host.port
+        self._standby_port: int = listener.getsockname()[1]
         self._events: queue.SimpleQueue[events.LeaderEvent | events.RecordsLost] = queue.SimpleQueue()
         self.fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK | os.EFD_SEMAPHORE)
         """Readable while events wait; for use in a selector."""

@@ -198,16 +198,13 @@ class Due:
             return True
         if lookup.pending is not None:
             return False
-        old = (since is not None and lookup.read_at < since) or self.is_due(lookup.read_at + self._read_again())
+        again = READ_AGAIN if self.state.campaign is not None else max(READ_AGAIN, self.state.search.least_pause)
+        old = (since is not None and lookup.read_at < since) or self.is_due(lookup.read_at + again)
         if old and self.is_due(self.state.search.asks_at):
             number = self.number()
             self.act(events.ReadLeaderLocation(number, self.state.known.recorded(lookup.location)))
             self.change(lookup=replace(lookup, pending=number, began=self.now))
         return False
-
-    def _read_again(self) -> float:
-        """Return the seconds between two readings of the records."""
-        return READ_AGAIN if self.state.campaign is not None else max(READ_AGAIN, self.state.search.least_pause)
 
     def _lost_at(self) -> float | None:
         """Since when it is certain that there is no leader where there was one; None as long as it is not."""

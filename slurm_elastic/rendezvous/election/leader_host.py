@@ -36,23 +36,12 @@ class LeaderHost:
         new_session: Callable[[], Session],
         founder: Campaign | None,
     ) -> None:
-        self._listener, self._make, self._founder, self._new_session = listener, make, founder, new_session
+        self._listener, self._make, self.founder, self._new_session = listener, make, founder, new_session
         self._idle: Listener | None = None
         self._serving: asyncio.Task[None] | None = None
         self.leader: Leader | None = None
         self.newest: Leader | None = None
         """The leader, also after its end."""
-
-    @property
-    def port(self) -> int:
-        """The port on which this agent listens."""
-        port: int = self._listener.getsockname()[1]
-        return port
-
-    @property
-    def founds(self) -> bool:
-        """Return whether this agent leads the run's first term from its start."""
-        return self._founder is not None
 
     def leads(self) -> bool:
         """Return whether a leader runs here whose term is its own."""
@@ -61,10 +50,10 @@ class LeaderHost:
     async def open(self, report: Callable[[Event], None]) -> None:
         """Lead in the first term, or tell all who connect that no leader runs here."""
         self._report = report
-        if self._founder is None:
+        if self.founder is None:
             self._idle = Listener(self._listener, self._new_session)
         else:
-            self.lead(FOUNDER, self._founder)
+            self.lead(FOUNDER, self.founder)
             # From here on the leader listens.
             await asyncio.sleep(0)
 

@@ -58,7 +58,7 @@ class Runner:
         self._config, self._secret, self._records = config, secret, records
         self._deliver, self._positions, self._host, self._report = deliver, positions, host, report
         self._loop = asyncio.get_running_loop()
-        self._election = initial_election(config, self._loop.time(), founder=host.founds)
+        self._election = initial_election(config, self._loop.time(), founder=host.founder is not None)
         self._events: deque[events.Event] = deque()
         self._busy = False
         self._timer: asyncio.TimerHandle | None = None

@@ -53,7 +53,7 @@ def agents_gone(agents: Sequence[str], controller: Controller) -> frozenset[str]
     identities = {
         agent: identity
         for agent in agents
-        if (identity := AgentIdentity.parse(agent)) is not None and identity.in_slurm
+        if (identity := AgentIdentity.parse(agent)) is not None and identity.job != "0"
     }
     nodes = sorted({identity.node for identity in identities.values()})
     jobs = sorted({identity.job for identity in identities.values()})
@@ -80,21 +80,16 @@ def own_releases() -> str:
     return python if torch is None else f"{python}, torch {torch.__version__}"
 
 
-class Releases:
-    """The releases that the agents of a leader have named when they joined."""
+def note_releases(first: dict[str, str], node: str, releases: str) -> str:
+    """Return one line for the log if an agent's releases are new and differ from those of another; else empty.
 
-    def __init__(self) -> None:
-        self._first: dict[str, str] = {}
-
-    def note(self, node: str, releases: str) -> str:
-        """Return one line for the log if an agent's releases are new and differ from those of another; else empty.
-
-        They are as in `own_releases`, and empty for an agent of a version that does not name them.
-        """
-        if not releases or releases in self._first:
-            return ""
-        others = [f"{other} has {said}" for said, other in self._first.items()]
-        self._first[releases] = node
-        if not others:
-            return ""
-        return f"{node} has {releases}, but {', '.join(others)}; install the same releases on all nodes of a run"
+    Args:
+        first: The first node with each of the releases that agents of a leader have named; this one is added.
+        releases: As in `own_releases`; empty for an agent that does not name them.
+    """
+    if not releases or releases in first:
+        return ""
+    others = [f"{other} has {said}" for said, other in first.items()]
+    first[releases] = node
+    same = "install the same releases on all nodes of a run"
+    return f"{node} has {releases}, but {', '.join(others)}; {same}" if others else ""

@@ -16,7 +16,7 @@ from itertools import islice
 from slurm_elastic.errors import RecordsError
 from slurm_elastic.rendezvous.election import term
 from slurm_elastic.rendezvous.election.campaign import Campaign
-from slurm_elastic.rendezvous.leader.absent_agents import Releases, agents_ended, agents_gone, nodes_down
+from slurm_elastic.rendezvous.leader.absent_agents import agents_ended, agents_gone, nodes_down, note_releases
 from slurm_elastic.rendezvous.leader.agent_connections import AcceptedConnection, AgentConnections
 from slurm_elastic.rendezvous.leader.fenced_records import FencedRecords
 from slurm_elastic.rendezvous.leader.status_collector import StatusCollector
@@ -68,7 +68,7 @@ class Leader:
         self.connections = AgentConnections()
         self.rejected = self.connections.rejected
         self._signs: dict[str, float] = {}
-        self._releases = Releases()
+        self._releases: dict[str, str] = {}
         self._status = StatusCollector(self.connections, self._agent_nodes, self._summary)
         self._timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -162,7 +162,7 @@ class Leader:
         if isinstance(message, events.Joined):
             candidate = message.candidate
             self._endpoints[candidate.agent] = (candidate.address, candidate.standby_port)
-            difference = self._releases.note(candidate.node, candidate.releases)
+            difference = note_releases(self._releases, candidate.node, candidate.releases)
             if difference:
                 logger.warning("%s", difference)
         if isinstance(message, messages.LeaveRequest):

@@ -40,7 +40,7 @@ def next_deadline(state: State) -> float:
     It may lie in the past: then something became possible that only waits for a tick.
     """
     moments = (
-        state.ticked_at + (state.calm_tick_interval if state.calm else state.tick_interval),
+        state.ticked_at + state.tick_interval,
         _loss_due(state),
         _inquest_due(state),
         planned_stop.due(state),

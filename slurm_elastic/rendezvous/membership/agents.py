@@ -29,11 +29,6 @@ class AgentIdentity:
         """As messages and records have it."""
         return f"{self.node}/{self.job}.{self.restarts}/{self.process}"
 
-    @property
-    def in_slurm(self) -> bool:
-        """Return whether Slurm knows of its job."""
-        return self.job != "0"
-
     @classmethod
     def parse(cls, agent: str) -> AgentIdentity | None:
         """Return the identity that a text stands for, None if it is not of this form."""
@@ -48,9 +43,8 @@ def node_of(agent: str) -> str:
 
 def job_of(agent: str) -> str:
     """Return the job in an agent's identity, ``<job id>.<restart count>``; empty if it has none."""
-    _, _, rest = agent.partition("/")
-    started, slash, _ = rest.partition("/")
-    return started if slash else ""
+    parts = AgentIdentity.parse(agent)
+    return "" if parts is None else f"{parts.job}.{parts.restarts}"
 
 
 class Reason(enum.Enum):

@@ -94,11 +94,6 @@ def has_quorum(
     return decides in present or decides == own
 
 
-def unaccounted(base: Base | None, present: AbstractSet[str], gone: AbstractSet[str]) -> tuple[str, ...]:
-    """The members of the last round of which it is not known where they are."""
-    return () if base is None else tuple(name for name in base.members if name not in present and name not in gone)
-
-
 _FULL_RATE = 512
 """Agents up to which the heartbeat limit is what the options say."""
 

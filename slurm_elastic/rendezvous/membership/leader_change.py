@@ -61,9 +61,11 @@ def misses_members(state: State) -> bool:
 
 def missing(state: State) -> tuple[str, ...]:
     """Members of the last round that are absent, and whose fate matters now."""
-    if not misses_members(state):
+    base, gone = state.base, state.gone - state.lingering
+    if base is None or not misses_members(state):
         return ()
-    return config.unaccounted(state.base, set(state.agents), state.gone - state.lingering)
+    present = set(state.agents)
+    return tuple(name for name in base.members if name not in present and name not in gone)
 
 
 def gone(state: State, event: Gone, now: float) -> Result:

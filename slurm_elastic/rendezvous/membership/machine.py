@@ -35,7 +35,7 @@ def _forgive_own_pause(state: State, now: float) -> State:
     gap = now - state.seen_until
     # What explains a failure may come from the agent of the leader's own node, which was paused with it.
     late = state.inquest is not None and now > next_deadline(state) + state.settings.settle_time / 2
-    if gap <= state.tick_interval * (3 if state.calm else 2) and not late:
+    if gap <= state.heartbeat_limit / (2 if state.calm else 3) and not late:
         return replace(state, seen_until=now)
 
     def later(moment: float | None) -> float | None:

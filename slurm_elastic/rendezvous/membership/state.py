@@ -170,13 +170,11 @@ class State:
 
     @property
     def tick_interval(self) -> float:
-        """Seconds between ticks at most; the leader finds a silent agent at most this late."""
-        return self.heartbeat_limit / 6
+        """Seconds between ticks at most; the leader finds a silent agent at most this late.
 
-    @property
-    def calm_tick_interval(self) -> float:
-        """Seconds between ticks while no agent is silent: that between two heartbeats."""
-        return self.heartbeat_limit / 3
+        While no agent is silent those between two heartbeats.
+        """
+        return self.heartbeat_limit / (3 if self.calm else 6)
 
     def round_size(self, agents: int) -> int:
         """Return how many of the waiting agents a round takes, 0 if it cannot be formed.

@@ -13,7 +13,6 @@ def test_an_identity_is_read_as_it_was_written(agent: str) -> None:
     assert identity is not None
     assert str(identity) == agent
     assert (identity.node, f"{identity.job}.{identity.restarts}") == (node_of(agent), job_of(agent))
-    assert identity.in_slurm is (identity.job != "0")
 
 
 @pytest.mark.parametrize(

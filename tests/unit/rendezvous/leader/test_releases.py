@@ -5,24 +5,24 @@ from types import SimpleNamespace
 
 import pytest
 
-from slurm_elastic.rendezvous.leader.absent_agents import Releases, own_releases
+from slurm_elastic.rendezvous.leader.absent_agents import note_releases, own_releases
 
 
 def test_the_same_releases_are_no_news() -> None:
-    releases = Releases()
-    assert [releases.note(node, "Python 3.11, torch 2.15.0") for node in ("n1", "n2", "n1")] == ["", "", ""]
-    assert releases.note("n3", "") == ""
+    first: dict[str, str] = {}
+    assert [note_releases(first, node, "Python 3.11, torch 2.15.0") for node in ("n1", "n2", "n1")] == ["", "", ""]
+    assert note_releases(first, "n3", "") == ""
 
 
 def test_a_difference_is_said_once() -> None:
-    releases = Releases()
-    assert releases.note("n1", "Python 3.11, torch 2.15.0") == ""
-    assert releases.note("n2", "Python 3.11, torch 2.14.1") == (
+    first: dict[str, str] = {}
+    assert note_releases(first, "n1", "Python 3.11, torch 2.15.0") == ""
+    assert note_releases(first, "n2", "Python 3.11, torch 2.14.1") == (
         "n2 has Python 3.11, torch 2.14.1, but n1 has Python 3.11, torch 2.15.0; "
         "install the same releases on all nodes of a run"
     )
-    assert releases.note("n3", "Python 3.11, torch 2.14.1") == ""
-    assert "n4 has Python 3.12, torch 2.15.0, but n1 has" in releases.note("n4", "Python 3.12, torch 2.15.0")
+    assert note_releases(first, "n3", "Python 3.11, torch 2.14.1") == ""
+    assert "n4 has Python 3.12, torch 2.15.0, but n1 has" in note_releases(first, "n4", "Python 3.12, torch 2.15.0")
 
 
 def test_own_releases(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ from itertools import chain, combinations, product
 
 import pytest
 
-from slurm_elastic.rendezvous.membership.config import Base, OnTie, has_quorum, unaccounted
+from slurm_elastic.rendezvous.membership.config import Base, OnTie, has_quorum
 
 NAMES = ("a", "b", "c", "d", "e")
 
@@ -75,11 +75,6 @@ def test_never_two_sides(size: int, leader: str) -> None:
             ]
             # Only where no member can be anywhere may two begin; then the epoch decides which.
             assert not all(allowed) or not set(last.members) - set(gone), (gone, sides)
-
-
-def test_who_is_missing() -> None:
-    assert unaccounted(base(4), {"b"}, {"c"}) == ("a", "d")
-    assert unaccounted(None, set(), set()) == ()
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
