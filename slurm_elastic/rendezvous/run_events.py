@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from slurm_elastic.failures.causes import explanation
 from slurm_elastic.rendezvous.membership import events
-from slurm_elastic.rendezvous.membership.agents import Reason, WorkerFailure
+from slurm_elastic.rendezvous.membership.agents import Reason, WorkerFailure, node_of
 from slurm_elastic.rendezvous.membership.assignment import Table
 
 
@@ -46,7 +46,8 @@ def describe(decision: events.Decision) -> Entry | None:
             return Entry("node_lost", text, {"nodes": [node], "why": why, "silent_for": round(seconds, 3)})
         case events.Retire(_, node, leave):
             return Entry("node_left", f"{node} left: {leave.value}", {"nodes": [node], "why": leave.value})
-        case events.Spare(node=node):
+        case events.Send((agent,), events.Waiting()):
+            node = node_of(agent)
             return Entry("node_spare", f"{node} waits as a spare", {"nodes": [node]})
         case events.Claim(lost):
             text = "this agent leads the run from here on" + (f", and no more the one on {lost}" if lost else "")

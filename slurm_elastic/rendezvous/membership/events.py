@@ -340,13 +340,6 @@ class Interrupt(Send):
 
 
 @dataclass(frozen=True)
-class Spare(Send):
-    """The one agent of `agents`, on this node, waits above the maximum."""
-
-    node: str = ""
-
-
-@dataclass(frozen=True)
 class Finish(Send):
     """The run has ended."""
 
@@ -389,4 +382,4 @@ class Claim:
     lost: str
 
 
-Decision = Publish | Resend | Send | Interrupt | Spare | Finish | Resign | Drop | Retire | Claim
+Decision = Publish | Resend | Send | Interrupt | Finish | Resign | Drop | Retire | Claim

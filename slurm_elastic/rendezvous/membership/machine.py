@@ -130,7 +130,7 @@ def _newcomer(state: State, event: events.Joined, now: float) -> Result:
     if state.phase is not Phase.RUNNING:
         return state, ()
     if not transitions.makes_larger(state):
-        return state, (events.Spare((candidate.agent,), events.Waiting(), node=candidate.node),)
+        return state, (events.Send((candidate.agent,), events.Waiting()),)
     first = now if state.newcomers is None else state.newcomers[0]
     return replace(state, newcomers=(first, now)), ()
 

@@ -170,9 +170,7 @@ def publish(state: State, now: float) -> Result:
     )
     absent = [node for node in settings.expected_nodes if node not in state.on_node]
     spares = tuple(
-        events.Spare((name,), events.Waiting(), node=agent.candidate.node)
-        for name, agent in agents_next.items()
-        if agent.status is Status.WAITING
+        events.Send((name,), events.Waiting()) for name, agent in agents_next.items() if agent.status is Status.WAITING
     )
     state = replace(
         settle(state),

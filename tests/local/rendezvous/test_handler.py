@@ -22,7 +22,7 @@ from torch.distributed.elastic.rendezvous import (
 )
 
 from slurm_elastic.errors import UsageError
-from slurm_elastic.rendezvous.membership.events import Spare
+from slurm_elastic.rendezvous.membership.events import Waiting
 from slurm_elastic.rendezvous.torch_handler import SlurmRendezvousHandler, create_handler, handler_factory
 from tests.local.agents import HANG, eventually
 from tests.local.rendezvous.helpers.parties import Run, options
@@ -118,7 +118,7 @@ def test_a_redundant_node_waits_and_ends_with_the_others(handlers: MakeHandlers)
     some.form(first, second)
     spare = some.make(2)
     third = some.next(spare)
-    eventually(lambda: any(isinstance(decision, Spare) for decision in some.run.parties[0].decisions))
+    eventually(lambda: any(getattr(told, "message", None) == Waiting() for told in some.run.parties[0].decisions))
     assert second.shutdown()
     # Who goes with success leaves the round as it is.
     assert first.num_nodes_waiting() == 0

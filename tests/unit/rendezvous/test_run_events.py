@@ -19,7 +19,6 @@ from slurm_elastic.rendezvous.membership.events import (
     Resend,
     Retire,
     Send,
-    Spare,
     Stopping,
     Waiting,
 )
@@ -75,7 +74,7 @@ def table(nodes: int, *, workers: int = 1, reason: Reason = Reason.START, restar
             "round 4 will end after step 17: node left, n1 (preempted), within 25 s",
         ),
         (Retire("n2/7.0/1", "n2", LeaveReason.PREEMPTED), "n2 left: preempted"),
-        (Spare(("n3/7.0/1",), Waiting(), node="n3"), "n3 waits as a spare"),
+        (Send(("n3/7.0/1",), Waiting()), "n3 waits as a spare"),
         (Finish((), Ended(Outcome.SUCCEEDED, None, "")), "the run succeeded"),
         (
             Finish((), Ended(Outcome.TIMED_OUT, None, "1 of at least 2 nodes")),

@@ -8,7 +8,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 from slurm_elastic.rendezvous.membership.advance import next_deadline
-from slurm_elastic.rendezvous.membership.agents import STEPPED, LeaveReason, Reason, WorkerFailure
+from slurm_elastic.rendezvous.membership.agents import STEPPED, LeaveReason, Reason, WorkerFailure, node_of
 from slurm_elastic.rendezvous.membership.config import Base, OnTie, Settings
 from slurm_elastic.rendezvous.membership.events import (
     Claim,
@@ -38,9 +38,9 @@ from slurm_elastic.rendezvous.membership.events import (
     Retire,
     Send,
     SignsOfLife,
-    Spare,
     Stopping,
     Tick,
+    Waiting,
     WorkerFailed,
 )
 from slurm_elastic.rendezvous.membership.leader_change import blocks_election, missing
@@ -255,8 +255,8 @@ def shown(decision: Decision) -> str:
             more += ["on record already"] if decision.on_record else []
             cause = cause_of(over.reason, over.node, over.detail)
             return "; ".join([f"round {over.round} is over for {' '.join(agents) or 'none'}: {cause}", *more])
-        case Spare(node=node):
-            return f"{node} waits as a spare"
+        case Send((name,), Waiting()):
+            return f"{node_of(name)} waits as a spare"
         case Finish(agents, Ended(outcome, failure, detail)):
             more = [f"worker of {failure.node}: {failure.message or failure.summary}"] if failure is not None else []
             return "; ".join(
