@@ -50,8 +50,6 @@ _AT_ONCE = 16
 """Connections accepted in one turn of the loop: few beside those that are open, so that each is read before too many
 newer ones are there."""
 _STOP_TIMEOUT = 2.0
-_UNPRIVILEGED = "/proc/sys/net/ipv4/ip_unprivileged_port_start"
-"""The lowest port for users other than root (ip(7))."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,8 +113,8 @@ def listen(settings: HealthSettings) -> socket.socket:
             logger.warning("health port %d is in use on this node; the agent takes a free one", settings.port)
         elif error.errno == errno.EACCES:
             raise UsageError(
-                f"--health-port {settings.port}: only root may open ports below the number in "
-                f"{_UNPRIVILEGED}, mostly 1024; give a higher one, or 0 for any free one"
+                f"--health-port {settings.port}: only root may open ports below "
+                f"{_unprivileged()}; give a higher one, or 0 for any free one"
             ) from None
         elif error.errno in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT, errno.EINVAL):
             raise UsageError(
@@ -134,6 +132,14 @@ def _open(bind: str, port: int) -> socket.socket:
         return socket.create_server((bind, port), backlog=_BACKLOG)
     dual = address == ipaddress.IPv6Address("::") and socket.has_dualstack_ipv6()
     return socket.create_server((bind, port), family=socket.AF_INET6, backlog=_BACKLOG, dualstack_ipv6=dual)
+
+
+def _unprivileged() -> str:
+    # ip(7), ip_unprivileged_port_start
+    try:
+        return Path("/proc/sys/net/ipv4/ip_unprivileged_port_start").read_text().strip()
+    except OSError:
+        return "1024"
 
 
 def _read_token(path: Path) -> str:
