@@ -181,7 +181,7 @@ class _Run:
             self._facts.reached = agent.reached
         try:
             if watchdog is not None:
-                watchdog.start()
+                watchdog.start(agent.torch.record_watchdog)
             outcome = agent.supervise()
         finally:
             agent.diagnosis.close()

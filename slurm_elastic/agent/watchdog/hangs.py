@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from slurm_elastic.agent.forkserver.linux import process_state
 from slurm_elastic.agent.watchdog.stacks import Watched, collect_stacks, dump_python_stacks
-from slurm_elastic.agent.watchdog.timers import Timer
+from slurm_elastic.agent.watchdog.timers import Request, Timer
 from slurm_elastic.control import Agreement
 from slurm_elastic.ownership import write_own
 
@@ -119,12 +119,14 @@ class HangHandler:
     Attributes:
         lock: The watchdog's lock; a worker is signalled only by the thread that holds it.
         report: Called with every hang, on the thread of `run`.
+        record: Called with each event of torch's own watchdog, and the request of the timer, on the same thread.
         round: The round.
         expired: The expired timers of each worker, in order of expiry.
     """
 
     lock: threading.Lock
     report: Callable[[Hang], None]
+    record: Callable[[str, Request], None]
     round: WatchedRound
     expired: Mapping[Watched, Sequence[Timer]]
 
@@ -176,6 +178,10 @@ class HangHandler:
                 if not dump_python_stacks(worker.pid):
                     kill(worker.pid, killed)
         self.report(hang)
+        for expired in timers:
+            self.record("timer expired", expired.request)
+        if killed is not None:
+            self.record("kill worker process", timer.request)
         return hang
 
     def _ensure_ended(self, pid: int, killed: signal.Signals) -> None:

@@ -67,6 +67,7 @@ class Watchdog:
         self._pending: list[tuple[Request, float]] | None = None
         self._unknown_senders = 0
         self._has_warned = self._stopping = False
+        self._record: Callable[[str, Request | None], None] | None = None
         self._alive_at = time.monotonic()
         self._thread = threading.Thread(target=self._run, name="slurm-elastic-watchdog", daemon=True)
 
@@ -75,8 +76,9 @@ class Watchdog:
         """The number of lines that are no requests, and of requests of processes that are no workers."""
         return self._lines.dropped + self._unknown_senders
 
-    def start(self) -> None:
-        """Start the thread."""
+    def start(self, record: Callable[[str, Request | None], None] | None = None) -> None:
+        """Start the thread; `record` is given the events of torch's own watchdog, each with its timer's request."""
+        self._record = record
         self._thread.start()
 
     def age(self) -> float:
@@ -132,6 +134,7 @@ class Watchdog:
     # On the watchdog's thread.
 
     def _run(self) -> None:
+        self._record_event("watchdog started")
         self._alive_at = time.monotonic()
         poll = select.poll()
         poll.register(self._pipe.fd, select.POLLIN)
@@ -151,6 +154,14 @@ class Watchdog:
             self._postpone(paused)
             self._read(paused)
             interval = min(_TICK, self._check(self._alive_at))
+        self._record_event("watchdog stopped")
+
+    def _record_event(self, name: str, request: Request | None = None) -> None:
+        try:
+            if self._record is not None:
+                self._record(name, request)
+        except Exception:
+            logger.exception("a watchdog event was not recorded")
 
     def _postpone(self, seconds: float) -> None:
         """Let timers expire later: this process was paused, with its job (scontrol suspend), its machine, or alone."""
@@ -213,7 +224,7 @@ class Watchdog:
             if expired:
                 self._round.hung.update(worker.pid for worker in expired)
                 # In a thread of its own, so that this one reads on.
-                work = HangHandler(self._lock, self._report, self._round, expired).run
+                work = HangHandler(self._lock, self._report, self._record_event, self._round, expired).run
                 handler = threading.Thread(target=work, name="slurm-elastic-hang", daemon=True)
                 self._handlers = (*(thread for thread in self._handlers if thread.is_alive()), handler)
                 handler.start()

@@ -16,8 +16,10 @@ from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElas
 from torch.distributed.elastic.events import record as record_event
 from torch.distributed.elastic.events.api import EventSource
 from torch.distributed.elastic.multiprocessing import LogsSpecs, PContext
+from torch.distributed.elastic.timer.file_based_local_timer import FileTimerRequest
 
 from slurm_elastic.agent.forkserver.worker_processes import WorkerProcesses
+from slurm_elastic.agent.watchdog.timers import Request
 from slurm_elastic.rendezvous.transport.messages import Assignment
 from slurm_elastic.rendezvous.worker_store import ServedStore
 
@@ -119,6 +121,11 @@ class TorchAgent(LocalElasticAgent):
         """Record torch's event of the agent's own end, as torch's launch_agent does (torch 2.13, launcher/api.py)."""
         event = self.get_event_succeeded() if succeeded else self.get_event_failed()
         record_event(event, self.spec.event_log_handler)
+
+    def record_watchdog(self, name: str, request: Request | None) -> None:
+        """Record an event of the watchdog as one of torch's own; from any thread."""
+        asked = request and FileTimerRequest(request.pid, request.scope, request.expires_at, request.signal)
+        self._log_watchdog_event(name, asked)
 
     # Methods that torch calls.
 

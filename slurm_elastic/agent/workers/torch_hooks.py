@@ -60,6 +60,7 @@ HOOKS: tuple[Hook, ...] = tuple(
             f"{_LOCAL}.run": "role",
             f"{_LOCAL}._monitor_workers": "worker_group",
             f"{_LOCAL}._construct_event": "state source worker",
+            f"{_LOCAL}._log_watchdog_event": "name request",
             f"{_LOCAL}.get_event_succeeded": "",
             f"{_LOCAL}.get_event_failed": "",
             f"{_LOCAL}._set_local_rank_env": "worker_env local_rank spec",

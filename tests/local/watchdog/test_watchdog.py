@@ -56,10 +56,11 @@ class Node:
     def __init__(self, directory: Path, stack: ExitStack) -> None:
         self.directory, self._stack = directory, stack
         self.hangs: queue.Queue[Hang] = queue.Queue()
+        self.torch_events: list[str] = []
         pipe = make_pipe({"TORCHELASTIC_TIMER_FILE": str(directory / "timer")})
         assert pipe is not None
         self.watchdog = Watchdog(pipe, self.hangs.put, None, 60.0)
-        self.watchdog.start()
+        self.watchdog.start(lambda name, _request: self.torch_events.append(name))
         stack.callback(self.watchdog.stop)
 
     def process(self, code: str) -> Process:
@@ -147,7 +148,10 @@ def test_torchs_own_client_is_understood(node: Node) -> None:
     )
     assert node.hang().scope == "hangs"
     assert worker.wait(HANG) == -signal.SIGKILL
+    # Told by the thread that has killed it.
+    eventually(lambda: "kill worker process" in node.torch_events)
     node.watchdog.stop()
+    assert node.torch_events == ["watchdog started", "timer expired", "kill worker process", "watchdog stopped"]
     assert not Path(node.watchdog.path).exists()
 
 
