@@ -128,11 +128,14 @@ def _rendezvous(
     node, job_id, restarts = (job.node, job.job_id, job.restart_count) if job else ("localhost", "0", 0)
     # Jobs that start at different times join the run, and so does one that was started again.
     own_incarnation, etcd = incarnation(run_dir.run_id, 0), etcd_wanted(None, config, environ)
-    signalled = lambda: notices.first() is not None  # noqa: E731
+
+    def is_signalled() -> bool:
+        return notices.first() is not None
+
     rendezvous = RendezvousConfig(
         run_id=run_dir.run_id,
         run_dir=run_dir.open(),
-        records=open_records(run_dir, own_incarnation, etcd, limit=bounds.etcd_limit, interrupted=signalled),
+        records=open_records(run_dir, own_incarnation, etcd, limit=bounds.etcd_limit, interrupted=is_signalled),
         incarnation=own_incarnation,
         agent=str(AgentIdentity(node, job_id, restarts, os.getpid())),
         node=node,

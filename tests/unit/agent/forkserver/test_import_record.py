@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from slurm_elastic.agent.forkserver._import_learner import ImportRecord
+
 WORKER = """\
 import sys
 from slurm_elastic.agent.forkserver._import_learner import ImportRecord, observe
@@ -87,3 +89,11 @@ def test_record_says_what_was_imported_after_a_seed(tmp_path: Path, script: str,
         f"print([name for name in dict.fromkeys(record.seeded()) if name != 'inner'])\n"
     )
     assert printed_by(code, tmp_path) == f"{seeded}\n"
+
+
+def test_a_full_record_has_an_end() -> None:
+    record, longest = ImportRecord(), "x" * ((1 << 20) - 2)
+    # With the second line it would be full to its last byte.
+    record.append(longest)
+    record.append("")
+    assert record.lines() == [longest]
