@@ -83,7 +83,11 @@ class Agent:
         )
         self._notices, self._features = record_signals(), tuple(features)
         self.diagnosis = SignalDiagnosis(
-            *(self._notices, settings.run_dir, settings.job, settings.agent, settings.values.meaning),
+            self._notices,
+            settings.run_dir,
+            settings.job,
+            settings.agent,
+            settings.values.meaning,
             self.last_checkpoint,
             self.newest_save,
         )
