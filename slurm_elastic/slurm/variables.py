@@ -142,25 +142,14 @@ def port_list(environ: Mapping[str, str], name: str) -> tuple[int, ...]:
 
 def count_gpus(environ: Mapping[str, str]) -> int:
     """Return the number of GPUs that the job or step has on this node."""
-    text = present(environ, "SLURM_GPUS_ON_NODE")
-    if text is not None:
-        return _count_on_node(text)
+    # Slurm writes the number (22.05 to 26.05, gres_common.c).
+    count = optional_number(environ, "SLURM_GPUS_ON_NODE")
+    if count is not None:
+        return count
     for name in ("SLURM_STEP_GPUS", "CUDA_VISIBLE_DEVICES"):
         if name in environ:
             return _count_devices(environ[name])
     return 0
-
-
-def _count_on_node(text: str) -> int:
-    """Read ``4``, ``gpu:a100:2,gpu:v100:1`` (counts per type) or ``0,1,2`` (indices)."""
-    if text.isascii() and text.isdigit():
-        return number("SLURM_GPUS_ON_NODE", text)
-    if ":" not in text:
-        return _count_devices(text)
-    counts = [re.search(r":([0-9]{1,6})$", re.sub(r"\(.*?\)", "", item)) for item in text.split(",")]
-    if None in counts:
-        raise UsageError(f"SLURM_GPUS_ON_NODE={text!r} is not a number of GPUs; give --nproc-per-node")
-    return sum(int(count[1]) for count in counts if count)
 
 
 def _count_devices(text: str) -> int:
