@@ -58,13 +58,12 @@ def _slurm(site: SiteFacts) -> Iterator[Finding]:
 
 def _release(config: ClusterConfig) -> Finding:
     text = config.text("SLURM_VERSION")
-    numbers = tuple(int(part) for part in text.split(".")[:2] if part.isdigit())
-    check = Check("slurm.release")
+    check, numbers = Check("slurm.release"), config.release
     tested = "the tested releases are {}.{:02d} to {}.{:02d}".format(*OLDEST_RELEASE, *NEWEST_RELEASE)
-    if len(numbers) == 2 and numbers < OLDEST_RELEASE:
+    if numbers is not None and numbers < OLDEST_RELEASE:
         why = "agents may misread why a job has to end, and not requeue it"
         return check.limit(text, why, f"update Slurm; {tested}")
-    if numbers > NEWEST_RELEASE:
+    if numbers is not None and numbers > NEWEST_RELEASE:
         return check.unknown(text, tested, "look for a newer release of slurm_elastic")
     return check.ok(text, tested)
 
@@ -135,7 +134,7 @@ def _grace(site: SiteFacts, config: ClusterConfig, partition: PartitionView) -> 
         why = "a preempted job has this time to save"
         return check.unknown(f"that of the job's QOS: {graces}", why, "name the QOS by --qos")
     name, seconds = grace
-    notice = seconds or config.number("KillWait") or 0
+    notice = seconds or config.kill_wait
     # The agent needs the rest.
     usable = notice - min(RendezvousOptions().leave_margin, notice / 2)
     fact = f"{name}: {seconds} s"

@@ -111,7 +111,7 @@ def node_facts(
     shared_memory, shared_memory_error = _shared_memory()
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     locked, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
-    clock, now = controller.clock(), time.time()
+    config, now = controller.config(), time.time()
     scope = _in_file(Path("/proc/sys/kernel/yama/ptrace_scope"), "[0-9]+")
     return NodeFacts(
         node=node,
@@ -131,7 +131,7 @@ def node_facts(
         has_membarrier=has_membarrier(),
         ptrace_scope=int(scope) if scope else None,
         has_py_spy=shutil.which("py-spy") is not None,
-        controller_offset=now - clock.now if clock else None,
+        controller_offset=now - config.now if config else None,
         has_squeue=controller.own_jobs() is not None,
         submit_refusal=controller.submit_refusal(),
         own_name_address=resolve(socket.gethostname()) or "",

@@ -17,7 +17,6 @@ from slurm_elastic.slurm.hostlist import compress, expand, natural_key
 from slurm_elastic.slurm.job import SlurmJob
 from slurm_elastic.slurm.output import (
     ClusterConfig,
-    ControllerClock,
     JobView,
     NodeState,
     PartitionView,

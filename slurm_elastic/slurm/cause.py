@@ -11,7 +11,7 @@ import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from slurm_elastic.slurm.output import ControllerClock, JobView
+from slurm_elastic.slurm.output import ClusterConfig, JobView
 
 _WARNINGS = frozenset({signal.SIGUSR1, signal.SIGUSR2})
 _EARLY = 60
@@ -99,11 +99,11 @@ def presume(signals: Sequence[signal.Signals], elapsed: float, meaning: SignalDe
     return Diagnosis(Cause.SIGNALLED, None, names) if asked else _NOTHING
 
 
-def least_grace(clock: ControllerClock, grace: int | None) -> float:
+def least_grace(clock: ClusterConfig, grace: int | None) -> float:
     """Return the seconds that a SIGTERM leaves at the least: KillWait, or GraceTime where that is shorter.
 
     Args:
-        clock: The controller's time, with KillWait.
+        clock: Has KillWait.
         grace: GraceTime in seconds of the job's QOS or partition; None or 0 for none.
     """
     kill_wait = max(clock.kill_wait, _KILL_WAIT_FLOOR)
@@ -135,7 +135,7 @@ def classify(
     view: JobView | None,
     restart_count: int,
     *,
-    clock: ControllerClock | None = None,
+    clock: ClusterConfig | None = None,
     meaning: SignalDefaults | None = None,
     grace: int | None = None,
     drained: bool = False,
@@ -148,7 +148,7 @@ def classify(
     Args:
         signals, elapsed: As for `presume`.
         view: Slurm's view of the job; None if Slurm does not answer.
-        clock: The controller's time, read after `view`.
+        clock: Has the controller's time, read after `view`, and KillWait.
         grace: GraceTime in seconds of the QOS or partition, for a job whose end `view` does not have.
         drained: True if Slurm gives no more jobs to the node that was signalled.
         save: Seconds before the time limit at which the job saves and ends without a signal.

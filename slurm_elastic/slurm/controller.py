@@ -115,21 +115,24 @@ class Controller:
             return bool(answer.stdout.strip())
         return False if "Invalid job id" in answer.stderr else None
 
-    def clock(self) -> output.ControllerClock | None:
-        """Return the controller's time; None if it does not answer.
+    def config(self) -> output.ClusterConfig | None:
+        """Return the configuration of the cluster with the controller's time; None if the controller does not answer.
 
         slurmctld itself writes the head line of ``scontrol show config``, "Configuration data as of" (proc_req.c,
         _fill_ctld_conf). Other commands compute RunTime and the time left with the clock of the machine that asks.
+        Warns once if Slurm is older than the oldest supported release.
         """
-        answer = self._ask("scontrol", "show", "config")
-        if answer is not None:
-            self._check_release(answer.stdout)
-        return output.parse_clock(answer.stdout) if answer else None
-
-    def config(self) -> output.ClusterConfig | None:
-        """Return the configuration of the cluster; None if the controller does not answer."""
-        answer = self._ask("scontrol", "show", "config")
-        return output.parse_config(answer.stdout) if answer else None
+        config = self._parsed(output.parse_config, "scontrol", "show", "config")
+        release = config.release if config is not None else None
+        if release is not None and release < OLDEST_RELEASE and ("", "release") not in self._logged:
+            self._logged.add(("", "release"))
+            _log.warning(
+                "Slurm %d.%02d is older than %d.%02d, the oldest supported release: slurm_elastic may misread why a "
+                "job has to end, and not requeue it; update Slurm",
+                *release,
+                *OLDEST_RELEASE,
+            )
+        return config
 
     def partitions(self, *names: str) -> tuple[output.PartitionView, ...] | None:
         """Return a partition, or those that this user may see; None if the controller does not answer."""
@@ -202,21 +205,7 @@ class Controller:
     def _nodes(self, names: tuple[str, ...]) -> dict[str, output.NodeView]:
         # scontrol exits with 1 if one of several nodes is not known to it, and still prints the others.
         answer = self._ask("scontrol", "--oneliner", "show", "node", compress(names)) if names else None
-        if answer is not None:
-            self._check_release(answer.stdout)
         return output.parse_nodes(answer.stdout) if answer else {}
-
-    def _check_release(self, printed: str) -> None:
-        """Warn once if Slurm is older than the oldest supported release."""
-        release = output.parse_release(printed)
-        if release is not None and release < OLDEST_RELEASE and ("", "release") not in self._logged:
-            self._logged.add(("", "release"))
-            _log.warning(
-                "Slurm %d.%02d is older than %d.%02d, the oldest supported release: slurm_elastic may misread why a "
-                "job has to end, and not requeue it; update Slurm",
-                *release,
-                *OLDEST_RELEASE,
-            )
 
     def _parsed(self, parse: Callable[[str], _T | None], *command: str) -> _T | None:
         """Return what a function makes of the output of a command; None if that fails, or there is no answer."""

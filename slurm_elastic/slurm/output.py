@@ -1,4 +1,4 @@
-"""Parsers for the output of scontrol, squeue and sacctmgr: jobs, nodes, clock, release, and facts about the site."""
+"""Parsers for the output of scontrol, squeue and sacctmgr: jobs, nodes, and facts about the site."""
 
 from __future__ import annotations
 
@@ -142,18 +142,6 @@ QUEUE_FORMAT = _BETWEEN.join(("%i", "%A", "%T", "%D", "%F", "%r", "%S", "%Z", "%
 """squeue(1). Of a comment with several lines the first one counts."""
 
 
-@dataclass(frozen=True, slots=True)
-class ControllerClock:
-    """The controller's own time, for comparison with the times in a `JobView`."""
-
-    now: int
-    """Seconds since the epoch."""
-    kill_wait: int
-    """KillWait: seconds between SIGTERM and SIGKILL when Slurm ends a job."""
-    preempt_type: str = ""
-    """PreemptType: ``preempt/qos`` or ``preempt/partition_prio``."""
-
-
 def parse_nodes(text: str) -> dict[str, NodeView]:
     """Parse ``scontrol --oneliner show node``; nodes by name."""
     views = {}
@@ -192,24 +180,6 @@ def parse_queue(text: str) -> tuple[QueuedJob, ...]:
             why, planned = None if reason == "None" else reason, _seconds(start)
             jobs.append(QueuedJob(name, job, state, count, comment.strip(), array, why, planned, work_dir))
     return tuple(jobs)
-
-
-def parse_clock(text: str) -> ControllerClock | None:
-    """Parse ``scontrol show config``, printed with SLURM_TIME_FORMAT=%s; None if it holds no time."""
-    now = re.search(r"^Configuration data as of ([0-9]{1,18})$", text, flags=re.MULTILINE)
-    kill_wait = re.search(r"^KillWait\s*=\s*([0-9]{1,9}) sec$", text, flags=re.MULTILINE)
-    preempt_type = re.search(r"^PreemptType\s*=\s*(\S+)$", text, flags=re.MULTILINE)
-    return (
-        ControllerClock(int(now[1]), int(kill_wait[1]), preempt_type[1] if preempt_type else "")
-        if now and kill_wait
-        else None
-    )
-
-
-def parse_release(text: str) -> tuple[int, int] | None:
-    """Return Slurm's release, such as 22 and 5, as ``scontrol show config`` and ``show node`` print it."""
-    match = re.search(r"(?:^SLURM_VERSION\s*=\s*|\sVersion=)([0-9]{1,4})\.([0-9]{1,4})\.", text, flags=re.MULTILINE)
-    return (int(match[1]), int(match[2])) if match else None
 
 
 def parse_duration(text: str) -> int | None:
@@ -293,6 +263,19 @@ class ClusterConfig:
     """``scontrol show config``: the keys of slurm.conf(5) with the values in force."""
 
     fields: Mapping[str, str] = field(default_factory=dict)
+    now: int = 0
+    """The controller's own time in seconds since the epoch, for comparison with the times in a `JobView`."""
+
+    @property
+    def release(self) -> tuple[int, int] | None:
+        """Slurm's release, such as 22 and 5; None if it is not told."""
+        match = re.match(r"([0-9]{1,4})\.([0-9]{1,4})\b", self.text("SLURM_VERSION"))
+        return (int(match[1]), int(match[2])) if match else None
+
+    @property
+    def kill_wait(self) -> int:
+        """Seconds between SIGTERM and SIGKILL when Slurm ends a job."""
+        return self.number("KillWait") or 0
 
     def text(self, key: str) -> str:
         """Return a value; empty where the release does not have the key or the value is ``(null)``."""
@@ -340,11 +323,11 @@ class QosView:
 
 
 def parse_config(text: str) -> ClusterConfig | None:
-    """Parse ``scontrol show config``; None if it holds no configuration."""
+    """Parse ``scontrol show config``, printed with SLURM_TIME_FORMAT=%s; None if it holds no time."""
+    now = re.search(r"^Configuration data as of ([0-9]{1,18})$", text, flags=re.MULTILINE)
     pairs = re.findall(r"^([A-Za-z_][\w\[\]]*)\s*= ?(.*?)\s*$", text, flags=re.MULTILINE)
     # Since 23.02 (cgroup.conf(5)) a second table follows; none of its keys is in the first one.
-    config = ClusterConfig(dict(reversed(pairs)))
-    return config if config.text("SLURM_VERSION") else None
+    return ClusterConfig(dict(reversed(pairs)), int(now[1])) if now else None
 
 
 def parse_partitions(text: str) -> tuple[PartitionView, ...]:

@@ -222,19 +222,19 @@ class SignalDiagnosis:
     def _learn(self, job: slurm.SlurmJob) -> None:
         controller = self._controller
         view = controller.job(job.name)
-        clock = controller.clock() if view is not None and self._notices.first() is None else None
+        clock = controller.config() if view is not None and self._notices.first() is None else None
         if view is None or clock is None or self._notices.first() is not None:
             return
-        preempts = clock.preempt_type not in ("", "preempt/none", "(null)")
-        grace = controller.grace(view, clock.preempt_type) if preempts else None
+        preempts = clock.text("PreemptType") not in ("", "preempt/none")
+        grace = controller.grace(view, clock.text("PreemptType")) if preempts else None
         self._least = slurm.least_grace(clock, grace)
         try:
             JobRecords(self._run_dir, job.job_id).publish_grace(job.restart_count, self._least)
         except RunDirError as error:
             logger.warning("the grace of the job is not on record: %s", error)
-        self._note_end(view, controller.clock())
+        self._note_end(view, controller.config())
 
-    def _note_end(self, view: slurm.JobView, clock: slurm.ControllerClock | None) -> None:
+    def _note_end(self, view: slurm.JobView, clock: slurm.ClusterConfig | None) -> None:
         is_ending = view.preempt_time is not None or view.has_ended
         if clock is None or is_ending or view.end_time is None or view.start_time is None:
             # The EndTime of a job that is cancelled or preempted is not its limit.
@@ -299,11 +299,11 @@ class SignalDiagnosis:
             self._explained = len(signals)
             view = controller.job(job.name)
             if view is not None:
-                clock, grace = controller.clock(), None
+                clock, grace = controller.config(), None
                 if clock is not None and view.preempt_time is not None and view.end_time is None:
-                    grace = controller.grace(view, clock.preempt_type)
+                    grace = controller.grace(view, clock.text("PreemptType"))
                     # The question about the grace may have taken seconds.
-                    clock = controller.clock()
+                    clock = controller.config()
                 # The seconds count from the moment at which Slurm has answered.
                 _, elapsed = self._signals()
                 self._note_end(view, clock)

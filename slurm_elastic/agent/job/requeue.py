@@ -62,7 +62,7 @@ def requeue_job(
     view = _ask(controller, job.name, deadline)
     # Flags such as SIGNALING hide RUNNING (job_state_string of Slurm).
     runs = view is not None and view.state != "PENDING" and not view.has_ended
-    clock, signals = controller.clock() if runs else None, _signals(notice)
+    clock, signals = controller.config() if runs else None, _signals(notice)
     finding = classify(signals, 0.0, view, restart_count, clock=clock, meaning=values.meaning)
     earlier, progress = records.requeues(), notice.get("progress")
     # The progress of the run: the last checkpoint if the trainer reports it, else the newest round.

@@ -12,7 +12,7 @@ import pytest
 
 from slurm_elastic.slurm import (
     Cause,
-    ControllerClock,
+    ClusterConfig,
     Diagnosis,
     JobView,
     SignalDefaults,
@@ -21,7 +21,7 @@ from slurm_elastic.slurm import (
     presume,
     save_time,
 )
-from slurm_elastic.slurm.output import parse_clock, parse_jobs
+from slurm_elastic.slurm.output import parse_config, parse_jobs
 
 OUTPUTS = Path(__file__).parent / "outputs"
 KILL_WAIT = 7
@@ -33,10 +33,15 @@ def job(name: str, **changes: object) -> JobView:
     return dataclasses.replace(view, **changes)
 
 
-def clock(view: JobView, left: int) -> ControllerClock:
+def at(now: int, kill_wait: int = KILL_WAIT) -> ClusterConfig:
+    """The controller's answer at that time."""
+    return ClusterConfig({"KillWait": f"{kill_wait} sec"}, now)
+
+
+def clock(view: JobView, left: int) -> ClusterConfig:
     """The controller's time when the job has so many seconds left."""
     assert view.end_time is not None
-    return ControllerClock(view.end_time - left, KILL_WAIT)
+    return at(view.end_time - left)
 
 
 def find(view: JobView, *signals: signal.Signals, left: int, elapsed: float = 0.0, restarts: int = 0) -> Diagnosis:
@@ -68,7 +73,7 @@ def test_the_grace_alone_tells_how_long_if_the_controllers_time_is_unknown() -> 
 def test_a_grace_whose_end_slurm_does_not_tell_is_never_zero(release: str, grace: int | None, expected: str) -> None:
     view = job(f"job_preempted_without_limit_{release}.txt")
     assert view.preempt_time is not None
-    now = ControllerClock(view.preempt_time + 3, KILL_WAIT)
+    now = at(view.preempt_time + 3)
     # A second SIGTERM does not make it longer.
     for elapsed in (3.0, 0.0):
         found = classify([SIGCONT, SIGTERM], elapsed, view, 0, clock=now, meaning=MEANING, grace=grace)
@@ -78,7 +83,7 @@ def test_a_grace_whose_end_slurm_does_not_tell_is_never_zero(release: str, grace
 
 def test_slurm_warns_no_job_that_has_no_time_limit() -> None:
     view = job("job_preempted_without_limit_26.05.txt", preempt_time=None)
-    for now in (ControllerClock(1795347000, KILL_WAIT), None):
+    for now in (at(1795347000), None):
         found = classify([SIGUSR2], 0.0, view, 0, clock=now, meaning=MEANING)
         assert (found.cause, found.seconds) == (Cause.SIGNALLED, None)
 
@@ -187,14 +192,13 @@ def test_nothing_came() -> None:
 def test_slurmd_waits_five_seconds_at_least() -> None:
     view = job("job_cancelled.txt")
     assert view.end_time is not None
-    assert classify([SIGTERM], 0.0, view, 0, clock=ControllerClock(view.end_time, 1)).seconds == 5
+    assert classify([SIGTERM], 0.0, view, 0, clock=at(view.end_time, 1)).seconds == 5
 
 
 def test_the_controllers_time() -> None:
-    assert parse_clock((OUTPUTS / "config.txt").read_text()) == ControllerClock(
-        now=1795282067, kill_wait=5, preempt_type="preempt/partition_prio"
-    )
-    assert parse_clock("slurm_load_ctl_conf error: Unable to contact slurm controller\n") is None
+    config = parse_config((OUTPUTS / "config.txt").read_text())
+    assert config is not None
+    assert (config.now, config.kill_wait, config.text("PreemptType")) == (1795282067, 5, "preempt/partition_prio")
 
 
 # What is presumed, and the time limit.
@@ -202,7 +206,7 @@ def test_the_controllers_time() -> None:
 
 def test_the_least_grace_is_the_shorter_of_the_two() -> None:
     for kill_wait, grace, least in ((30, 15, 15), (30, 300, 30), (2, 60, 5), (30, 0, 30), (30, None, 30)):
-        assert least_grace(ControllerClock(0, kill_wait), grace) == least
+        assert least_grace(at(0, kill_wait), grace) == least
 
 
 @pytest.mark.parametrize(("limit", "seconds"), [(120, 15), (300, 15), (600, 30), (86400, 120)])
