@@ -24,10 +24,9 @@ from slurm_elastic.control._worker_side import (
 if TYPE_CHECKING:
     from slurm_elastic.control._agent_side import Agreement, RoundControl, TimeUse, WorkerProgress
     from slurm_elastic.control._answers import start_answering
-    from slurm_elastic.control._shared_page import has_membarrier
 else:
     of_agents = dict.fromkeys(("Agreement", "RoundControl", "TimeUse", "WorkerProgress"), "_agent_side")
-    __getattr__ = lazy(__name__, {**of_agents, "has_membarrier": "_shared_page", "start_answering": "_answers"})
+    __getattr__ = lazy(__name__, {**of_agents, "start_answering": "_answers"})
 
 __all__ = [
     "RECORDING",
@@ -39,7 +38,6 @@ __all__ = [
     "WorkerControl",
     "WorkerProgress",
     "attach",
-    "has_membarrier",
     "is_superseded",
     "shield",
     "start_answering",

@@ -191,11 +191,6 @@ def register() -> bool:
     return _membarrier(_REGISTER_GLOBAL_EXPEDITED)
 
 
-def has_membarrier() -> bool:
-    """Return True if `register` works here, so that a barrier takes microseconds."""
-    return register()
-
-
 def full_barrier(registered: bool) -> None:
     """Return when this thread and every running thread of the workers has executed a full memory barrier.
 

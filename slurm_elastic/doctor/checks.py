@@ -48,12 +48,8 @@ def _slurm(site: SiteFacts) -> Iterator[Finding]:
     else:
         why = "what preemption and time limits mean for runs depends on the partition"
         yield Check("slurm.partition").unknown("there is no default partition", why, "name one by --partition")
-    yield from _settings(config)
-    for judge in (_proctrack, _slurmd_timeout, _unkillable, _memory_accounting):
+    for judge in (_proctrack, _slurmd_timeout, _unkillable, _memory_accounting, _topology):
         yield judge(config)
-    limits = "; ".join(site.slurm.submit_limits) or "none is known"
-    yield Check("slurm.submit_limits").ok(limits, "jobs of slurm-elastic grow count, also while they wait")
-    yield _topology(config)
 
 
 def _release(config: ClusterConfig) -> Finding:
@@ -112,7 +108,15 @@ def _preemption(site: SiteFacts, config: ClusterConfig, partition: PartitionView
         why = "a preempted allocation.sbatch is over; a preempted element of array.sbatch does not come back"
         fix = "ask for PreemptMode=REQUEUE; until then submit again after a preemption, with the same --run-id"
         return check.limit(fact, why, fix)
-    why = "a preempted allocation.sbatch saves, waits and starts again as a whole; of array.sbatch single elements do"
+    expire = config.parameters("AuthInfo").get("cred_expire", "")
+    delay = (int(expire) if expire.isdigit() else _CRED_EXPIRE) + 1
+    why = (
+        f"a preempted allocation.sbatch saves and starts again as a whole, {delay} s later at the earliest; of "
+        "array.sbatch single elements do"
+    )
+    by_signal = "send_user_signal" in config.parameters("PreemptParameters")
+    if by_signal or "preempt_send_user_signal" in config.parameters("SlurmctldParameters"):
+        why += "; it gets the signal of --signal in place of SIGTERM, so scontrol has to answer on the nodes"
     return check.ok(fact, why)
 
 
@@ -169,38 +173,6 @@ def _time(seconds: int | None) -> str:
     if seconds is None:
         return "no limit"
     return f"{seconds / 3600:g} h" if seconds >= 3600 else f"{seconds / 60:g} min"
-
-
-def _settings(config: ClusterConfig) -> Iterator[Finding]:
-    """Say what follows from settings with which runs work at any value."""
-    seconds = config.number("KillWait") or 0
-    why = f"after SIGTERM at a time limit or scancel, Slurm kills a job {seconds} s later"
-    yield Check("slurm.kill_wait").ok(f"{seconds} s", f"{why}; the batch scripts have their warning before that")
-
-    allowed, most = config.number("JobRequeue") != 0, config.number("MaxBatchRequeue")
-    fact = f"JobRequeue={int(allowed)}" + (f", MaxBatchRequeue={most}" if most is not None else "")
-    why = ", which counts more; a script of your own needs it, too"
-    if allowed:
-        why = " themselves; agents requeue by scontrol, which MaxBatchRequeue does not count"
-    yield Check("slurm.requeue").ok(fact, f"the batch scripts ask for --requeue{why}")
-
-    text = config.parameters("AuthInfo").get("cred_expire", "")
-    seconds = (int(text) if text.isdigit() else _CRED_EXPIRE) + 1
-    expedited = "enable_expedited_requeue" in config.parameters("SlurmctldParameters")
-    beside = "; `--requeue=expedite` is allowed" if expedited else ""
-    why = f"a requeued job can start {seconds} s later at the earliest (AuthInfo, cred_expire)"
-    yield Check("slurm.requeue_delay").ok(f"{seconds} s{beside}", why)
-
-    fact, why = "off", "preempted jobs get SIGTERM, and the signal of --signal means the time limit"
-    preempt = "send_user_signal" in config.parameters("PreemptParameters")
-    if preempt or "preempt_send_user_signal" in config.parameters("SlurmctldParameters"):
-        fact, why = "on", "a preempted job gets the signal of --signal in place of SIGTERM"
-        why = f"{why}: agents ask scontrol which of both it is, so it has to answer on the nodes"
-    yield Check("slurm.send_user_signal").ok(fact, why)
-
-    value = config.number("KillOnBadExit") or 0
-    why = "the batch scripts start agents with --kill-on-bad-exit=0; an srun of your own needs it"
-    yield Check("slurm.kill_on_bad_exit").ok(str(value), why + (" here" if value else ", too"))
 
 
 def _proctrack(config: ClusterConfig) -> Finding:

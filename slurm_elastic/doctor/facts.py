@@ -15,13 +15,11 @@ class SlurmFacts:
         config: The configuration; None if slurmctld does not answer.
         partitions: All partitions that the user may see.
         qos: All QOS, empty without slurmdbd.
-        submit_limits: Limits on the number of this user's jobs.
     """
 
     config: ClusterConfig | None = None
     partitions: tuple[PartitionView, ...] = ()
     qos: tuple[QosView, ...] = ()
-    submit_limits: tuple[str, ...] = ()
 
     def chosen(self, partition: str) -> list[PartitionView]:
         """Return the partitions that ``--partition`` names, several of them separated by commas; else the default."""
@@ -77,13 +75,11 @@ class NodeFacts:
         shared_memory_error: Why no file can be made in /dev/shm; empty if it can.
         descriptors_soft, descriptors_hard: Limits on open files.
         locked_memory: Soft limit in bytes; -1 for none.
-        has_membarrier: True if membarrier(2) works.
         ptrace_scope: kernel.yama.ptrace_scope; None without Yama.
         has_py_spy: True if py-spy is in PATH.
         controller_offset: Seconds by which the clock here is ahead of the controller's; None if scontrol gets no answer
             here.
         has_squeue: True if squeue gets an answer here.
-        submit_refusal: Why sbatch takes no job of this user here; empty if it does.
         failure_domain: Label of what Slurm says fails together with this node; empty if it says nothing.
         address: Address by which other nodes would reach this one; empty if none can be chosen.
         address_error: Why none can be chosen.
@@ -106,12 +102,10 @@ class NodeFacts:
     descriptors_soft: int = 0
     descriptors_hard: int = 0
     locked_memory: int = -1
-    has_membarrier: bool = True
     ptrace_scope: int | None = None
     has_py_spy: bool = False
     controller_offset: float | None = None
     has_squeue: bool = True
-    submit_refusal: str = ""
     failure_domain: str = ""
     address: str = ""
     address_error: str = ""
@@ -129,7 +123,6 @@ class LinkFacts:
         leader_port_error: Why a port such as a leader's cannot be reached there; empty if it can.
         free_port_error: The same for a port of the kernel's own choice, such as the worker store's.
         round_trip: Median time in seconds of a message and its answer; None if there was none.
-        clock_offset: Seconds by which the clock there is ahead of the one here.
         file_delay: Seconds until a new file of the other node was seen here; None if it was not.
     """
 
@@ -137,7 +130,6 @@ class LinkFacts:
     leader_port_error: str = ""
     free_port_error: str = ""
     round_trip: float | None = None
-    clock_offset: float | None = None
     file_delay: float | None = None
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import getpass
 import os
 import platform
 import re
@@ -20,7 +19,6 @@ from typing import Any
 
 from slurm_elastic._version import __version__
 from slurm_elastic.agent.workers.torch_hooks import require_torch
-from slurm_elastic.control import has_membarrier
 from slurm_elastic.doctor.facts import EtcdFacts, GpuFacts, NodeFacts, RunDirFacts, SavingFacts, SlurmFacts, TorchFacts
 from slurm_elastic.errors import SlurmElasticError, UsageError, did_you_mean
 from slurm_elastic.observe.find import newest_runs
@@ -68,9 +66,7 @@ def slurm_facts(controller: Controller) -> SlurmFacts:
         return SlurmFacts()
     # Without slurmdbd sacctmgr fails after a while.
     qos = controller.qos() if config.text("PreemptType") == "preempt/qos" else ()
-    accounting = config.text("AccountingStorageType") == "accounting_storage/slurmdbd"
-    limits = controller.submit_limits(getpass.getuser()) if accounting else ()
-    return SlurmFacts(config, controller.partitions() or (), qos or (), limits)
+    return SlurmFacts(config, controller.partitions() or (), qos or ())
 
 
 def require_partition(facts: SlurmFacts, partition: str, nodes: int | None) -> None:
@@ -128,12 +124,10 @@ def node_facts(
         descriptors_soft=soft,
         descriptors_hard=hard,
         locked_memory=locked,
-        has_membarrier=has_membarrier(),
         ptrace_scope=int(scope) if scope else None,
         has_py_spy=shutil.which("py-spy") is not None,
         controller_offset=now - config.now if config else None,
         has_squeue=controller.own_jobs() is not None,
-        submit_refusal=controller.submit_refusal(),
         own_name_address=resolve(socket.gethostname()) or "",
         **_address(node, preference, controller, toward),
     )

@@ -18,7 +18,6 @@ _SHARED_MEMORY = 64 << 20
 _LOCKED_MEMORY = 64 << 20
 _DESCRIPTORS = 4096
 _CLOCK = 5.0
-_WRONG_ORDER = "no agent decides by it, but logs and reports of several nodes are in a wrong order"
 _SLOW_ROUND_TRIP = 0.05
 _SLOW_BANDWIDTH = 10e6
 _SHOWN = 8
@@ -30,9 +29,9 @@ def node_findings(site: SiteFacts) -> list[Finding]:
     results = [*_missing(site), *_software(site), *_failure_domains(site)]
     if site.job and not site.results:
         return results
-    everywhere = (_torch, _descriptors, _clock, _slurm_commands, _submission)
+    everywhere = (_torch, _descriptors, _clock, _slurm_commands)
     # A login node has other devices and mounts than those on which runs train.
-    on_nodes = (_gpus, _shared_memory, _locked_memory, _membarrier, _ptrace, _address) if site.results else ()
+    on_nodes = (_gpus, _shared_memory, _locked_memory, _ptrace, _address) if site.results else ()
     for judge in (*everywhere, *on_nodes):
         for result in merged(replace(judge(node), nodes=(node.node,)) for node in site.nodes):
             results.append(result if site.results else replace(result, nodes=()))
@@ -167,14 +166,6 @@ def _locked_memory(node: NodeFacts) -> Finding:
     return check.ok(size_text(limit), "InfiniBand needs more; other networks do not")
 
 
-def _membarrier(node: NodeFacts) -> Finding:
-    check = Check("node.membarrier")
-    if node.has_membarrier:
-        return check.ok("works", "all ranks stop at one step")
-    why = "the agent waits 50 ms instead when all ranks stop at one step"
-    return check.ok("not here: Linux before 4.16, or a seccomp filter", why)
-
-
 def _ptrace(node: NodeFacts) -> Finding:
     check, scope = Check("node.ptrace"), node.ptrace_scope
     there = "is" if node.has_py_spy else "is not"
@@ -193,7 +184,8 @@ def _clock(node: NodeFacts) -> Finding:
     if offset is None:
         return check.unknown("the controller's time is not known here", "logs may be in a wrong order")
     if abs(offset) > _CLOCK:
-        return check.limit(f"{offset:+.0f} s against the controller", _WRONG_ORDER, "have the clock set by NTP")
+        why = "no agent decides by it, but logs and reports of several nodes are in a wrong order"
+        return check.limit(f"{offset:+.0f} s against the controller", why, "have the clock set by NTP")
     return check.ok(f"within {_CLOCK:g} s of the controller", "logs of several nodes are in order")
 
 
@@ -209,12 +201,6 @@ def _slurm_commands(node: NodeFacts) -> Finding:
         "make Slurm's commands, slurm.conf and munge's socket available here, in a container by bind mounts "
         "(docs/howto/containers.md); the batch script requeues from outside of it",
     )
-
-
-def _submission(node: NodeFacts) -> Finding:
-    why = "slurm-elastic grow and resize ask for further jobs by sbatch; runs themselves do without"
-    refusal = node.submit_refusal and f"sbatch takes no job here: {node.submit_refusal}"
-    return Check("node.submission").ok(refusal or "sbatch takes jobs", why)
 
 
 def _address(node: NodeFacts) -> Finding:
@@ -243,7 +229,6 @@ def network_findings(site: SiteFacts) -> Iterator[Finding]:
     yield _ports(site, "leader_port", "below the ephemeral range", "agents meet at")
     yield _ports(site, "free_port", "of the kernel's choice", "worker store and gloo listen at")
     yield _round_trip(site)
-    yield _clocks(site)
     yield from _collectives(site)
 
 
@@ -266,34 +251,16 @@ def _links(site: SiteFacts) -> list[tuple[str, LinkFacts]]:
     return [(result.facts.node, link) for result in site.results for link in result.links]
 
 
-def _worst(site: SiteFacts, name: str) -> tuple[float, str, str] | None:
-    """Return the largest value of a fact about ways, with the nodes at both ends; None if no way has it."""
-    values = ((getattr(link, name), here, link.peer) for here, link in _links(site))
-    return max(((abs(value), *nodes) for value, *nodes in values if value is not None), default=None)
-
-
 def _round_trip(site: SiteFacts) -> Finding:
     check = Check("network.round_trip")
-    worst = _worst(site, "round_trip")
-    if worst is None:
+    measured = [(link.round_trip, here, link.peer) for here, link in _links(site) if link.round_trip is not None]
+    if not measured:
         return check.unknown("no message was answered", "a step of training takes many round trips")
-    longest, here, there = worst
-    measured = f"at most {longest * 1000:.2f} ms, from {here} to {there}"
+    longest, here, there = max(measured)
+    fact = f"at most {longest * 1000:.2f} ms, from {here} to {there}"
     why = "an unplanned new round takes a few round trips, a step of training many"
     fix = "see whether the nodes are busy, or give --interface"
-    return check.limit_if(longest > _SLOW_ROUND_TRIP, measured, why, fix, (here, there))
-
-
-def _clocks(site: SiteFacts) -> Finding:
-    check = Check("network.clocks")
-    worst = _worst(site, "clock_offset")
-    if worst is None:
-        return check.unknown("no node has told its time", "logs may be in a wrong order")
-    largest, here, there = worst
-    measured = f"at most {largest:.3f} s apart, {here} and {there}"
-    if largest > _CLOCK:
-        return check.limit(measured, _WRONG_ORDER, "have the clocks set by NTP", (here, there))
-    return check.ok(measured, "logs of several nodes are in order")
+    return check.limit_if(longest > _SLOW_ROUND_TRIP, fact, why, fix, (here, there))
 
 
 def _collectives(site: SiteFacts) -> Iterator[Finding]:

@@ -1,4 +1,4 @@
-"""Connections between the nodes of the doctor's job: reachable ports, round trips, clocks, delays of files.
+"""Connections between the nodes of the doctor's job: reachable ports, round trips, delays of files.
 
 Every node serves two ports and asks the others. Both sides prove that they know the secret of the doctor's run before
 anything else is read, so other users of the cluster can make a check fail, but not give it another result; messages are
@@ -23,10 +23,11 @@ from slurm_elastic.slurm import ephemeral_low, port_sequence
 
 _CONTEXT = b"slurm_elastic doctor 1\0"
 _NONCE = 32
-_ECHO, _CLOCK, _FILE = b"echo", b"clock", b"file"
+_ECHO, _FILE = b"echo", b"file"
 _ROUNDS = 20
-_CONNECT = 3.0
-"""Seconds in which a node answers that no firewall hides, unless the network loses packets."""
+_CONNECT = 4.0
+"""Seconds in which a node answers that no firewall hides. Linux asks at once and after 1 and 3 s (kernel documentation,
+ip-sysctl, tcp_syn_retries: an initial RTO of 1 s, then doubled), so the network may lose two packets."""
 _ANSWER = 10.0
 _FILE_SEEN = 8.0
 """Seconds to wait for a file: an NFS client asks for a name that it has looked for before after 3 to 60 s (acdirmin and
@@ -67,7 +68,7 @@ def _serve(accepted: socket.socket, run_dir: RunDir, node: str) -> None:
             if message.startswith(_FILE):
                 with contextlib.suppress(RunDirError):
                     run_dir.publish_record({}, _file_name(node, message[len(_FILE) :].decode()))
-            peer.send_bytes(repr(time.time()).encode() if message == _CLOCK else message)
+            peer.send_bytes(message)
 
 
 def ask_peer(run_dir: RunDir, here: str, peer: ProbeResult) -> LinkFacts:
@@ -80,27 +81,19 @@ def ask_peer(run_dir: RunDir, here: str, peer: ProbeResult) -> LinkFacts:
     """
     there, address = peer.facts.node, peer.facts.address
     leader, leader_error = _connect(address, peer.leader_port)
-    connected, error_of_free = _connect(address, peer.free_port)
-    # Where one of them answers, a firewall hides the other one, or the network has lost what asked it: Linux asks at
-    # once and after 1 and 3 s (kernel documentation, ip-sysctl, tcp_syn_retries: an initial RTO of 1 s, then doubled).
-    if connected is not None and leader_error:
-        leader, leader_error = _connect(address, peer.leader_port)
-    elif connected is None and leader is not None:
-        connected, error_of_free = _connect(address, peer.free_port)
     if leader is not None:
         leader.close()
+    connected, error_of_free = _connect(address, peer.free_port)
     if connected is None:
         return LinkFacts(there, leader_error, error_of_free)
     try:
         with _connection(connected) as connection:
             _prove(connection, run_dir.secret(), "asks", "serves")
-            times = [_timed(connection, _ECHO)[0] for _ in range(_ROUNDS)]
-            took, clock = _timed(connection, _CLOCK)
-            offset = float(clock) - (time.time() - took / 2)
+            times = [_timed(connection, _ECHO) for _ in range(_ROUNDS)]
             delay = _file_delay(run_dir, here, there, connection)
     except (OSError, EOFError, AuthenticationError, ValueError) as error:
         return LinkFacts(there, leader_error, f"its answer is not that of the doctor ({why(error)})")
-    return LinkFacts(there, leader_error, "", statistics.median(times), offset, delay)
+    return LinkFacts(there, leader_error, "", statistics.median(times), delay)
 
 
 def _connect(address: str, port: int) -> tuple[socket.socket | None, str]:
@@ -138,11 +131,11 @@ def _receive(connection: Connection) -> bytes:
     return connection.recv_bytes(256)
 
 
-def _timed(connection: Connection, message: bytes) -> tuple[float, bytes]:
+def _timed(connection: Connection, message: bytes) -> float:
     begin = time.monotonic()
     connection.send_bytes(message)
-    answer = _receive(connection)
-    return time.monotonic() - begin, answer
+    _receive(connection)
+    return time.monotonic() - begin
 
 
 def _file_delay(run_dir: RunDir, here: str, there: str, connection: Connection) -> float | None:

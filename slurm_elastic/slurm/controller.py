@@ -144,27 +144,6 @@ class Controller:
             output.parse_qos, "sacctmgr", "--noheader", "--parsable2", "show", "qos", f"format={output.QOS_FORMAT}"
         )
 
-    def submit_refusal(self) -> str:
-        """Return why sbatch takes no job from this user here; empty if it does. No job is submitted."""
-        answer = self._ask("sbatch", "--test-only", "--wrap=true")
-        if answer is None:
-            return "there is no sbatch, or it gets no answer"
-        lines = [line.removeprefix("sbatch: ").removeprefix("error: ") for line in answer.stderr.splitlines()]
-        return "; ".join(filter(None, lines)) or "sbatch fails" if answer.returncode else ""
-
-    def submit_limits(self, user: str) -> tuple[str, ...]:
-        """Return the limits on the number of this user's jobs; empty for none, or if slurmdbd does not answer."""
-        show = ("sacctmgr", "--noheader", "--parsable2", "show")
-        accounts = self._ask(*show, "assoc", f"user={user}", "format=Account,MaxJobs,MaxSubmit")
-        qos = self._ask(*show, "qos", "format=Name,MaxJobsPU,MaxSubmitPU")
-        named = (("account", accounts), ("QOS", qos))
-        return tuple(
-            f"{name} {limits}"
-            for name, answer in named
-            if answer and not answer.returncode
-            for limits in output.parse_limits(answer.stdout)
-        )
-
     def grace(self, view: output.JobView, preempt_type: str) -> int | None:
         """Return GraceTime in seconds of the QOS or partition of a job; None if Slurm does not answer.
 

@@ -363,16 +363,3 @@ def parse_qos(text: str) -> tuple[QosView, ...]:
             name, grace, mode = words
             qos.append(QosView(name, parse_duration(grace) or 0, "" if mode.lower() == "cluster" else mode.upper()))
     return tuple(qos)
-
-
-def parse_limits(text: str) -> tuple[str, ...]:
-    """Parse the lines of sacctmgr with a name and its limits on running and on submitted jobs."""
-    lines = [line.split("|") for line in text.splitlines()]
-    return tuple(
-        f"{words[0]}: "
-        + ", ".join(
-            f"{limit}={value}" for limit, value in zip(("MaxJobs", "MaxSubmitJobs"), words[1:], strict=True) if value
-        )
-        for words in lines
-        if len(words) == 3 and any(words[1:])
-    )

@@ -158,9 +158,8 @@ def test_planted_faults_are_found_and_nothing_else(jobs: Jobs, cluster: Cluster,
     assert (python["level"], python["nodes"]) == ("limit", ["n2"])
     assert "3.9.1 on n2" in python["found"]
     assert (level(found, "node.clock", "n1"), level(found, "node.clock", "n2")) == ("ok", "limit")
-    assert level(found, "network.clocks", "n2") == "limit"
     planted = {"slurm.preemption", "slurm.grace", "node.shared_memory", "node.descriptors", "node.package"}
-    planted |= {"node.python", "node.clock", "network.clocks"}
+    planted |= {"node.python", "node.clock"}
     rest = {each["check"]: each for each in found if each["check"] not in planted | TIMING | {"network.gloo"}}
     assert {name: each for name, each in rest.items() if each["level"] in ("limit", "broken")} == {}
     assert {"node.answers", "network.leader_port", "network.free_port", "run_dir.shared"} < set(rest)
@@ -189,7 +188,7 @@ def test_closed_ports_a_loopback_a_torch_that_fails_and_a_node_without_slurm_are
     for check, here, there in (("network.leader_port", "n2", "n1"), ("network.free_port", "n1", "n2")):
         broken = wrong.pop(check)
         assert (broken["level"], broken["nodes"]) == ("broken", [there])
-        assert broken["found"] == f"{here} does not reach {there}: no answer within 3 s"
+        assert broken["found"] == f"{here} does not reach {there}: no answer within 4 s"
     # Agents give gloo the interface of a node whose name leads to a loopback address.
     assert level(found, "network.address", "n2") == "ok"
     assert "libcudart.so.13" in wrong["node.torch"]["found"]

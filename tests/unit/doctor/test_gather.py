@@ -156,9 +156,7 @@ def test_a_peer_is_reached_on_both_ports_and_its_file_is_seen(tmp_path: Path) ->
     link = ask_peer(run_dir, "n1", peer(serve_peers(run_dir, "n2")))
     assert (link.leader_port_error, link.free_port_error) == ("", "")
     assert link.round_trip is not None
-    assert link.clock_offset is not None
     assert link.file_delay is not None
-    assert abs(link.clock_offset) < 5
 
 
 def test_a_closed_port_is_told_by_the_words_of_the_kernel(tmp_path: Path) -> None:
@@ -168,27 +166,6 @@ def test_a_closed_port_is_told_by_the_words_of_the_kernel(tmp_path: Path) -> Non
     ports = serve_peers(run_dir, "n2")
     assert ask_peer(run_dir, "n1", peer(ports, leader_port=closed)).leader_port_error == "Connection refused"
     assert ask_peer(run_dir, "n1", peer(ports, free_port=closed)).free_port_error == "Connection refused"
-
-
-@pytest.mark.parametrize("port", [0, 1], ids=["leader", "free"])
-@pytest.mark.parametrize(("times", "error"), [(1, ""), (2, "no answer within 3 s")])
-def test_a_port_is_closed_if_it_is_silent_twice_while_the_other_one_answers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, port: int, times: int, error: str
-) -> None:
-    run_dir = opened(tmp_path)
-    ports = serve_peers(run_dir, "n2")
-    connect, lost = socket.create_connection, [ports[port]] * times
-
-    def losing(address: tuple[str, int], timeout: float) -> socket.socket:
-        if address[1] in lost:
-            lost.remove(address[1])
-            raise TimeoutError
-        return connect(address, timeout)
-
-    monkeypatch.setattr(socket, "create_connection", losing)
-    link = ask_peer(run_dir, "n1", peer(ports))
-    assert (link.leader_port_error, link.free_port_error)[port] == error
-    assert (link.leader_port_error, link.free_port_error)[1 - port] == ""
 
 
 def test_a_stranger_at_the_port_is_no_peer(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_elastic.slurm.output import QosView, parse_config, parse_limits, parse_partitions, parse_qos
+from slurm_elastic.slurm.output import QosView, parse_config, parse_partitions, parse_qos
 
 OUTPUTS = Path(__file__).parent / "outputs"
 
@@ -43,8 +43,3 @@ def test_what_is_no_answer() -> None:
     assert parse_config("slurm_load_ctl_conf error: Unable to contact slurm controller\n") is None
     assert parse_partitions("") == ()
     assert parse_qos("a|b\n") == ()
-
-
-def test_limits_on_the_number_of_jobs() -> None:
-    text = "normal||\nlow|4|\nhigh||10\nbad|1\nboth|1|2\n"
-    assert parse_limits(text) == (*("low: MaxJobs=4", "high: MaxSubmitJobs=10", "both: MaxJobs=1, MaxSubmitJobs=2"),)
