@@ -145,18 +145,17 @@ def _grace(site: SiteFacts, config: ClusterConfig, partition: PartitionView) -> 
     from_where = f"{seconds} s" if seconds else f"KillWait, {notice} s"
     # In an allocation and in an array alike; they differ in who has to save.
     why = f"a preempted job has {from_where} from the notice to SIGKILL, and its workers {usable:g} s of it to save"
-    run, needed = (site.saving.run, site.saving.seconds) if site.saving is not None else ("", None)
-    if run:
-        fact += f"; the last checkpoint of run {run} took {needed:g} s, with the end of its workers"
-    elif needed is not None:
-        fact += f"; a checkpoint takes {needed:g} s"
-    if needed is not None and needed > usable:
+    needed = site.checkpoint
+    if needed is None:
+        fix = "give the doctor --checkpoint SECONDS to see whether that is enough, or ask for a GraceTime"
+        return check.limit_if(not seconds, fact, why, fix)
+    fact += f"; a checkpoint takes {needed:g} s"
+    if needed > usable:
         enough = needed + min(RendezvousOptions().leave_margin, needed)
         why += f": too little for a checkpoint of {needed:g} s, so each preemption loses the steps since the last one"
         fix = f"save faster or at shorter intervals, or ask for a GraceTime of {enough:g} s"
         return check.limit(fact, why, fix)
-    fix = "give the doctor --checkpoint SECONDS to see whether that is enough, or ask for a GraceTime"
-    return check.limit_if(not seconds and needed is None, fact, why, fix)
+    return check.ok(fact, why)
 
 
 def _time_limit(partition: PartitionView) -> Finding:

@@ -75,8 +75,6 @@ class NodeFacts:
         shared_memory_error: Why no file can be made in /dev/shm; empty if it can.
         descriptors_soft, descriptors_hard: Limits on open files.
         locked_memory: Soft limit in bytes; -1 for none.
-        ptrace_scope: kernel.yama.ptrace_scope; None without Yama.
-        has_py_spy: True if py-spy is in PATH.
         controller_offset: Seconds by which the clock here is ahead of the controller's; None if scontrol gets no answer
             here.
         has_squeue: True if squeue gets an answer here.
@@ -102,8 +100,6 @@ class NodeFacts:
     descriptors_soft: int = 0
     descriptors_hard: int = 0
     locked_memory: int = -1
-    ptrace_scope: int | None = None
-    has_py_spy: bool = False
     controller_offset: float | None = None
     has_squeue: bool = True
     failure_domain: str = ""
@@ -212,19 +208,6 @@ class EtcdFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class SavingFacts:
-    """The seconds that workers need to save.
-
-    Attributes:
-        seconds: As the user says; or those in which workers of a run have saved and ended at their last planned stop.
-        run: The id of that run; empty where the user says.
-    """
-
-    seconds: float
-    run: str = ""
-
-
-@dataclass(frozen=True, slots=True)
 class SiteFacts:
     """Everything that was gathered.
 
@@ -235,7 +218,7 @@ class SiteFacts:
         partition: The partition of the doctor's job, else that of ``--partition`` or of the template; empty for the
             default one.
         qos: The QOS, in the same way; empty if it is not known.
-        saving: As ``--checkpoint`` says, else of the newest run that tells; None if there is none.
+        checkpoint: The seconds that workers need to save, as ``--checkpoint`` says; None if it is not given.
         expected: The nodes of the doctor's job; empty without one.
         results: What those nodes have found out; without nodes that have written nothing.
         job: Id of that job; empty without one.
@@ -248,7 +231,7 @@ class SiteFacts:
     run_dir: RunDirFacts
     partition: str = ""
     qos: str = ""
-    saving: SavingFacts | None = None
+    checkpoint: float | None = None
     expected: tuple[str, ...] = ()
     results: tuple[ProbeResult, ...] = ()
     job: str = ""

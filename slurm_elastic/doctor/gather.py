@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import platform
 import re
@@ -13,19 +12,17 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from slurm_elastic._version import __version__
 from slurm_elastic.agent.workers.torch_hooks import require_torch
-from slurm_elastic.doctor.facts import EtcdFacts, GpuFacts, NodeFacts, RunDirFacts, SavingFacts, SlurmFacts, TorchFacts
+from slurm_elastic.doctor.facts import EtcdFacts, GpuFacts, NodeFacts, RunDirFacts, SlurmFacts, TorchFacts
 from slurm_elastic.errors import SlurmElasticError, UsageError, did_you_mean
-from slurm_elastic.observe.find import newest_runs
-from slurm_elastic.observe.records import Event, read_records
 from slurm_elastic.rendezvous.records.etcd.config import EtcdConfig
 from slurm_elastic.rendezvous.transport.session import PROTOCOL
-from slurm_elastic.rundir import RunContents, RunDir, RunDirError
+from slurm_elastic.rundir import RunDir
 from slurm_elastic.slurm import (
     AddressPreference,
     Controller,
@@ -45,8 +42,6 @@ _DRIVER = Path("/proc/driver/nvidia/version")
 _RELEASE = r"\b[0-9]+\.[0-9.]+"
 """That of the driver in ``NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  ...``."""
 _MATRIX = 1024
-_RUNS = 3
-"""Runs whose records are read; one of 500 nodes has a thousand files."""
 _ETCD_SECONDS = 10.0
 _ANSWER = 10.0
 """Seconds for df and quota: a file server that does not answer is no reason to wait longer."""
@@ -108,7 +103,6 @@ def node_facts(
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     locked, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     config, now = controller.config(), time.time()
-    scope = _in_file(Path("/proc/sys/kernel/yama/ptrace_scope"), "[0-9]+")
     return NodeFacts(
         node=node,
         python=platform.python_version(),
@@ -124,8 +118,6 @@ def node_facts(
         descriptors_soft=soft,
         descriptors_hard=hard,
         locked_memory=locked,
-        ptrace_scope=int(scope) if scope else None,
-        has_py_spy=shutil.which("py-spy") is not None,
         controller_offset=now - config.now if config else None,
         has_squeue=controller.own_jobs() is not None,
         own_name_address=resolve(socket.gethostname()) or "",
@@ -164,28 +156,6 @@ def run_dir_facts(run_dir: RunDir) -> RunDirFacts:
         write_speed=_LARGE / took,
         record_seconds=min(times),
     )
-
-
-def last_stop(base: Path) -> SavingFacts | None:
-    """Return what the newest run below a directory tells about the time that its workers take to save and end."""
-    for run_dir in newest_runs(base)[:_RUNS]:
-        with contextlib.suppress(RunDirError):
-            seconds = stop_seconds(read_records(RunContents(run_dir), run_dir.run_id).events)
-            if seconds is not None:
-                return SavingFacts(round(seconds, 1), run_dir.run_id)
-    return None
-
-
-def stop_seconds(events: Iterable[Event]) -> float | None:
-    """Return the seconds from the last agreement on a step to stop at to the end of all workers; None without one."""
-    begun: dict[int | None, float] = {}
-    seconds = None
-    for event in events:
-        if event.kind == "round_ending":
-            begun.setdefault(event.round, event.time)
-        elif event.kind == "round_ended" and event.whole("step") and event.round in begun:
-            seconds = event.time - begun[event.round]
-    return seconds
 
 
 def etcd_facts(config: EtcdConfig) -> EtcdFacts:

@@ -31,7 +31,7 @@ def node_findings(site: SiteFacts) -> list[Finding]:
         return results
     everywhere = (_torch, _descriptors, _clock, _slurm_commands)
     # A login node has other devices and mounts than those on which runs train.
-    on_nodes = (_gpus, _shared_memory, _locked_memory, _ptrace, _address) if site.results else ()
+    on_nodes = (_gpus, _shared_memory, _locked_memory, _address) if site.results else ()
     for judge in (*everywhere, *on_nodes):
         for result in merged(replace(judge(node), nodes=(node.node,)) for node in site.nodes):
             results.append(result if site.results else replace(result, nodes=()))
@@ -164,19 +164,6 @@ def _locked_memory(node: NodeFacts) -> Finding:
         fix = "ask for LimitMEMLOCK=infinity of slurmd and PropagateResourceLimitsExcept=MEMLOCK"
         return check.limit(size_text(limit), "InfiniBand registers memory that it locks, and NCCL fails without", fix)
     return check.ok(size_text(limit), "InfiniBand needs more; other networks do not")
-
-
-def _ptrace(node: NodeFacts) -> Finding:
-    check, scope = Check("node.ptrace"), node.ptrace_scope
-    there = "is" if node.has_py_spy else "is not"
-    fact = f"py-spy {there} in PATH, ptrace_scope {'absent' if scope is None else scope}"
-    # Documentation/admin-guide/LSM/Yama.rst: an ancestor may trace its descendants with scope 1.
-    if not node.has_py_spy:
-        return check.ok(fact, "with it, the stacks of a hung worker have Python's lines: pip install py-spy")
-    if scope is not None and scope >= 2:
-        why = "py-spy may not look into workers, so the stacks of a hung worker have the kernel's lines only"
-        return check.limit(fact, why, "ask for kernel.yama.ptrace_scope=1, or set PYTHONFAULTHANDLER=1 for workers")
-    return check.ok(fact, "the stacks of a hung worker have Python's lines")
 
 
 def _clock(node: NodeFacts) -> Finding:

@@ -14,8 +14,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from slurm_elastic.agent.option_values import seconds_or_zero
-from slurm_elastic.doctor.facts import NodeFacts, SavingFacts, SiteFacts
-from slurm_elastic.doctor.gather import etcd_facts, last_stop, node_facts, require_partition, run_dir_facts, slurm_facts
+from slurm_elastic.doctor.facts import NodeFacts, SiteFacts
+from slurm_elastic.doctor.gather import etcd_facts, node_facts, require_partition, run_dir_facts, slurm_facts
 from slurm_elastic.doctor.probe import read_result
 from slurm_elastic.errors import UsageError
 from slurm_elastic.rendezvous.records.api import etcd_wanted
@@ -151,7 +151,7 @@ def gather_site(options: argparse.Namespace, sbatch: Mapping[str, str | None]) -
     Raises:
         UsageError: An option is wrong, or there is no Slurm.
     """
-    saving = SavingFacts(seconds_or_zero("--checkpoint", options.checkpoint)) if options.checkpoint else None
+    checkpoint = seconds_or_zero("--checkpoint", options.checkpoint) if options.checkpoint else None
     nodes = None if options.nodes is None else node_count(options.nodes)
     etcd = etcd_wanted(options.rdzv_endpoint, {}, os.environ)
     controller, node = Controller(), os.uname().nodename
@@ -174,6 +174,6 @@ def gather_site(options: argparse.Namespace, sbatch: Mapping[str, str | None]) -
         site,
         # This machine stands in for nodes that were not looked at; torch takes seconds.
         here=site.here if site.job else node_facts(node, AddressPreference(), controller),
-        saving=saving or last_stop(base),
+        checkpoint=checkpoint,
         etcd=etcd_facts(etcd) if etcd else None,
     )

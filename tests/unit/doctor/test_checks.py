@@ -23,7 +23,6 @@ from slurm_elastic.doctor.facts import (
     NodeFacts,
     ProbeResult,
     RunDirFacts,
-    SavingFacts,
     SiteFacts,
 )
 from slurm_elastic.finding import Check, Finding, Level, exit_code, findings_json
@@ -136,27 +135,24 @@ def test_nothing_is_wrong_with_the_test_cluster(release: str) -> None:
 
 
 def test_grace_is_that_of_the_qos() -> None:
-    (found,) = of("slurm.grace", findings(replace(site("26.05"), saving=SavingFacts(15.5))))
+    (found,) = of("slurm.grace", findings(replace(site("26.05"), checkpoint=15.5)))
     assert (found.level, found.found) == (Level.LIMIT, "QOS low: 20 s; a checkpoint takes 15.5 s")
     assert "20 s from the notice to SIGKILL, and its workers 15 s of it to save" in found.why
-    (found,) = of("slurm.grace", findings(replace(site("26.05"), saving=SavingFacts(14))))
+    (found,) = of("slurm.grace", findings(replace(site("26.05"), checkpoint=14)))
     assert found.level is Level.OK
     (found,) = of("slurm.grace", findings(replace(site("26.05"), qos="")))
     assert (found.level, found.found) == (Level.UNKNOWN, "that of the job's QOS: normal 0 s, low 20 s, high 0 s")
 
 
 def test_a_checkpoint_is_held_against_the_grace() -> None:
-    slow = replace(partition(grace=30)(site()), saving=SavingFacts(41))
+    slow = replace(partition(grace=30)(site()), checkpoint=41)
     (found,) = of("slurm.grace", findings(slow))
     assert found.level is Level.LIMIT
     assert found.found == "partition low: 30 s; a checkpoint takes 41 s"
     assert "workers 25 s of it to save: too little for a checkpoint of 41 s" in found.why
     assert "GraceTime of 46 s" in found.fix
     assert of("slurm.grace", findings(partition(grace=46)(slow)))[0].level is Level.OK
-    (found,) = of("slurm.grace", findings(replace(slow, saving=SavingFacts(41, "77"))))
-    assert found.level is Level.LIMIT
-    assert found.found.endswith("30 s; the last checkpoint of run 77 took 41 s, with the end of its workers")
-    (found,) = of("slurm.grace", findings(replace(slow, saving=SavingFacts(25))))
+    (found,) = of("slurm.grace", findings(replace(slow, checkpoint=25)))
     assert found.level is Level.OK
 
 
@@ -198,7 +194,6 @@ FAULTS: list[tuple[Callable[[SiteFacts], SiteFacts], str, Level, str, tuple[str,
     (n2(shared_memory=None), "node.shared_memory", Level.UNKNOWN, "no /dev/shm", ("n2",)),
     (n2(descriptors_soft=256, descriptors_hard=1024), "node.descriptors", Level.LIMIT, "1024 hard", ("n2",)),
     (n2(locked_memory=65536, gpus=(GpuFacts(0, "H"),)), "node.locked_memory", Level.LIMIT, "64 KiB", ("n2",)),
-    (n2(has_py_spy=True, ptrace_scope=2), "node.ptrace", Level.LIMIT, "ptrace_scope 2", ("n2",)),
     (n2(controller_offset=-90.4), "node.clock", Level.LIMIT, "-90 s against the controller", ("n2",)),
     (n2(controller_offset=None), "node.clock", Level.UNKNOWN, "not known", ("n2",)),
     (
@@ -252,7 +247,6 @@ def test_a_fault_is_found_and_is_the_only_one(
         (memory("linux", "UsePss", "OverMemoryKill"), "slurm.memory_accounting", "linux, UsePss,OverMemoryKill"),
         (memory("cgroup", "OverMemoryKill"), "slurm.memory_accounting", "jobacct_gather/cgroup, OverMemoryKill"),
         (n2(own_name_address="127.0.1.1", collective_interface="eth0"), "network.address", "on eth0"),
-        (n2(has_py_spy=True, ptrace_scope=1), "node.ptrace", "ptrace_scope 1"),
         (on_gpus, "node.gpus", "4 x NVIDIA H100; driver 550.54.15, torch is built for CUDA 12.4"),
         (collective(CollectiveFacts("nccl", bandwidth=21e9)), "network.nccl", "21000 MB/s"),
     ],

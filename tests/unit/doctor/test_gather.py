@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import subprocess
@@ -15,12 +14,11 @@ import msgspec
 import pytest
 
 from slurm_elastic import typed_json
-from slurm_elastic.doctor.facts import NodeFacts, ProbeResult, SavingFacts, SlurmFacts
+from slurm_elastic.doctor.facts import NodeFacts, ProbeResult, SlurmFacts
 from slurm_elastic.doctor.gather import (
     _RELEASE,
     _in_file,
     _mount,
-    last_stop,
     node_facts,
     quota_left,
     require_partition,
@@ -131,20 +129,6 @@ def test_the_release_of_the_driver(tmp_path: Path, line: str, release: str) -> N
     (tmp_path / "version").write_text(f"{line}\nGCC version:\n")
     assert _in_file(tmp_path / "version", _RELEASE) == release
     assert _in_file(tmp_path / "none", _RELEASE) == ""
-
-
-def test_the_newest_run_tells_how_long_its_workers_took_to_save(tmp_path: Path, run_dir: RunDir) -> None:
-    run_dir.secret()
-    assert last_stop(tmp_path) is None
-    events: list[dict[str, object]] = [
-        {"event": "round_ending", "round": 0, "step": 9, "time": "2026-11-23T10:00:00+00:00"},
-        {"event": "round_ended", "round": 0, "step": 9, "time": "2026-11-23T10:00:41.250+00:00"},
-        {"event": "round_ending", "round": 1, "step": 19, "time": "2026-11-23T10:10:00+00:00"},
-        {"event": "round_ended", "round": 1, "reason": "node_lost", "time": "2026-11-23T10:11:00+00:00"},
-    ]
-    for event in events:
-        run_dir.append_event("n1", json.dumps({"schema": 1, "node": "n1", "text": "", **event}))
-    assert last_stop(tmp_path) == SavingFacts(41.2, "7")
 
 
 def peer(ports: tuple[int, int], **changed: Any) -> ProbeResult:
