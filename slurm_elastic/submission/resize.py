@@ -52,14 +52,12 @@ class ResizePlan:
         cancel: Jobs that have not started yet, to cancel.
         leave: Nodes whose agents leave, by their job as in `job_of`.
         job: The job that was submitted; empty for none.
-        warning: A line for people; empty for none.
     """
 
     submit: int = 0
     cancel: tuple[str, ...] = ()
     leave: tuple[tuple[str, tuple[str, ...]], ...] = ()
     job: str = ""
-    warning: str = ""
 
 
 def plan_resize(
@@ -206,9 +204,8 @@ def _submit(run_dir: RunDir, plan: ResizePlan, live: LiveRun, options: Mapping[s
             "slurm-elastic template, with job-end wait beside srun, and one run"
         )
     script = further_job(run_dir, started, plan.submit, f"{live.answer.min_nodes}:{live.answer.max_nodes}", options)
-    job = submit([f"--chdir={started.directory}"] if "chdir" not in options else [], script=script.text())
-    changed = f"{started.program} has changed since the run was started: nodes that join run it as it is now"
-    return replace(plan, job=job, warning=changed if started.has_changed() else "")
+    chdir = [f"--chdir={started.directory}"] if "chdir" not in options else []
+    return replace(plan, job=submit(chdir, script=script.text()))
 
 
 def further_job(

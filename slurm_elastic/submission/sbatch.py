@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 import subprocess
@@ -69,8 +68,6 @@ def submit(arguments: Sequence[str] = (), *, script: str | None = None, timeout:
 # The batch script keeps it, where Slurm's commands are, also if the agents run in an image. Of the environment only
 # the settings of the agents are kept: the rest may hold secrets of other programs, and sbatch gives a job that of the
 # shell in which it is called.
-_MOST_BYTES = 16 << 20
-"""A program of more bytes is not compared."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +80,6 @@ class Started:
         arguments: Arguments of the batch script.
         directory: Its working directory.
         variables: Settings of the agents in its environment, PET_* among them.
-        program: What the workers run; empty for a module.
-        digest: SHA-256 of the program's file; empty if there is none that could be read.
     """
 
     script: str
@@ -92,23 +87,15 @@ class Started:
     arguments: tuple[str, ...]
     directory: str
     variables: dict[str, str]
-    program: str = ""
-    digest: str = ""
-
-    def has_changed(self) -> bool:
-        """Return True if the program is another one now."""
-        now = _digest(Path(self.directory, self.program))
-        return bool(self.digest and now) and now != self.digest
 
 
-def keep_start(run_dir: RunDir, job: str, arguments: tuple[str, ...], program: str, controller: Controller) -> bool:
+def keep_start(run_dir: RunDir, job: str, arguments: tuple[str, ...], controller: Controller) -> bool:
     """Keep how the run was started, unless that is kept already. Returns False if slurmctld does not answer.
 
     Args:
         run_dir: The run directory.
         job: The job, as scontrol names it.
         arguments: Arguments of the batch script.
-        program: What the workers run.
         controller: Slurm's controller.
     """
     if run_dir.read_record("command") is not None:
@@ -116,9 +103,7 @@ def keep_start(run_dir: RunDir, job: str, arguments: tuple[str, ...], program: s
     script, options = controller.batch_script(job), controller.requested(job)
     if script is None or options is None:
         return not controller.is_silent
-    started = Started(
-        script, options, arguments, str(Path.cwd()), agent_settings(os.environ), program, _digest(Path(program))
-    )
+    started = Started(script, options, arguments, str(Path.cwd()), agent_settings(os.environ))
     # Its arguments and variables are for its user alone.
     run_dir.claim_record(asdict(started), "command", mode=0o600)
     return True
@@ -132,12 +117,3 @@ def read_start(run_dir: RunDir) -> Started | None:
     except typed_json.JSONError:
         # Of another release.
         return None
-
-
-def _digest(path: Path) -> str:
-    try:
-        if not path.is_file() or path.stat().st_size > _MOST_BYTES:
-            return ""
-        return hashlib.sha256(path.read_bytes()).hexdigest()
-    except OSError:
-        return ""

@@ -94,14 +94,11 @@ def _wait(arguments: Sequence[str]) -> int:
 
 def _keep_start(arguments: Sequence[str]) -> bool:
     """Keep how the run was started, for further jobs of it. Returns False if that has to be tried again."""
-    words = scan(arguments, os.environ)
-    job, runs, _ = _runs_of_this_start(words)
+    job, runs, _ = _runs_of_this_start(scan(arguments, os.environ))
     # Of several runs of a job the batch script does not say which one it starts.
     if job is None or len(runs) > 1:
         return True
-    return run_start(runs[0]) is not None and keep_start(
-        runs[0], job.name, tuple(arguments), words.script or "", Controller()
-    )
+    return run_start(runs[0]) is not None and keep_start(runs[0], job.name, tuple(arguments), Controller())
 
 
 def code_when_over(arguments: Sequence[str]) -> ExitCode | None:

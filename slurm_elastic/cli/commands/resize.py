@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
 from typing import ClassVar
 
@@ -56,8 +55,6 @@ def resize_run(run: argparse.Namespace, options: Options, *, change: int | None 
     from slurm_elastic.submission.resize import resize
 
     done = resize(run_dir, change=change, size=size, options=options)
-    if done.warning:
-        print(f"slurm-elastic: warning: {done.warning}", file=sys.stderr)
     if done.cancel:
         print(f"cancelled before their start: {', '.join(done.cancel)}")
     for job, nodes in done.leave:
