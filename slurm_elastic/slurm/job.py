@@ -41,8 +41,6 @@ class SlurmJob:
 
     job_id: str
     """SLURM_JOB_ID. Elements of an array have one each. Survives a requeue."""
-    partition: str | None
-    """SLURM_JOB_PARTITION."""
     submit_dir: Path | None
     """SLURM_SUBMIT_DIR: where sbatch was called."""
     nodes: tuple[str, ...]
@@ -61,7 +59,7 @@ class SlurmJob:
     restart_count: int
     """How often Slurm requeued the job. Slurm leaves SLURM_RESTART_COUNT unset on the first run: 0."""
     gpus_on_node: int
-    """SLURM_GPUS_ON_NODE, else what SLURM_STEP_GPUS or CUDA_VISIBLE_DEVICES list; 0 if none is set."""
+    """SLURM_GPUS_ON_NODE, else what CUDA_VISIBLE_DEVICES lists; 0 if none is set."""
     reserved_ports: tuple[int, ...]
     """SLURM_STEP_RESV_PORTS, reserved for this step by ``srun --resv-ports``; mostly empty."""
     topology_address: str | None
@@ -135,7 +133,6 @@ class SlurmJob:
         node = variables.own_node(environ, nodes, is_het=bool(het))
         return cls(
             job_id=job_id,
-            partition=variables.present(environ, "SLURM_JOB_PARTITION"),
             submit_dir=Path(text) if (text := variables.present(environ, "SLURM_SUBMIT_DIR")) else None,
             nodes=nodes,
             job_nodes=job_nodes,

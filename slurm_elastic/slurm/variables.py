@@ -8,6 +8,7 @@ test compares.
 from __future__ import annotations
 
 import enum
+import itertools
 import re
 from collections.abc import Mapping, MutableMapping
 
@@ -146,27 +147,9 @@ def count_gpus(environ: Mapping[str, str]) -> int:
     count = optional_number(environ, "SLURM_GPUS_ON_NODE")
     if count is not None:
         return count
-    for name in ("SLURM_STEP_GPUS", "CUDA_VISIBLE_DEVICES"):
-        if name in environ:
-            return _count_devices(environ[name])
-    return 0
-
-
-def _count_devices(text: str) -> int:
-    """Read ``0,2-3`` or UUIDs.
-
-    CUDA stops at the first invalid index, such as -1 (CUDA C Programming Guide, CUDA_VISIBLE_DEVICES).
-    """
-    total = 0
-    for item in filter(None, (item.strip() for item in text.split(","))):
-        span = re.fullmatch(r"([0-9]{1,6})-([0-9]{1,6})", item)
-        if span:
-            total += int(span[2]) - int(span[1]) + 1
-        elif item.startswith("-") or item == "NoDevFiles":
-            break
-        else:
-            total += 1
-    return total
+    devices = filter(None, (item.strip() for item in environ.get("CUDA_VISIBLE_DEVICES", "").split(",")))
+    # CUDA stops at the first invalid index, such as -1 (CUDA C Programming Guide, CUDA_VISIBLE_DEVICES).
+    return len([*itertools.takewhile(lambda device: device[0] != "-" and device != "NoDevFiles", devices)])
 
 
 def job_and_step_nodes(

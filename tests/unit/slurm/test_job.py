@@ -40,7 +40,6 @@ def parsed(environ: dict[str, str]) -> SlurmJob:
 def test_a_real_step_of_an_allocation() -> None:
     assert parsed(recorded("allocation_step.env")) == SlurmJob(
         job_id="1",
-        partition="low",
         submit_dir=Path("/home/ada/work"),
         nodes=("f1", "f2"),
         job_nodes=("f1", "f2"),
@@ -156,8 +155,6 @@ def test_remaining_values() -> None:
         ({}, 0),
         ({"SLURM_GPUS_ON_NODE": "4"}, 4),
         ({"SLURM_GPUS_ON_NODE": "0", "CUDA_VISIBLE_DEVICES": "0,1"}, 0),
-        ({"SLURM_STEP_GPUS": "0,2-3"}, 3),
-        ({"SLURM_STEP_GPUS": "3", "CUDA_VISIBLE_DEVICES": "0,1"}, 1),
         ({"CUDA_VISIBLE_DEVICES": "0,1"}, 2),
         ({"CUDA_VISIBLE_DEVICES": "GPU-5ebe9f43,MIG-8a"}, 2),
         ({"CUDA_VISIBLE_DEVICES": "0,-1,1"}, 1),
