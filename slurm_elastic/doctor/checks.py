@@ -11,7 +11,7 @@ from slurm_elastic.doctor.facts import SiteFacts
 from slurm_elastic.doctor.node_checks import network_findings, node_findings
 from slurm_elastic.finding import Check, Finding
 from slurm_elastic.rendezvous.options import RendezvousOptions
-from slurm_elastic.slurm import NEWEST_RELEASE, OLDEST_RELEASE, ClusterConfig, PartitionView
+from slurm_elastic.slurm import NEWEST_RELEASE, OLDEST_RELEASE, ClusterConfig, PartitionView, QosView
 from slurm_elastic.text import size_text
 
 _CRED_EXPIRE = 120
@@ -80,23 +80,25 @@ def _state(partition: PartitionView) -> Finding:
     return check.ok(fact)
 
 
-def _preempt_mode(site: SiteFacts, config: ClusterConfig, partition: PartitionView) -> str:
+def _preempted_by(site: SiteFacts, config: ClusterConfig, partition: PartitionView) -> PartitionView | QosView | None:
+    """Return whose PreemptMode and GraceTime count; None where it is a QOS that is not known."""
+    if config.text("PreemptType") != "preempt/qos":
+        return partition
+    return next((qos for qos in site.slurm.qos if qos.name == site.qos), None)
+
+
+def _preempt_mode(config: ClusterConfig, preempted_by: PartitionView | QosView | None) -> str:
     """Return the mode in which Slurm preempts jobs of the user here: REQUEUE, CANCEL, SUSPEND or OFF."""
-    kind = config.text("PreemptType")
-    if kind in ("", "preempt/none"):
+    if config.text("PreemptType") in ("", "preempt/none"):
         return "OFF"
-    mode = config.text("PreemptMode").upper()
-    if kind == "preempt/qos":
-        mode = next((qos.preempt_mode for qos in site.slurm.qos if qos.name == site.qos and qos.preempt_mode), mode)
-    elif partition.preempt_mode:
-        mode = partition.preempt_mode.upper()
+    mode = (preempted_by.preempt_mode if preempted_by is not None else "") or config.text("PreemptMode")
     # GANG and WITHIN come beside the mode itself: GANG,SUSPEND.
-    words = [word for word in mode.replace("+", ",").split(",") if word not in ("GANG", "WITHIN", "PRIORITY")]
-    return words[0] if words else "OFF"
+    words = mode.upper().replace("+", ",").split(",")
+    return next((word for word in words if word not in ("", "GANG", "WITHIN", "PRIORITY")), "OFF")
 
 
 def _preemption(site: SiteFacts, config: ClusterConfig, partition: PartitionView) -> Finding:
-    check, mode = Check("slurm.preemption"), _preempt_mode(site, config, partition)
+    check, mode = Check("slurm.preemption"), _preempt_mode(config, _preempted_by(site, config, partition))
     fact = f"{config.text('PreemptType') or 'preempt/none'}, partition {partition.name}: {mode}"
     if mode == "OFF":
         why = "Slurm takes no node from a job here; runs shrink by lost nodes, time limits and drain only"
@@ -120,28 +122,19 @@ def _preemption(site: SiteFacts, config: ClusterConfig, partition: PartitionView
     return check.ok(fact, why)
 
 
-def _grace_seconds(site: SiteFacts, config: ClusterConfig, partition: PartitionView) -> tuple[str, int] | None:
-    """Return whose GraceTime counts, and the seconds; None where it is that of a QOS that is not known."""
-    if config.text("PreemptType") != "preempt/qos":
-        return f"partition {partition.name}", partition.grace
-    own_qos = next((qos for qos in site.slurm.qos if qos.name == site.qos), None)
-    return (f"QOS {own_qos.name}", own_qos.grace) if own_qos else None
-
-
 def _grace(site: SiteFacts, config: ClusterConfig, partition: PartitionView) -> Finding:
-    check = Check("slurm.grace")
-    if _preempt_mode(site, config, partition) in ("OFF", "SUSPEND"):
+    check, preempted_by = Check("slurm.grace"), _preempted_by(site, config, partition)
+    if _preempt_mode(config, preempted_by) in ("OFF", "SUSPEND"):
         return check.ok("no grace, as no job is told to end by preemption")
-    grace = _grace_seconds(site, config, partition)
-    if grace is None:
+    if preempted_by is None:
         graces = ", ".join(f"{qos.name} {qos.grace} s" for qos in site.slurm.qos) or "none is known"
         why = "a preempted job has this time to save"
         return check.unknown(f"that of the job's QOS: {graces}", why, "name the QOS by --qos")
-    name, seconds = grace
+    seconds = preempted_by.grace
     notice = seconds or config.kill_wait
     # The agent needs the rest.
     usable = notice - min(RendezvousOptions().leave_margin, notice / 2)
-    fact = f"{name}: {seconds} s"
+    fact = f"{'partition' if preempted_by is partition else 'QOS'} {preempted_by.name}: {seconds} s"
     from_where = f"{seconds} s" if seconds else f"KillWait, {notice} s"
     # In an allocation and in an array alike; they differ in who has to save.
     why = f"a preempted job has {from_where} from the notice to SIGKILL, and its workers {usable:g} s of it to save"
