@@ -173,13 +173,14 @@ def _is_own(address: str) -> bool:
 
 
 def _of_interface(name: str, facts: AddressFacts) -> str:
-    if name not in facts.interfaces:
-        raise UsageError(f"no interface {name} on {facts.node}; its interfaces are {_listed(facts.interfaces)}")
-    address = facts.interfaces[name]
+    address = facts.interfaces.get(name)
     if address is None:
-        raise UsageError(
-            f"interface {name} of {facts.node} has no address; its interfaces are {_listed(facts.interfaces)}"
+        what = (
+            f"interface {name} of {facts.node} has no address"
+            if name in facts.interfaces
+            else f"no interface {name} on {facts.node}"
         )
+        raise UsageError(f"{what}; its interfaces are {_listed(facts.interfaces)}")
     return address
 
 
@@ -187,15 +188,12 @@ def _of_pattern(pattern: str, facts: AddressFacts) -> str:
     if "{node}" not in pattern:
         raise UsageError(f"host name pattern {pattern!r} lacks {{node}}; write it as in '{{node}}-ib'")
     name = pattern.replace("{node}", facts.node)
-    if name not in facts.resolved:
+    if not _reaches_out(name, facts):
+        address = facts.resolved.get(name)
+        found = f"resolves to the loopback address {address}" if address else "does not resolve"
         raise UsageError(
-            f"host name {name} (from {pattern!r}) does not resolve on {facts.node}; fix the pattern, or give "
-            f"--interface ({_listed(facts.interfaces)})"
-        )
-    if _is_loopback(facts.resolved[name]):
-        raise UsageError(
-            f"host name {name} resolves to {facts.resolved[name]} on {facts.node}, which no other node reaches; "
-            f"give --interface ({_listed(facts.interfaces)})"
+            f"host name {name} (from {pattern!r}) {found} on {facts.node}; fix the pattern, or give --interface "
+            f"({_listed(facts.interfaces)})"
         )
     return name
 

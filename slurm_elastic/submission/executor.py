@@ -202,7 +202,7 @@ class ElasticExecutor(slurm.SlurmExecutor):
                 raise UnknownParameterError(f"no parameter {name!r}; {fix}")
             named[name] = value
         merged = {**self.parameters, **named}
-        self._planned((), merged)
+        self.plan((), merged)
         self.parameters = merged
 
     def _nodes(self, nodes: int | None) -> NodeRange:
@@ -214,15 +214,14 @@ class ElasticExecutor(slurm.SlurmExecutor):
         # With a maximum alone the job takes the nodes that are free, at least one.
         return NodeRange(1 if self.min_nodes is None else self.min_nodes, most)
 
-    def plan(self, program: tuple[str, ...]) -> BatchScript:
+    def plan(self, program: tuple[str, ...], parameters: Mapping[str, Any] | None = None) -> BatchScript:
         """Return the plan of a submission: its batch script.
 
         Args:
             program: What the workers run, with its arguments; options of the agents may stand before it.
+            parameters: In place of those of the executor.
         """
-        return self._planned(program, self.parameters)
-
-    def _planned(self, program: tuple[str, ...], parameters: Mapping[str, Any]) -> BatchScript:
+        parameters = self.parameters if parameters is None else parameters
         translated, without = _sbatch_options(parameters)
         delay = parameters.get("signal_delay_s")
         if delay is not None and (isinstance(delay, bool) or not isinstance(delay, int) or delay < 0):

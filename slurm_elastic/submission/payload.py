@@ -181,9 +181,8 @@ def _dump(delayed: utils.DelayedSubmission, path: Path, max_gb: float) -> None:
             f"max_pickle_size_gb, which is {max_gb:g}"
         )
     try:
-        path.touch()
         # Whatever the umask: nodes load no function that others may have written.
-        path.chmod(0o600)
+        path.touch(0o600)
         path.write_bytes(content)
     except OSError as error:
         path.unlink(missing_ok=True)

@@ -63,7 +63,7 @@ def test_choice(preference: AddressPreference, known: AddressFacts, chosen: str)
         (
             AddressPreference(host_pattern="{node}-ib"),
             facts(resolved={"n7-ib": "127.0.1.1"}),
-            ("n7-ib resolves to 127.0.1.1", "--interface"),
+            ("resolves to the loopback address 127.0.1.1 on n7", "--interface"),
         ),
         (NO_PREFERENCE, facts(route="127.0.0.1"), ("no address by which other nodes reach n7", "--local-addr")),
         (
