@@ -47,12 +47,10 @@ class GpuFacts:
     """One GPU, after a product of two matrices.
 
     Attributes:
-        index: Number of the device in this process.
         name: Its model.
         error: Why the product is wrong or could not be made; empty if it is right.
     """
 
-    index: int
     name: str
     error: str = ""
 

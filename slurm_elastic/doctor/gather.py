@@ -195,10 +195,10 @@ def _gpu_facts() -> Iterator[GpuFacts]:
             name = torch.cuda.get_device_name(index)
             made = (left.to(index) @ right.to(index)).cpu()
         except RuntimeError as error:
-            yield GpuFacts(index, name, str(error).splitlines()[0])
+            yield GpuFacts(name, str(error).splitlines()[0])
             continue
         wrong = int((made != expected).sum())
-        yield GpuFacts(index, name, f"{wrong} of {made.numel()} elements are wrong" if wrong else "")
+        yield GpuFacts(name, f"{wrong} of {made.numel()} elements are wrong" if wrong else "")
 
 
 def _in_file(path: Path, pattern: str) -> str:

@@ -117,7 +117,7 @@ def _gpus(node: NodeFacts) -> Finding:
     check, cuda = Check("node.gpus"), node.torch.cuda
     names = Counter(gpu.name for gpu in node.gpus)
     shown = ", ".join(f"{count} x {name}" for name, count in names.items()) or "none"
-    wrong = [f"GPU {gpu.index}: {gpu.error}" for gpu in node.gpus if gpu.error]
+    wrong = [f"GPU {index}: {gpu.error}" for index, gpu in enumerate(node.gpus) if gpu.error]
     if wrong:
         why = "a product of two matrices failed or was wrong"
         return check.broken("; ".join(wrong), why, "have this GPU looked at, and leave out the node by --exclude")

@@ -175,12 +175,9 @@ def _is_own(address: str) -> bool:
 def _of_interface(name: str, facts: AddressFacts) -> str:
     address = facts.interfaces.get(name)
     if address is None:
-        what = (
-            f"interface {name} of {facts.node} has no address"
-            if name in facts.interfaces
-            else f"no interface {name} on {facts.node}"
+        raise UsageError(
+            f"no interface {name} with an address on {facts.node}; its interfaces are {_listed(facts.interfaces)}"
         )
-        raise UsageError(f"{what}; its interfaces are {_listed(facts.interfaces)}")
     return address
 
 

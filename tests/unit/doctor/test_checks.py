@@ -96,7 +96,7 @@ def collective(found: CollectiveFacts) -> Callable[[SiteFacts], SiteFacts]:
 def on_gpus(site: SiteFacts) -> SiteFacts:
     """Node n2 has GPUs, and all of them belong to the job."""
     torch_facts = replace(site.results[1].facts.torch, cuda="12.4")
-    gpus = tuple(GpuFacts(index, "NVIDIA H100") for index in range(4))
+    gpus = (GpuFacts("NVIDIA H100"),) * 4
     driver = "550.54.15"
     return n2(torch=torch_facts, gpus=gpus, job_gpus=4, nvidia_driver=driver, locked_memory=-1)(site)
 
@@ -187,13 +187,13 @@ FAULTS: list[tuple[Callable[[SiteFacts], SiteFacts], str, Level, str, tuple[str,
     (n2(package="0.1.0", protocol=4), "node.package", Level.BROKEN, "0.1.0 on n2", ("n2",)),
     (torch(error="torch 2.1 is older; pip install"), "node.torch", Level.BROKEN, "torch 2.1 is older", ("n2",)),
     (torch(release="9.1.0"), "node.torch", Level.UNKNOWN, "9.1.0", ("n2",)),
-    (n2(gpus=(GpuFacts(0, "H", "3 wrong"),), locked_memory=-1), "node.gpus", Level.BROKEN, "GPU 0: 3 wrong", ("n2",)),
+    (n2(gpus=(GpuFacts("H", "3 wrong"),), locked_memory=-1), "node.gpus", Level.BROKEN, "GPU 0: 3 wrong", ("n2",)),
     (n2(job_gpus=4), "node.gpus", Level.BROKEN, "no NVIDIA driver is loaded, this torch is a CPU build", ("n2",)),
     (n2(shared_memory_error="Read-only file system"), "node.shared_memory", Level.BROKEN, "Read-only", ("n2",)),
     (n2(shared_memory=32 << 20), "node.shared_memory", Level.LIMIT, "32 MiB free", ("n2",)),
     (n2(shared_memory=None), "node.shared_memory", Level.UNKNOWN, "no /dev/shm", ("n2",)),
     (n2(descriptors_soft=256, descriptors_hard=1024), "node.descriptors", Level.LIMIT, "1024 hard", ("n2",)),
-    (n2(locked_memory=65536, gpus=(GpuFacts(0, "H"),)), "node.locked_memory", Level.LIMIT, "64 KiB", ("n2",)),
+    (n2(locked_memory=65536, gpus=(GpuFacts("H"),)), "node.locked_memory", Level.LIMIT, "64 KiB", ("n2",)),
     (n2(controller_offset=-90.4), "node.clock", Level.LIMIT, "-90 s against the controller", ("n2",)),
     (n2(controller_offset=None), "node.clock", Level.UNKNOWN, "not known", ("n2",)),
     (
