@@ -45,7 +45,7 @@ class AddressFacts:
     node_addr: str | None = None
     """Slurm's NodeAddr; None if unknown."""
     interfaces: Mapping[str, str | None] = field(default_factory=dict)
-    """Addresses of the interfaces; None for an interface without address."""
+    """IPv4 addresses of the interfaces; None for an interface without one."""
     resolved: Mapping[str, str] = field(default_factory=dict)
     """Addresses of the names that were looked up, without names that do not resolve."""
     route: str | None = None
@@ -176,7 +176,7 @@ def _of_interface(name: str, facts: AddressFacts) -> str:
     address = facts.interfaces.get(name)
     if address is None:
         raise UsageError(
-            f"no interface {name} with an address on {facts.node}; its interfaces are {_listed(facts.interfaces)}"
+            f"no interface {name} with an IPv4 address on {facts.node}; its interfaces are {_listed(facts.interfaces)}"
         )
     return address
 
@@ -205,7 +205,7 @@ def _is_loopback(address: str) -> bool:
 
 
 def _listed(interfaces: Mapping[str, str | None]) -> str:
-    return ", ".join(f"{name} {address or 'without address'}" for name, address in interfaces.items()) or "none"
+    return ", ".join(f"{name} {address or 'without IPv4 address'}" for name, address in interfaces.items()) or "none"
 
 
 def _resolve_all(*names: str | None) -> dict[str, str]:
@@ -214,8 +214,8 @@ def _resolve_all(*names: str | None) -> dict[str, str]:
 
 
 def _interfaces() -> dict[str, str | None]:
-    six = _ipv6_addresses()
-    return {name: _ipv4_address(name) or six.get(name) for _, name in socket.if_nameindex()}
+    # The workers' store listens on IPv4 alone, see `rendezvous.worker_store.ReservedPort`.
+    return {name: _ipv4_address(name) for _, name in socket.if_nameindex()}
 
 
 def _ipv4_address(interface: str) -> str | None:
@@ -225,22 +225,6 @@ def _ipv4_address(interface: str) -> str | None:
         except OSError:
             return None
     return socket.inet_ntoa(answer[20:24])
-
-
-def _ipv6_addresses() -> dict[str, str]:
-    """Return interfaces and the first address of each that has global or host scope.
-
-    proc(5): address, index, prefix, scope, flags, name.
-    """
-    try:
-        lines = Path("/proc/net/if_inet6").read_text().splitlines()
-    except OSError:
-        return {}
-    return {
-        name: str(ipaddress.IPv6Address(int(digits, 16)))
-        for digits, _, _, scope, _, name in (line.split() for line in reversed(lines))
-        if scope in ("00", "10")
-    }
 
 
 def _route(toward: str | None) -> str | None:

@@ -65,7 +65,7 @@ def test_a_failed_run_is_1_everywhere_and_its_root_cause_is_said_last(allocate: 
 @pytest.mark.parametrize(
     ("options", "line"),
     [
-        (["--interface=nothing0", "--local-addr="], "no interface nothing0 with an address on 127.0.0.1; "),
+        (["--interface=nothing0", "--local-addr="], "no interface nothing0 with an IPv4 address on 127.0.0.1; "),
         (["--hang-timeout=1", "--no-watchdog"], "--hang-timeout needs the watchdog: leave out --no-watchdog"),
         (["--worker-signal=SIGKILL"], "--worker-signal 'SIGKILL' is none of SIGUSR1, SIGUSR2"),
         (["--health-token-file=/nonexistent"], "--health-token-file /nonexistent: No such file"),

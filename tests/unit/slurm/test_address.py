@@ -55,9 +55,9 @@ def test_choice(preference: AddressPreference, known: AddressFacts, chosen: str)
         (
             AddressPreference(interface="ib9"),
             facts(),
-            ("no interface ib9 with an address on n7", "lo 127.0.0.1", "ib1 without address"),
+            ("no interface ib9 with an IPv4 address on n7", "lo 127.0.0.1", "ib1 without IPv4 address"),
         ),
-        (AddressPreference(interface="ib1"), facts(), ("no interface ib1 with an address on n7", "ib0 10.1.0.7")),
+        (AddressPreference(interface="ib1"), facts(), ("no interface ib1 with an IPv4 address on n7", "ib0 10.1.0.7")),
         (AddressPreference(host_pattern="node-ib"), facts(), ("lacks {node}", "'{node}-ib'")),
         (AddressPreference(host_pattern="{node}-ib"), facts(), ("n7-ib", "does not resolve on n7", "eth0 10.0.0.7")),
         (
