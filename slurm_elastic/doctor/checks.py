@@ -210,10 +210,8 @@ def _slurmd_timeout(config: ClusterConfig) -> Finding:
 
 
 def _unkillable(config: ClusterConfig) -> Finding:
-    check, seconds = Check("slurm.unkillable_step"), config.number("UnkillableStepTimeout")
+    check, seconds = Check("slurm.unkillable_step"), config.number("UnkillableStepTimeout") or 0
     message = config.number("MessageTimeout") or 10
-    if seconds is None:
-        return check.unknown("not printed by scontrol")
     why = f"Slurm drains a node whose processes are not gone {seconds} s after SIGKILL"
     # slurm.conf(5): "should be at least 5 times larger than MessageTimeout".
     if seconds < 5 * message:

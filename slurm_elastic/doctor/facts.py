@@ -69,7 +69,7 @@ class NodeFacts:
         gpus: The GPUs that torch can use.
         job_gpus: Number of GPUs that Slurm has given the job here.
         nvidia_driver: Release of NVIDIA's driver; empty without one.
-        shared_memory: Bytes that are free in /dev/shm; None if it cannot be asked.
+        shared_memory: Bytes that are free in /dev/shm.
         shared_memory_error: Why no file can be made in /dev/shm; empty if it can.
         descriptors_soft, descriptors_hard: Limits on open files.
         locked_memory: Soft limit in bytes; -1 for none.
@@ -80,7 +80,6 @@ class NodeFacts:
         address: Address by which other nodes would reach this one; empty if none can be chosen.
         address_error: Why none can be chosen.
         collective_interface: Interface that collectives are told to use; empty if they choose by the host name.
-        own_name_address: Address to which the host name resolves here; empty if it does not resolve.
         interfaces: The names of the network interfaces with their addresses.
     """
 
@@ -93,7 +92,7 @@ class NodeFacts:
     gpus: tuple[GpuFacts, ...] = ()
     job_gpus: int = 0
     nvidia_driver: str = ""
-    shared_memory: int | None = None
+    shared_memory: int = 0
     shared_memory_error: str = ""
     descriptors_soft: int = 0
     descriptors_hard: int = 0
@@ -104,7 +103,6 @@ class NodeFacts:
     address: str = ""
     address_error: str = ""
     collective_interface: str = ""
-    own_name_address: str = ""
     interfaces: dict[str, str] = field(default_factory=dict)
 
 

@@ -7,7 +7,6 @@ import platform
 import re
 import resource
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -120,7 +119,6 @@ def node_facts(
         locked_memory=locked,
         controller_offset=now - config.now if config else None,
         has_squeue=controller.own_jobs() is not None,
-        own_name_address=resolve(socket.gethostname()) or "",
         **_address(node, preference, controller, toward),
     )
 
@@ -210,17 +208,15 @@ def _in_file(path: Path, pattern: str) -> str:
     return match[0] if match else ""
 
 
-def _shared_memory() -> tuple[int | None, str]:
+def _shared_memory() -> tuple[int, str]:
     try:
         with tempfile.TemporaryFile(dir=_SHM) as file:
             # A full tmpfs makes files, and refuses their first page.
             file.write(bytes(4096))
             file.flush()
         space = os.statvfs(_SHM)
-    except FileNotFoundError:
-        return None, ""
     except OSError as error:
-        return None, error.strerror or str(error)
+        return 0, error.strerror or str(error)
     return space.f_bavail * space.f_frsize, ""
 
 

@@ -138,8 +138,6 @@ def _shared_memory(node: NodeFacts) -> Finding:
     if node.shared_memory_error:
         fix = "empty it, or mount it writable; ask who uses it by `ls -l /dev/shm` on the node"
         return check.broken(f"no file can be made in /dev/shm: {node.shared_memory_error}", why, fix)
-    if node.shared_memory is None:
-        return check.unknown("there is no /dev/shm", why)
     fact = f"{size_text(node.shared_memory)} free"
     if node.shared_memory < _SHARED_MEMORY:
         fix = "empty it, or mount it larger; in a container give it the host's, as --ipc=host does"
@@ -197,15 +195,6 @@ def _address(node: NodeFacts) -> Finding:
     interface = next((name for name, address in node.interfaces.items() if address == node.address), "")
     # The addresses differ from node to node; the way in which they were found does not.
     fact = f"on {interface}" if interface else "by name"
-    if node.own_name_address.startswith("127.") and not node.collective_interface:
-        return check.limit(
-            f"{fact}; its own name resolves to {node.own_name_address}",
-            "agents do not use the name, but gloo does: collectives on the CPU may not find the other nodes",
-            f"give --interface {interface}, so that collectives use it, too" if interface else "give --interface",
-        )
-    if not node.interfaces or all(address.startswith("127.") for address in node.interfaces.values()):
-        fix = "look at `ip address` on the node"
-        return check.limit("there is only a loopback interface", "no other node can be reached", fix)
     return check.ok(fact, "other nodes reach this one there")
 
 
