@@ -12,9 +12,8 @@ class SlurmFacts:
     """The answers of Slurm's controller to the machine on which the doctor runs.
 
     Attributes:
-        config: The configuration; None if slurmctld does not answer.
-        partitions: All partitions that the user may see.
-        qos: All QOS, empty without slurmdbd.
+        config: None if slurmctld does not answer.
+        qos: Empty without slurmdbd.
     """
 
     config: ClusterConfig | None = None
@@ -32,7 +31,7 @@ class TorchFacts:
     """The torch of one machine.
 
     Attributes:
-        release: Its version; empty if it cannot be imported.
+        release: Empty if it cannot be imported.
         error: Why an agent would refuse it; empty if it would not.
         cuda: Release of CUDA that it was built with; empty for a CPU build.
     """
@@ -47,7 +46,6 @@ class GpuFacts:
     """One GPU, after a product of two matrices.
 
     Attributes:
-        name: Its model.
         error: Why the product is wrong or could not be made; empty if it is right.
     """
 
@@ -60,25 +58,16 @@ class NodeFacts:
     """One machine: a node of the doctor's job, or the machine on which the user has started the doctor.
 
     Attributes:
-        node: Slurm's name of it.
-        python: Release of Python.
-        executable: Path of the interpreter.
         package: Version of slurm_elastic.
         protocol: Number of the protocol that its agents speak.
-        torch: Its torch.
         gpus: The GPUs that torch can use.
         job_gpus: Number of GPUs that Slurm has given the job here.
-        nvidia_driver: Release of NVIDIA's driver; empty without one.
         shared_memory: Bytes that are free in /dev/shm.
-        shared_memory_error: Why no file can be made in /dev/shm; empty if it can.
-        descriptors_soft, descriptors_hard: Limits on open files.
         locked_memory: Soft limit in bytes; -1 for none.
         controller_offset: Seconds by which the clock here is ahead of the controller's; None if scontrol gets no answer
             here.
-        has_squeue: True if squeue gets an answer here.
         failure_domain: Label of what Slurm says fails together with this node; empty if it says nothing.
         address: Address by which other nodes would reach this one; empty if none can be chosen.
-        address_error: Why none can be chosen.
         collective_interface: Interface that collectives are told to use; empty if they choose by the host name.
         interfaces: The names of the network interfaces with their addresses.
     """
@@ -111,7 +100,6 @@ class LinkFacts:
     """The way from one node to another.
 
     Attributes:
-        peer: The other node.
         leader_port_error: Why a port such as a leader's cannot be reached there; empty if it can.
         free_port_error: The same for a port of the kernel's own choice, such as the worker store's.
         round_trip: Median time in seconds of a message and its answer; None if there was none.
@@ -130,9 +118,7 @@ class CollectiveFacts:
     """All-reduces of all nodes together.
 
     Attributes:
-        backend: ``gloo`` or ``nccl``.
         bandwidth: Bus bandwidth in bytes per second: 2 (n - 1) / n times the size, by the time of one all-reduce.
-        error: Why there was none.
     """
 
     backend: str
@@ -145,12 +131,9 @@ class ProbeResult:
     """Everything that one node of the doctor's job has found out; it is written when only `facts` are known, too.
 
     Attributes:
-        facts: The node.
         leader_port: Its port such as a leader's, below the ephemeral range; 0 where all were taken.
         free_port: Its port of the kernel's choice.
-        store_port: The port of its TCPStore.
         links: The ways from it to others.
-        collectives: What all nodes did together.
         is_complete: True if the node has come to the end of its work.
     """
 
@@ -168,14 +151,12 @@ class RunDirFacts:
     """The directory below which runs keep their files; what is measured is 0 where there is an error.
 
     Attributes:
-        path: The directory.
         error: Why an agent would refuse it; empty if it would not.
         is_exclusive: False if two creations of one file have both succeeded.
         filesystem: Its type, such as ``nfs4``; empty if unknown.
         free: Bytes that are free for this user, quotas apart.
         quota_left: Bytes that are left of the user's quota; None without one, or if nothing tells it.
         write_speed: Bytes per second of one large file, written and synced.
-        record_seconds: Time that one small durable record takes.
     """
 
     path: str
@@ -193,7 +174,6 @@ class EtcdFacts:
     """The etcd that the user has named.
 
     Attributes:
-        endpoint: How it was named.
         error: Why it cannot keep the records of a run; empty if it can.
         seconds: Time of one transaction; 0 where there is an error.
     """
@@ -209,8 +189,6 @@ class SiteFacts:
 
     Attributes:
         here: The machine on which the user has started the doctor.
-        slurm: The answers of Slurm.
-        run_dir: The run directory, seen from this machine.
         partition: The partition of the doctor's job, else that of ``--partition`` or of the template; empty for the
             default one.
         qos: The QOS, in the same way; empty if it is not known.
@@ -219,7 +197,6 @@ class SiteFacts:
         results: What those nodes have found out; without nodes that have written nothing.
         job: Id of that job; empty without one.
         job_output: The last lines that it printed.
-        etcd: The etcd that the user has named; None if there is none.
     """
 
     here: NodeFacts

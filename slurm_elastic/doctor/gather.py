@@ -66,11 +66,6 @@ def slurm_facts(controller: Controller) -> SlurmFacts:
 def require_partition(facts: SlurmFacts, partition: str, nodes: int | None) -> None:
     """Refuse a partition that Slurm does not know, and more nodes than it has: the job would wait for ever.
 
-    Args:
-        facts: The answers of Slurm.
-        partition: ``--partition``, empty for the default one.
-        nodes: ``--nodes``; None if not given.
-
     Raises:
         UsageError: There is no such partition, or it is too small.
     """
@@ -92,9 +87,6 @@ def node_facts(
 
     Args:
         node: Slurm's name of this machine.
-        preference: The user's choice of the address.
-        controller: Is asked for its time and for this node's address.
-        job_gpus: Number of GPUs that Slurm has given the job here.
         toward: Another node, to which routes lead.
     """
     torch = _torch_facts()
@@ -124,11 +116,7 @@ def node_facts(
 
 
 def run_dir_facts(run_dir: RunDir) -> RunDirFacts:
-    """Open a run directory as an agent does, and measure it.
-
-    Args:
-        run_dir: The directory of the doctor's own run, which the caller removes.
-    """
+    """Open the directory of the doctor's own run, which the caller removes, as an agent does, and measure it."""
     base = run_dir.path.parent.parent
     try:
         run_dir.open()

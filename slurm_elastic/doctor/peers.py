@@ -38,10 +38,6 @@ def serve_peers(run_dir: RunDir, node: str) -> tuple[int, int]:
     """Answer other nodes, in threads, until this process ends; return a port such as a leader's, and a free one.
 
     The first is 0 if all such ports are taken.
-
-    Args:
-        run_dir: The directory of the doctor's run, opened.
-        node: Slurm's name of this node.
     """
     free, leader = socket.create_server(("", 0), backlog=1024), None
     for port in port_sequence(run_dir.run_id, 0, ephemeral_low()):
@@ -72,13 +68,7 @@ def _serve(accepted: socket.socket, run_dir: RunDir, node: str) -> None:
 
 
 def ask_peer(run_dir: RunDir, here: str, peer: ProbeResult) -> LinkFacts:
-    """Find out what there is to know about the way to another node.
-
-    Args:
-        run_dir: The directory of the doctor's run, opened.
-        here: Slurm's name of this node.
-        peer: What the other node has written so far.
-    """
+    """Find out about the way from this node to another one, given what the other one has written so far."""
     there, address = peer.facts.node, peer.facts.address
     leader, leader_error = _connect(address, peer.leader_port)
     if leader is not None:

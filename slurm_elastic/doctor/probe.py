@@ -52,11 +52,6 @@ def read_result(run_dir: RunDir, node: str) -> ProbeResult | None:
 def probe(base: Path, run_id: str, preference: AddressPreference) -> None:
     """Find everything out and write it into the run directory; never raises for what it finds.
 
-    Args:
-        base: The directory below which runs are.
-        run_id: Id of the doctor's run.
-        preference: The user's choice of the address.
-
     Raises:
         UsageError: This is no task of a Slurm job, or the run directory cannot be used here.
     """

@@ -53,8 +53,6 @@ def batch_script(
     """Return the doctor's batch script: the template's options and site block, and the doctor in place of the agents.
 
     Args:
-        template: The user's template.
-        nodes: Number of nodes.
         options: The user's options of sbatch, which replace the others.
         arguments: Those of the doctor on the nodes.
         output: File for what the job prints.
@@ -92,13 +90,7 @@ def node_count(text: str) -> int:
 
 
 def with_results(site: SiteFacts, run_dir: RunDir, controller: Controller) -> SiteFacts:
-    """Wait until the doctor's job is over, and add what its nodes have found out; cancel the job when interrupted.
-
-    Args:
-        site: What is known so far, with the id of the job.
-        run_dir: The directory of the doctor's run, opened.
-        controller: Is asked about the job.
-    """
+    """Wait until the doctor's job is over, and add what its nodes have found out; cancel the job when interrupted."""
     said, over = "", None
     try:
         while True:
@@ -142,11 +134,7 @@ def _last_lines(run_dir: RunDir) -> tuple[str, ...]:
 
 
 def gather_site(options: argparse.Namespace, sbatch: Mapping[str, str | None]) -> SiteFacts:
-    """Gather the facts about a site.
-
-    Args:
-        options: The parsed command line of the doctor.
-        sbatch: Its options of sbatch.
+    """Gather the facts about a site, given the command line of the doctor and its options of sbatch.
 
     Raises:
         UsageError: An option is wrong, or there is no Slurm.

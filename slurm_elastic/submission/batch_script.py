@@ -137,9 +137,6 @@ class BatchScript:
         sbatch reads options from comments before the first command (sbatch(1)). The script leaves out comments up to
         the last option, which describe the options, and keeps everything after it.
 
-        Args:
-            text: The template.
-
         Raises:
             UsageError: The template is no bash script, or does not pass its arguments to the agents.
         """
@@ -167,9 +164,7 @@ class BatchScript:
         """Return the script with other options of sbatch.
 
         Args:
-            options: Options that replace those of the script.
-            nodes: The number of nodes; None for that of the script.
-            shape: The way in which the run gets its nodes.
+            nodes: None for the number of the script.
             without: Options that the script does not keep.
 
         Raises:
@@ -311,11 +306,7 @@ def require_possible(option: str) -> None:
 
 
 def read_template(template: str | Path | None, shape: Shape) -> str:
-    """Return the text of a template.
-
-    Args:
-        template: Path of the template; None for that in SLURM_ELASTIC_TEMPLATE, else the template of the package.
-        shape: Names the template of the package.
+    """Return the text of a template; None for that in SLURM_ELASTIC_TEMPLATE, else the one of the package.
 
     Raises:
         UsageError: The template cannot be read.

@@ -40,9 +40,6 @@ _SHARES_OF_A_NODE = frozenset({"cpus-per-task", "mem", "mem-per-cpu", "mem-per-g
 def _sbatch_options(parameters: Mapping[str, Any]) -> tuple[dict[str, str | None], tuple[str, ...]]:
     """Translate the parameters of submitit's SlurmExecutor to options of sbatch.
 
-    Args:
-        parameters: Parameters by the names of the SlurmExecutor.
-
     Returns:
         Options, None for one without a value; and those that the script drops from the template.
 
@@ -283,14 +280,8 @@ class LocalElasticExecutor(local.LocalExecutor):
     ``gpus_per_node``, ``visible_gpus``, ``setup``. It ignores parameters of Slurm.
 
     Args:
+        max_nodes: The executor starts this number of agents. The other arguments are those of `ElasticExecutor`.
         max_num_timeout: How often the run starts again after a time-out, as with submitit's executors.
-        folder: As for `ElasticExecutor`, like all arguments.
-        min_nodes: See there.
-        max_nodes: See there; the executor starts this number of agents.
-        workers_per_node: See there.
-        max_restarts: See there.
-        agent_arguments: See there.
-        max_pickle_size_gb: See there.
 
     Raises:
         UsageError: The constructor and every method raise it for mistakes of the user.

@@ -53,7 +53,6 @@ class RunStatus:
     """The present status of a run.
 
     Attributes:
-        done: True if the run is finished.
         world_size: Number of workers in the newest round; None before the first round.
         failure: The failure that ended the run; None if it did not fail, or has been started again since.
     """
@@ -77,13 +76,7 @@ def read_status(run_dir: RunDir) -> RunStatus:
 
 
 def latest_log(run_dir: RunDir, rank: int, stream: str) -> Path | None:
-    """Return the path of a rank's log in the last round that has one; None if no round has.
-
-    Args:
-        run_dir: Directory of the run.
-        rank: Rank of the worker.
-        stream: ``stdout`` or ``stderr``.
-    """
+    """Return the path of a rank's ``stdout`` or ``stderr`` in the last round that has one; None if no round has."""
     contents = RunContents(run_dir)
     for number in reversed(contents.log_rounds()):
         for log in contents.logs(number):

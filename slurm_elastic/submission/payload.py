@@ -67,9 +67,7 @@ class Payload:
     """A payload on disk. Its file is named by the uid until `keep_for` gives it the name of the job.
 
     Args:
-        delayed: submitit's record of the function and its arguments.
         folder: Folder of the executor; may contain ``%j``.
-        uid: Makes the first name unique.
         max_gb: Maximum size of a pickle in GB.
 
     Attributes:
@@ -206,12 +204,7 @@ def is_checkpointable(function: object) -> bool:
 
 
 class Checkpointing:
-    """Replaces the payload of this worker's job by its checkpoint when the round ends as planned.
-
-    Args:
-        submission: The payload that is about to run.
-        paths: submitit's paths of the job and this rank.
-    """
+    """Replaces the payload of this worker's job by its checkpoint when the round ends as planned."""
 
     def __init__(self, submission: utils.DelayedSubmission, paths: utils.JobPaths) -> None:
         self._submission, self._paths = submission, paths

@@ -113,7 +113,6 @@ def resize(
     """Give a run that trains another number of nodes. Returns when Slurm and the leader have been asked.
 
     Args:
-        run_dir: The run directory.
         change, size: See `plan_resize`.
         options: Options of sbatch for a further job, which replace those of the first one.
 
@@ -219,9 +218,6 @@ def further_job(
     """Return the batch script of a further job of a run.
 
     Args:
-        run_dir: The run directory.
-        started: How the run was started.
-        nodes: The number of nodes.
         bounds: ``--nnodes`` of the run.
         options: Options of sbatch, which replace those of the first job.
         replacement: Its number, if it replaces nodes that were lost.

@@ -78,7 +78,6 @@ class Started:
         script: Text of its batch script.
         options: Options of sbatch that Slurm has applied to it, by their long names, also those of the command line.
         arguments: Arguments of the batch script.
-        directory: Its working directory.
         variables: Settings of the agents in its environment, PET_* among them.
     """
 
@@ -93,10 +92,8 @@ def keep_start(run_dir: RunDir, job: str, arguments: tuple[str, ...], controller
     """Keep how the run was started, unless that is kept already. Returns False if slurmctld does not answer.
 
     Args:
-        run_dir: The run directory.
         job: The job, as scontrol names it.
         arguments: Arguments of the batch script.
-        controller: Slurm's controller.
     """
     if run_dir.read_record("command") is not None:
         return True
