@@ -11,8 +11,8 @@ from slurm_elastic.doctor.facts import SiteFacts
 from slurm_elastic.doctor.node_checks import network_findings, node_findings
 from slurm_elastic.finding import Check, Finding
 from slurm_elastic.rendezvous.options import RendezvousOptions
-from slurm_elastic.slurm import NEWEST_RELEASE, OLDEST_RELEASE, ClusterConfig, PartitionView, QosView
-from slurm_elastic.text import size_text
+from slurm_elastic.slurm import NEWEST_RELEASE, OLDEST_RELEASE, ClusterConfig, PartitionView, QosView, compress
+from slurm_elastic.text import duration_text, size_text
 
 _CRED_EXPIRE = 120
 """Default of AuthInfo's cred_expire in seconds: a requeued job waits until credentials of its last start are void."""
@@ -48,8 +48,9 @@ def _slurm(site: SiteFacts) -> Iterator[Finding]:
     else:
         why = "what preemption and time limits mean for runs depends on the partition"
         yield Check("slurm.partition").unknown("there is no default partition", why, "name one by --partition")
-    for judge in (_proctrack, _slurmd_timeout, _unkillable, _memory_accounting, _topology):
+    for judge in (_proctrack, _slurmd_timeout, _unkillable, _memory_accounting):
         yield judge(config)
+    yield _topology(site, config)
 
 
 def _release(config: ClusterConfig) -> Finding:
@@ -64,13 +65,18 @@ def _release(config: ClusterConfig) -> Finding:
     return check.ok(text, tested)
 
 
-def _topology(config: ClusterConfig) -> Finding:
+def _topology(site: SiteFacts, config: ClusterConfig) -> Finding:
     check, plugin = Check("slurm.topology"), config.text("TopologyPlugin")
     domain = {"topology/tree": "switch", "topology/block": "block"}.get(plugin)
-    if domain is not None:
-        return check.ok(plugin, f"ranks of a {domain} are in a row, and copies of snapshots go to another {domain}")
-    why = "Slurm tells no failure domains: ranks are in its order of nodes, copies of snapshots go to the next node"
-    return check.ok(plugin or "none", f"{why}; where racks fail, --failure-domain names them")
+    if domain is None:
+        why = "Slurm tells no failure domains: ranks are in its order of nodes, copies of snapshots go to the next node"
+        return check.ok(plugin or "none", f"{why}; where racks fail, --failure-domain names them")
+    nodes: dict[str, list[str]] = {}
+    for node in site.nodes if site.results else ():
+        nodes.setdefault(node.failure_domain, []).append(node.node)
+    shown = "; ".join(f"{compress(names)} in {label or 'none'}" for label, names in nodes.items())
+    why = f"ranks of a {domain} are in a row, and copies of snapshots go to another {domain} where there is one"
+    return check.ok(f"{plugin}: {shown}" if shown else plugin, why)
 
 
 def _state(partition: PartitionView) -> Finding:
@@ -154,17 +160,12 @@ def _grace(site: SiteFacts, config: ClusterConfig, partition: PartitionView) -> 
 def _time_limit(partition: PartitionView) -> Finding:
     check, saves = Check("slurm.time_limit"), "jobs save shortly before their time limit, and are requeued"
     most, default = partition.max_time, partition.default_time
-    fact = f"{partition.name}: without --time {_time(default)}, MaxTime {_time(most)}"
+    shown = ["no limit" if seconds is None else duration_text(seconds) for seconds in (default, most)]
+    fact = f"{partition.name}: without --time {shown[0]}, MaxTime {shown[1]}"
     if most is not None and most < _SHORT_LIMIT:
         why = f"{saves}: start and end are most of their time"
         return check.limit(fact, why, "choose a partition with a longer MaxTime")
     return check.limit_if(default is not None and default < _SHORT_LIMIT, fact, saves, "give --time")
-
-
-def _time(seconds: int | None) -> str:
-    if seconds is None:
-        return "no limit"
-    return f"{seconds / 3600:g} h" if seconds >= 3600 else f"{seconds / 60:g} min"
 
 
 def _proctrack(config: ClusterConfig) -> Finding:

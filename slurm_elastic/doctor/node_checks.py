@@ -10,7 +10,6 @@ from slurm_elastic import descriptors
 from slurm_elastic.agent.workers.torch_hooks import NEWEST, OLDEST, release_numbers
 from slurm_elastic.doctor.facts import LinkFacts, NodeFacts, SiteFacts
 from slurm_elastic.finding import Check, Finding, merged
-from slurm_elastic.slurm import compress
 from slurm_elastic.text import size_text
 
 _SHARED_MEMORY = 64 << 20
@@ -26,7 +25,7 @@ _SHOWN = 8
 
 def node_findings(site: SiteFacts) -> list[Finding]:
     """Judge each machine, and make one finding of those that are alike."""
-    results = [*_missing(site), *_software(site), *_failure_domains(site)]
+    results = [*_missing(site), *_software(site)]
     if site.job and not site.results:
         return results
     everywhere = (_torch, _descriptors, _clock, _slurm_commands)
@@ -89,18 +88,6 @@ def _software(site: SiteFacts) -> Iterator[Finding]:
         shown = ", ".join(f"{values[node]} on {node}" for node in others)
         fix = f"install one release of {name} on all nodes"
         yield judge(f"{name} {common}, but {shown}", meaning, fix, others)
-
-
-def _failure_domains(site: SiteFacts) -> Iterator[Finding]:
-    """Say which nodes Slurm's topology has beside each other."""
-    domains: dict[str, list[str]] = {}
-    for node in site.nodes:
-        domains.setdefault(node.failure_domain, []).append(node.node)
-    if not site.results or not any(domains):
-        return
-    shown = "; ".join(f"{compress(nodes)} in {label or 'none'}" for label, nodes in domains.items())
-    target = "failure domain" if len(domains) > 1 else "node of the same failure domain"
-    yield Check("node.failure_domain").ok(shown, f"copies of snapshots go to another {target}")
 
 
 def _torch(node: NodeFacts) -> Finding:
