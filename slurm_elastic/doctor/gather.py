@@ -6,16 +6,17 @@ import os
 import platform
 import re
 import resource
+import shlex
 import shutil
-import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from slurm_elastic._version import __version__
+from slurm_elastic.agent.node.node_check import unwritable
+from slurm_elastic.agent.node.site_command import run_site_command
 from slurm_elastic.agent.workers.torch_hooks import require_torch
 from slurm_elastic.doctor.facts import EtcdFacts, GpuFacts, NodeFacts, RunDirFacts, SlurmFacts, TorchFacts
 from slurm_elastic.errors import SlurmElasticError, UsageError, did_you_mean
@@ -90,7 +91,7 @@ def node_facts(
         toward: Another node, to which routes lead.
     """
     torch = _torch_facts()
-    shared_memory, shared_memory_error = _shared_memory()
+    shared_memory = os.statvfs(_SHM) if _SHM.is_dir() else None
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     locked, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     config, now = controller.config(), time.time()
@@ -104,8 +105,8 @@ def node_facts(
         gpus=tuple(_gpu_facts()) if torch.cuda else (),
         job_gpus=job_gpus,
         nvidia_driver=_in_file(_DRIVER, _RELEASE),
-        shared_memory=shared_memory,
-        shared_memory_error=shared_memory_error,
+        shared_memory=shared_memory.f_bavail * shared_memory.f_frsize if shared_memory else 0,
+        shared_memory_error="; ".join(unwritable([_SHM])),
         descriptors_soft=soft,
         descriptors_hard=hard,
         locked_memory=locked,
@@ -138,7 +139,8 @@ def run_dir_facts(run_dir: RunDir) -> RunDirFacts:
         is_exclusive=first and not second,
         filesystem=kind,
         free=free.f_bavail * free.f_frsize,
-        quota_left=quota_left(_printed(*quota)),
+        # quota(1) ends with 1 when a limit is exceeded.
+        quota_left=quota_left(run_site_command(shlex.join(quota), _ANSWER).output),
         write_speed=_LARGE / took,
         record_seconds=min(times),
     )
@@ -196,18 +198,6 @@ def _in_file(path: Path, pattern: str) -> str:
     return match[0] if match else ""
 
 
-def _shared_memory() -> tuple[int, str]:
-    try:
-        with tempfile.TemporaryFile(dir=_SHM) as file:
-            # A full tmpfs makes files, and refuses their first page.
-            file.write(bytes(4096))
-            file.flush()
-        space = os.statvfs(_SHM)
-    except OSError as error:
-        return 0, error.strerror or str(error)
-    return space.f_bavail * space.f_frsize, ""
-
-
 def _address(node: str, preference: AddressPreference, controller: Controller, toward: str | None) -> dict[str, Any]:
     """Return the facts of a node that concern its address."""
     facts = gather_facts(preference, node, controller=controller, toward=toward)
@@ -237,19 +227,10 @@ def _seconds(call: Callable[[], Any]) -> float:
 
 def _mount(path: Path) -> tuple[str, str]:
     """Return mount point and type of the file system of a path; empty if df(1) does not tell."""
-    *_, line = _printed("df", "--output=target,fstype", str(path)).splitlines() or [""]
+    answer = run_site_command(shlex.join(("df", "--output=target,fstype", str(path))), _ANSWER)
+    *_, line = answer.output.splitlines() if answer.exit_code == 0 else [""]
     point, _, kind = line.rpartition(" ")
     return point.strip(), kind
-
-
-def _printed(*command: str) -> str:
-    """Return what a command prints, also if it fails: quota(1) ends with 1 when a limit is exceeded."""
-    try:
-        return subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_ANSWER, check=False
-        ).stdout
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
 
 
 def quota_left(output: str) -> int | None:

@@ -123,8 +123,7 @@ def _gpus(node: NodeFacts) -> Finding:
 def _shared_memory(node: NodeFacts) -> Finding:
     check, why = Check("node.shared_memory"), "data loaders pass samples through /dev/shm, and NCCL messages"
     if node.shared_memory_error:
-        fix = "empty it, or mount it writable; ask who uses it by `ls -l /dev/shm` on the node"
-        return check.broken(f"no file can be made in /dev/shm: {node.shared_memory_error}", why, fix)
+        return check.refused(node.shared_memory_error, why)
     fact = f"{size_text(node.shared_memory)} free"
     if node.shared_memory < _SHARED_MEMORY:
         fix = "empty it, or mount it larger; in a container give it the host's, as --ipc=host does"

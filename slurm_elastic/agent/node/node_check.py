@@ -69,8 +69,8 @@ class NodeCheck:
         if self._command == _OFF:
             return ""
         short = memory_problems(Path("/proc/meminfo").read_text())
-        unwritable = _unwritable((Path("/dev/shm"), Path(tempfile.gettempdir())))
-        problem = "; ".join([*short, *unwritable, *gpu_problems()])
+        full = unwritable((Path("/dev/shm"), Path(tempfile.gettempdir())))
+        problem = "; ".join([*short, *full, *gpu_problems()])
         if problem or not self._command:
             return problem
         message = run_site_command(self._command, self._timeout).problem
@@ -95,7 +95,8 @@ def memory_problems(meminfo: str) -> list[str]:
     return [f"{size_text(int(available[1]) * 1024)} of memory are left"]
 
 
-def _unwritable(directories: Iterable[Path]) -> list[str]:
+def unwritable(directories: Iterable[Path]) -> list[str]:
+    """Return a line for each directory in which no file can be written; none for one that is not there."""
     problems = []
     for directory in dict.fromkeys(directories):
         if not directory.is_dir():

@@ -189,7 +189,13 @@ FAULTS: list[tuple[Callable[[SiteFacts], SiteFacts], str, Level, str, tuple[str,
     (torch(release="9.1.0"), "node.torch", Level.UNKNOWN, "9.1.0", ("n2",)),
     (n2(gpus=(GpuFacts("H", "3 wrong"),), locked_memory=-1), "node.gpus", Level.BROKEN, "GPU 0: 3 wrong", ("n2",)),
     (n2(job_gpus=4), "node.gpus", Level.BROKEN, "no NVIDIA driver is loaded, this torch is a CPU build", ("n2",)),
-    (n2(shared_memory_error="Read-only file system"), "node.shared_memory", Level.BROKEN, "Read-only", ("n2",)),
+    (
+        n2(shared_memory_error="Read-only file system; mount it"),
+        "node.shared_memory",
+        Level.BROKEN,
+        "Read-only",
+        ("n2",),
+    ),
     (n2(shared_memory=32 << 20), "node.shared_memory", Level.LIMIT, "32 MiB free", ("n2",)),
     (n2(descriptors_soft=256, descriptors_hard=1024), "node.descriptors", Level.LIMIT, "1024 hard", ("n2",)),
     (n2(locked_memory=65536, gpus=(GpuFacts("H"),)), "node.locked_memory", Level.LIMIT, "64 KiB", ("n2",)),
@@ -261,7 +267,7 @@ def test_what_differs_between_sites_is_told_and_no_fault(
 
 
 def test_nodes_that_are_alike_are_one_row_and_others_another() -> None:
-    found = of("node.shared_memory", findings(n2(shared_memory_error="No space left on device")(site())))
+    found = of("node.shared_memory", findings(n2(shared_memory_error="No space left on device; make room")(site())))
     assert [(each.level, each.nodes) for each in found] == [(Level.OK, ("n1",)), (Level.BROKEN, ("n2",))]
     (found_alike,) = of("node.shared_memory", findings(site()))
     assert found_alike.nodes == ("n1", "n2")
