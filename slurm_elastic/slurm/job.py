@@ -130,7 +130,7 @@ class SlurmJob:
         job_nodes, nodes = variables.job_and_step_nodes(environ, in_step=step_id is not None, is_het=bool(het))
         if step_id is not None:
             _require_one_task_per_node(environ)
-        node = variables.own_node(environ, nodes, is_het=bool(het))
+        node = variables.own_node(environ, nodes)
         return cls(
             job_id=job_id,
             submit_dir=Path(text) if (text := variables.present(environ, "SLURM_SUBMIT_DIR")) else None,
@@ -182,8 +182,7 @@ def _array(environ: Mapping[str, str]) -> ArrayElement | None:
     if job_id is None and task_id is None:
         return None
     if job_id is None or task_id is None:
-        there, missing = ("SLURM_ARRAY_TASK_ID", "SLURM_ARRAY_JOB_ID")[:: -1 if task_id is None else 1]
-        raise UsageError(f"{there} is set but {missing} is not; pass both on, or unset both")
+        raise UsageError("one of SLURM_ARRAY_JOB_ID and SLURM_ARRAY_TASK_ID is not set; pass both on, or unset both")
     return ArrayElement(
         job_id=str(variables.number("SLURM_ARRAY_JOB_ID", job_id)),
         task_id=task_id,

@@ -187,29 +187,27 @@ def node_list(environ: Mapping[str, str], *names: str) -> tuple[str, ...] | None
         raise UsageError(f"{names[0]}: {error}") from None
 
 
-def own_node(environ: Mapping[str, str], nodes: tuple[str, ...], *, is_het: bool) -> str:
+def own_node(environ: Mapping[str, str], nodes: tuple[str, ...]) -> str:
     """Return this node as Slurm names it: SLURMD_NODENAME, else `nodes` at SLURM_NODEID.
 
     Raises:
         UsageError: Neither is set, or the node is none of `nodes`.
     """
     name = present(environ, "SLURMD_NODENAME")
-    index = optional_number(environ, "SLURM_NODEID")
-    # In a het step the index may count from the first component's first node.
-    if index is not None and index >= len(nodes) and not (is_het and name in nodes):
-        raise UsageError(
-            f"SLURM_NODEID={index} is out of range, the node list names {len(nodes)}; start the agent with srun"
-        )
-    if name is not None:
-        if name not in nodes:
-            raise UsageError(
-                f"SLURMD_NODENAME={name} is not in the job's node list: variables of another job; "
-                "start the agent with srun"
-            )
+    if name in nodes:
         return name
+    if name is not None:
+        raise UsageError(
+            f"SLURMD_NODENAME={name} is not in the job's node list: variables of another job; start the agent with srun"
+        )
+    index = optional_number(environ, "SLURM_NODEID")
     if index is None:
         raise UsageError(
             "neither SLURMD_NODENAME nor SLURM_NODEID is set: this shell has an allocation but runs on no "
             "node of it; start the agent with srun"
+        )
+    if index >= len(nodes):
+        raise UsageError(
+            f"SLURM_NODEID={index} is out of range, the node list names {len(nodes)}; start the agent with srun"
         )
     return nodes[index]
