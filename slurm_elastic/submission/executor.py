@@ -34,7 +34,7 @@ from slurm_elastic.submission.sbatch import NoClusterError, submit
 
 _LISTS = ("setup", "teardown", "srun_args")
 _NO_OPTION = frozenset({*_LISTS, "additional_parameters", "signal_delay_s", "stderr_to_stdout", "use_srun", "nodes"})
-_SHARES_OF_A_NODE = frozenset({"cpus-per-task", "mem", "mem-per-cpu", "mem-per-gpu"})
+_SHARES_OF_A_NODE = frozenset({"cpus_per_task", "mem", "mem_per_cpu", "mem_per_gpu"})
 
 
 def _sbatch_options(parameters: Mapping[str, Any]) -> tuple[dict[str, str | None], tuple[str, ...]]:
@@ -49,27 +49,22 @@ def _sbatch_options(parameters: Mapping[str, Any]) -> tuple[dict[str, str | None
     if not parameters.get("use_srun", True):
         raise UsageError("use_srun=False would start an agent on the first node only; leave it out")
     options: dict[str, str | None] = {}
-    without: set[str] = set()
-    for name, value in parameters.items():
-        if name not in _NO_OPTION and (name, value) != ("ntasks_per_node", 1):
-            _put(options, without, "gpus-per-node" if name == "num_gpus" else name.replace("_", "-"), value)
-    if _SHARES_OF_A_NODE & options.keys() and "exclusive" not in options:
-        without.add("exclusive")
-    for name, value in (parameters.get("additional_parameters") or {}).items():
-        _put(options, without, name.replace("_", "-"), value)
+    without = {"exclusive"} if _SHARES_OF_A_NODE & parameters.keys() else set()
+    named = {
+        "gpus_per_node" if name == "num_gpus" else name: value
+        for name, value in parameters.items()
+        if name not in _NO_OPTION and (name, value) != ("ntasks_per_node", 1)
+    }
+    for name, value in {**named, **(parameters.get("additional_parameters") or {})}.items():
+        option = name.replace("_", "-")
+        if value is False:
+            without.add(option)
+            if option == "requeue":
+                # A site may have --requeue as its default.
+                options["no-requeue"] = None
+        else:
+            options[option] = None if value is True else str(value)
     return options, tuple(sorted(without))
-
-
-def _put(options: dict[str, str | None], without: set[str], name: str, value: Any) -> None:
-    if value is True:
-        options[name] = None
-    elif value is False:
-        without.add(name)
-        if name == "requeue":
-            # A site may have --requeue as its default.
-            options["no-requeue"] = None
-    else:
-        options[name] = str(value)
 
 
 def _lines(name: str, parameters: Mapping[str, Any]) -> tuple[str, ...]:
