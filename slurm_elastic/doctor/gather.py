@@ -91,7 +91,6 @@ def node_facts(
         toward: Another node, to which routes lead.
     """
     torch = _torch_facts()
-    shared_memory = os.statvfs(_SHM) if _SHM.is_dir() else None
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     locked, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     config, now = controller.config(), time.time()
@@ -105,7 +104,7 @@ def node_facts(
         gpus=tuple(_gpu_facts()) if torch.cuda else (),
         job_gpus=job_gpus,
         nvidia_driver=_in_file(_DRIVER, _RELEASE),
-        shared_memory=shared_memory.f_bavail * shared_memory.f_frsize if shared_memory else 0,
+        shared_memory=shutil.disk_usage(_SHM).free if _SHM.is_dir() else 0,
         shared_memory_error="; ".join(unwritable([_SHM])),
         descriptors_soft=soft,
         descriptors_hard=hard,
@@ -125,7 +124,7 @@ def run_dir_facts(run_dir: RunDir) -> RunDirFacts:
         times = [_seconds(lambda: run_dir.publish_record({}, "record")) for _ in range(_RECORDS)]
         first, second = run_dir.claim_record({}, "claim"), run_dir.claim_record({}, "claim")
         took = _seconds(lambda: _write(run_dir.path / "large"))
-        free = os.statvfs(run_dir.path)
+        free = shutil.disk_usage(run_dir.path).free
     except SlurmElasticError as error:
         return RunDirFacts(str(base), error=str(error))
     except OSError as error:
@@ -138,7 +137,7 @@ def run_dir_facts(run_dir: RunDir) -> RunDirFacts:
         path=str(base),
         is_exclusive=first and not second,
         filesystem=kind,
-        free=free.f_bavail * free.f_frsize,
+        free=free,
         # quota(1) ends with 1 when a limit is exceeded.
         quota_left=quota_left(run_site_command(shlex.join(quota), _ANSWER).output),
         write_speed=_LARGE / took,
