@@ -124,7 +124,7 @@ def _preemption(site: SiteFacts, config: ClusterConfig, partition: PartitionView
     )
     by_signal = "send_user_signal" in config.parameters("PreemptParameters")
     if by_signal or "preempt_send_user_signal" in config.parameters("SlurmctldParameters"):
-        why += "; it gets the signal of --signal in place of SIGTERM, so scontrol has to answer on the nodes"
+        why += "; jobs get the signal of --signal in place of SIGTERM, so scontrol has to answer on the nodes"
     return check.ok(fact, why)
 
 
