@@ -2,32 +2,27 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 import logging
 import os
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, TextIO
+from typing import TextIO
 
 from slurm_elastic.agent.line_writer import LineWriter
 from slurm_elastic.agent.workers.output import finish_line
 from slurm_elastic.errors import UsageError
 
-if TYPE_CHECKING:
-    from rich.console import Console
-
 NOTICE = logging.INFO + 5
 """The level of lines that people see also with ``--console brief``; those of lower levels are details."""
 _PREFIXES = {logging.WARNING: "warning: ", logging.ERROR: "error: ", logging.CRITICAL: "error: "}
-_STYLES = {logging.WARNING: "yellow", logging.ERROR: "bold red", logging.CRITICAL: "bold red"}
 
 _STOP_LOGGER = "torch.distributed.elastic.multiprocessing.api"
 """torch's logger that warns of every worker that is stopped, at every round change, and repeats the root cause."""
 
 
 def configure_logging(node: str, stream: TextIO | None = None, *, brief: bool = False) -> None:
-    """Set up logging: ``12:34:56 [slurm-elastic node2] message`` on stderr, in colour on a terminal.
+    """Set up logging: ``12:34:56 [slurm-elastic node2] message`` on stderr.
 
     torch's loggers keep their level (warnings), except for the one that reports each stopped worker. LOGLEVEL, which
     torch reads for its elastic loggers (elastic/utils/logging.py, 2.13), sets the level of all.
@@ -86,7 +81,7 @@ class LogFile(logging.Handler):
 class _Handler(logging.StreamHandler[TextIO]):
     def __init__(self, node: str, stream: TextIO) -> None:
         super().__init__(stream)
-        self._node, self._console = node, _console(stream)
+        self._node = node
 
     def emit(self, record: logging.LogRecord) -> None:
         finish_line(self.stream)
@@ -94,27 +89,10 @@ class _Handler(logging.StreamHandler[TextIO]):
         super().emit(record)
 
     def format(self, record: logging.LogRecord) -> str:
-        head = f"{logging.Formatter().formatTime(record, '%H:%M:%S')} [slurm-elastic {self._node}] "
-        text = _text(record)
-        if self._console is None:
-            return f"{head}{text}"
-        from rich.text import Text
-
-        with self._console.capture() as line:
-            styled = Text.assemble((head, "dim"), (text, _STYLES.get(record.levelno, "")))
-            self._console.print(styled, soft_wrap=True, end="")
-        return line.get()
+        time = logging.Formatter().formatTime(record, "%H:%M:%S")
+        return f"{time} [slurm-elastic {self._node}] {_text(record)}"
 
 
 def _text(record: logging.LogRecord) -> str:
     text = _PREFIXES.get(record.levelno, "") + record.getMessage()
     return f"{text}\n{logging.Formatter().formatException(record.exc_info)}" if record.exc_info else text
-
-
-def _console(stream: TextIO) -> Console | None:
-    with contextlib.suppress(ValueError):
-        if stream.isatty():
-            from rich.console import Console
-
-            return Console(file=stream, highlight=False)
-    return None

@@ -28,11 +28,6 @@ def lines(text: str) -> list[str]:
     return [re.sub(r"^[0-9]{2}:[0-9]{2}:[0-9]{2} ", "<time> ", line) for line in text.splitlines()]
 
 
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
 def test_a_line_for_each_event() -> None:
     stream = io.StringIO()
     configure_logging("n2", stream)
@@ -68,19 +63,6 @@ def test_told_twice_it_is_told_once() -> None:
     configure_logging("n2", second)
     logging.getLogger("slurm_elastic").info("one")
     assert (lines(first.getvalue()), lines(second.getvalue())) == ([], ["<time> [slurm-elastic n2] one"])
-
-
-def test_colour_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.delenv("NO_COLOR", raising=False)
-    stream = Terminal()
-    configure_logging("n2", stream)
-    logging.getLogger("slurm_elastic").warning("a [link] " + "long " * 60)
-    shown = stream.getvalue()
-    assert "\x1b[33m" in shown
-    assert lines(re.sub(r"\x1b\[[0-9;]*m", "", shown)) == [
-        "<time> [slurm-elastic n2] warning: a [link] " + "long " * 60
-    ]
 
 
 def test_a_traceback_is_kept() -> None:
