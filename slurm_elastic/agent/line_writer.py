@@ -25,7 +25,7 @@ class LineWriter:
     def __init__(self, what: str) -> None:
         self._what = what
         self._thread: threading.Thread | None = None
-        self._lines: queue.SimpleQueue[str | threading.Event | None] = queue.SimpleQueue()
+        self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         self.put: Callable[[str], None] = self._lines.put
 
     def start(self, append: Callable[[str], None], due: Due = lambda: None, idle: Idle = lambda: None) -> None:
@@ -38,12 +38,6 @@ class LineWriter:
         name = f"slurm-elastic-{self._what.split()[0]}"
         self._thread = threading.Thread(target=self._write, args=(append, due, idle), name=name, daemon=True)
         self._thread.start()
-
-    def flush(self, timeout: float) -> None:
-        """Wait until all lines are written, for at most `timeout` seconds."""
-        written = threading.Event()
-        self._lines.put(written)
-        written.wait(timeout)
 
     def close(self, timeout: float) -> None:
         """Write out the remaining lines, for at most `timeout` seconds, and end the thread."""
@@ -61,9 +55,6 @@ class LineWriter:
                     continue
             if line is None:
                 return
-            if isinstance(line, threading.Event):
-                line.set()
-                continue
             try:
                 append(line)
             except RunDirError as error:

@@ -56,7 +56,6 @@ class ProgressLog(Feature):
         self._pause, self._due = _FIRST_PAUSE, 0.0
         self._sampled: tuple[int, int | None] = (0, None)
         self._stopping = False
-        self._exit_code: ExitCode | None = None
         self._reached: tuple[int, int] | None = None
         self._warned_of_start = self._warned_of_silence = False
         self._writer.start(partial(run_dir.append_progress, node, job), self._until_due, self._sample)
@@ -114,14 +113,8 @@ class ProgressLog(Feature):
 
     def ended(self, exit_code: ExitCode, timeout: float = 5.0) -> None:
         """Record that the agent has left the run, and write out all records, for at most `timeout` seconds."""
-        self._running, self._exit_code = None, exit_code
+        self._running = None
         self._add("agent_ended", exit_code=int(exit_code))
-        self._writer.flush(timeout)
-
-    def close(self, timeout: float = 1.0) -> None:
-        """Record the same again when the process ends, for at most `timeout` seconds: that is the time that counts."""
-        if self._exit_code is not None:
-            self._add("agent_ended", exit_code=int(self._exit_code))
         self._writer.close(timeout)
 
     def _add(self, event: str, **fields: object) -> None:

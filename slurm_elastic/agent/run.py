@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import logging
 import os
@@ -202,7 +201,6 @@ class _Run:
         missing = snapshots.missing if snapshots is not None and finished else ""
         exit_code = ExitCode.FAILED if missing else outcome.exit_code
         self._progress.ended(exit_code)
-        atexit.register(self._progress.close)
         if finished and coordination.leads:
             with contextlib.suppress(SlurmElasticError):
                 notice(f"finished: {summarize(settings.run_dir)}")

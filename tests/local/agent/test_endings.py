@@ -172,20 +172,6 @@ def test_output_that_nobody_reads_holds_nobody_up(allocate: Allocate) -> None:
     assert log.read_text().splitlines()[-1].startswith("39999 ")
 
 
-def test_the_end_of_an_agent_is_recorded_once_more_when_its_process_ends(allocate: Allocate) -> None:
-    nodes = allocate(1)
-    script = nodes.directory / "script.py"
-    script.touch()
-    command = agent_command("--local-addr=127.0.0.1", "--start=warm", str(script))
-    agent = nodes.command(1, *command)
-    assert agent.wait() == 0
-    (progress,) = (nodes.run_dir / "progress").iterdir()
-    records = [json.loads(line) for line in progress.read_text().splitlines()]
-    first, last = (record for record in records if record["event"] == "agent_ended")
-    assert {**first, "time": ""} == {**last, "time": ""}
-    assert first["time"] < last["time"]
-
-
 @pytest.mark.parametrize(("way", "state"), [("fail.0.0", "SUCCEEDED"), ("", "FAILED")])
 def test_the_agent_s_own_end_is_an_event_of_torch(allocate: Allocate, way: str, state: str) -> None:
     """As in torch's launch_agent: an agent whose workers fail has done its own work; one that a signal ends has not."""
