@@ -1,4 +1,4 @@
-"""The events of a run: written as JSON lines, to the log and to torch's event handler, and told as one line per fact.
+"""The events of a run: written as JSON lines and to the log, and told as one line per fact.
 
 A thread of its own writes the file: a shared file system may be slow, and the agent must not wait for it. A loss, a
 drain or a failure is several events. They are gathered until the round is there with which the others go on, so that
@@ -13,7 +13,7 @@ import json
 import logging
 import math
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from slurm_elastic.agent.console_log import notice
@@ -31,8 +31,6 @@ kinds of events may be added without a new version; none goes away, and none cha
 
 _SETTLE = 2.0
 """Seconds without an event after which people are told of those that no new round has followed."""
-_NULL_HANDLER = "null"
-"""torch's handler that drops everything (elastic/events/handlers.py, 2.13)."""
 _DETAILS = frozenset({"round_ending", "leader_changed", "leader_resigned", "node_spare", "agent_ended", "worker_hung"})
 """Events that the log of an agent has: another line tells what matters of them, or they are told by themselves."""
 _LEFT = {"time_limit": "at the time limit", "node_left": "left"}
@@ -219,10 +217,8 @@ class EventLog:
         facts: Makes lines for people of the events; None where each event is a line.
     """
 
-    def __init__(
-        self, run_dir: RunDir, node: str, destination: str = _NULL_HANDLER, facts: FactLines | None = None
-    ) -> None:
-        self._node, self._destination = node, destination
+    def __init__(self, run_dir: RunDir, node: str, facts: FactLines | None = None) -> None:
+        self._node = node
         self._facts, self._fact_lock = facts, threading.Lock()
         self._writer = LineWriter("events are")
         append = functools.partial(run_dir.append_event, node)
@@ -232,10 +228,7 @@ class EventLog:
         """Record one event. Returns at once."""
         logger.log(level, "%s", entry.text)
         self._tell(lambda facts: facts.tell(entry, origin))
-        record_ = {**stamp(entry.event, self._node), "text": entry.text, **entry.fields}
-        self._writer.put(json.dumps(record_))
-        if self._destination != _NULL_HANDLER:
-            _record_for_torch(f"slurm_elastic.{entry.event}", record_, self._destination)
+        self._writer.put(json.dumps({**stamp(entry.event, self._node), "text": entry.text, **entry.fields}))
 
     def close(self, timeout: float = 5.0) -> None:
         """Write out the remaining events, for at most `timeout` seconds."""
@@ -259,17 +252,6 @@ def stamp(event: str, node: str) -> dict[str, object]:
 def utc_now() -> str:
     """Return the time of this node's clock in the format of records."""
     return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="milliseconds")
-
-
-def _record_for_torch(name: str, fields: Mapping[str, object], destination: str) -> None:
-    # Not at the top: a coordinator, which has no workers, does not need torch.
-    from torch.distributed.elastic.events import record
-    from torch.distributed.elastic.events.api import Event, EventMetadataValue, EventSource
-
-    metadata: dict[str, EventMetadataValue] = {
-        key: value if isinstance(value, str | int | float) else json.dumps(value) for key, value in fields.items()
-    }
-    record(Event(name, EventSource.AGENT, metadata=metadata), destination)
 
 
 def json_number(value: float | None) -> float | str | None:

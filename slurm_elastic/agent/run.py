@@ -145,7 +145,7 @@ class _Run:
         config = settings.launch_config
         self._settings, self._rendezvous, self._fork_server, self._health = settings, rendezvous, fork_server, health
         self._facts = FactLines(settings.run_id, config.max_restarts) if settings.values.console == "brief" else None
-        self._events = EventLog(settings.run_dir, settings.node, config.event_log_handler, self._facts)
+        self._events = EventLog(settings.run_dir, settings.node, self._facts)
         self._notify: NotifyFeature | None = None
         self._coordination = connect(rendezvous, self._record, can_hold=True)
         health.sources = (self._status,)

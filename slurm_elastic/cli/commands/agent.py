@@ -225,7 +225,7 @@ def _require_checked_node(check: NodeCheck, settings: AgentSettings) -> None:
     if not problem:
         return
     text = f"{settings.node} does not join the run, as it failed its check: {problem}"
-    events = EventLog(settings.run_dir, settings.node, settings.launch_config.event_log_handler)
+    events = EventLog(settings.run_dir, settings.node)
     events.add(Entry("node_check_failed", text, {"nodes": [settings.node], "why": problem}), logging.DEBUG)
     events.close()
     tell_site(settings.values.on_bad_node, settings.node, settings.run_id, problem)
