@@ -38,7 +38,7 @@ from slurm_elastic.control import Agreement, RoundControl, WorkerProgress
 from slurm_elastic.errors import ExitCode
 from slurm_elastic.rendezvous.connect import RendezvousConfig
 from slurm_elastic.rendezvous.membership.agents import STEPPED, WorkerFailure, root_of
-from slurm_elastic.rendezvous.membership.events import Ended, Finished, Held, Interrupted, Leaving, WorkerFailed
+from slurm_elastic.rendezvous.membership.events import Ended, Held, Interrupted, Leaving, WorkerFailed
 from slurm_elastic.rendezvous.membership.stragglers import Collective, WorkerPosition
 from slurm_elastic.rendezvous.thread import Coordination
 from slurm_elastic.rendezvous.torch_handler import SlurmRendezvousHandler
@@ -299,12 +299,7 @@ class Agent:
                 self._coordination.send(Leaving(agent, reason, seconds))
             case actions.Tell(message):
                 self._coordination.send(message)
-            case actions.ReportFinished():
-                self.torch.set_state(self._result.state)
-                logger.debug("the workers of %s have ended well; it waits for the others", self._rendezvous_config.node)
-                self._coordination.send(Finished(agent, self._running.assignment.round))
             case actions.ReportFailure():
-                self.torch.set_state(self._result.state)
                 self._note_ran()
                 failure = self._first_failure(self._result)
                 self._worked = self._worked and (failure.consequence or self._ran == STEPPED)

@@ -102,11 +102,6 @@ class Tell(Action):
 
 
 @dataclass(frozen=True, slots=True)
-class ReportFinished(Action):
-    """Tell the leader that all workers here ended with exit code 0."""
-
-
-@dataclass(frozen=True, slots=True)
 class ReportFailure(Action):
     """Tell the leader of the failure of the worker that failed first, while the agent was not stopping it."""
 

@@ -237,7 +237,8 @@ def _training(config: states.LifecycleConfig, state: states.Training, event: eve
         case messages.Interrupted():
             return _interrupted(config, state, event, now)
         case events.WorkersSucceeded():
-            return states.Reported(state.round, True, state.signalled), (actions.ReportFinished(),)
+            finished = messages.Finished(config.agent, state.round.round)
+            return states.Reported(state.round, True, state.signalled), (actions.Tell(finished),)
         case events.WorkersFailed():
             return states.Reported(state.round, False, state.signalled), (actions.ReportFailure(),)
     return state, ()

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from torch.distributed.elastic.agent.server.api import RunResult, Worker, WorkerSpec, WorkerState
+from torch.distributed.elastic.agent.server.api import RunResult, Worker, WorkerSpec
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.events import record as record_event
 from torch.distributed.elastic.events.api import EventSource
@@ -102,11 +102,6 @@ class TorchAgent(LocalElasticAgent):
             worker = self.workers[local_rank]
             worker.id = pid
             record_event(self._construct_event("START", EventSource.WORKER, worker), self.spec.event_log_handler)
-        self.set_state(WorkerState.HEALTHY)
-
-    def set_state(self, state: WorkerState) -> None:
-        """Note the state of the workers, which is part of torch's last event."""
-        self._group.state = state
 
     def poll_workers(self, processes: WorkerProcesses | None) -> RunResult:
         """Return how the workers have ended so far; never blocks."""

@@ -90,7 +90,7 @@ HOOKS: tuple[Hook, ...] = tuple(
         Kind.SET: {
             _LOCAL: "_pcontext",
             f"{_API}:SimpleElasticAgent": "_worker_group _remaining_restarts",
-            f"{_API}:WorkerGroup": "spec workers store group_rank group_world_size master_addr state",
+            f"{_API}:WorkerGroup": "spec workers store group_rank group_world_size master_addr",
             "torch.distributed.launcher.api:LaunchConfig": (
                 "min_nodes max_nodes nproc_per_node logs_specs role rdzv_configs max_restarts monitor_interval "
                 "log_line_prefix_template local_addr event_log_handler numa_options duplicate_stdout_filters "

@@ -165,7 +165,7 @@ SHOWN: dict[type, Callable[[Any], str]] = {
     messages.Left: lambda left: (
         f"tell the leader: has left{', stopped at the step' * left.stopped}, {left.reason.value}"
     ),
-    actions.ReportFinished: lambda _: "tell the leader: the workers have finished",
+    messages.Finished: lambda _: "tell the leader: the workers have finished",
     actions.ReportFailure: lambda _: "tell the leader: a worker failed, which was the first",
     messages.WorkerFailed: lambda failed: f"tell the leader: a worker failed, {failed.failure.message}",
     LeaveRequest: lambda asked: f"tell the agents of this job to leave in {asked.seconds:g} s, {leave(asked)}",
