@@ -75,11 +75,11 @@ class JobAtEnd:
         """
         if outcome.exit_code is ExitCode.LEFT and diagnoses:
             if not self._requeue() and not self._other_run_goes_on():
-                self._end_if_last(spares_count=True)
+                self.end_abandoned_job(self._others(spares_count=True))
         elif outcome.gave_up:
             # On a full disk all agents give up, one after the other; in a network partition others may train on.
             if not self._other_run_goes_on():
-                self._end_if_last(spares_count=False)
+                self.end_abandoned_job(self._others(spares_count=False))
         elif outcome.exit_code is not ExitCode.LEFT and (leads or represents_job):
             # The leader ends last.
             if outcome.exit_code is ExitCode.FINISHED and shares_run:
@@ -103,16 +103,16 @@ class JobAtEnd:
                 self.say(f"job {name} {why}: the run is finished without it")
                 self.controller.cancel(name)
 
-    def end_abandoned_job(self) -> None:
-        """End the job if its batch script is gone; called by its last agent when the run has ended.
+    def end_abandoned_job(self, others: Sequence[tuple[str, Successor | None]] = ()) -> None:
+        """End the job if its batch script is gone and no agent of it runs; the run's result, if any, is on record.
 
-        The result of the run is on record; Slurm will call the job cancelled.
+        Args:
+            others: See :func:`.job_end.other_agents`; empty where this agent is known to be the last one.
         """
-        if self._batch_script_lost(_POLLS, self.signal_fd):
-            self.say(
-                f"the batch script of job {self.job.name} is gone with {self.job.job_nodes[0]}: this agent ends the job"
-            )
-            self.controller.cancel(self.job.name)
+        if self._batch_script_lost(_POLLS, self.signal_fd) and self._all_ended(others):
+            name, first = self.job.name, self.job.job_nodes[0]
+            self.say(f"job {name} has lost its batch script with {first}, and has no other agent: this agent ends it")
+            self.controller.cancel(name)
 
     def _end_empty_jobs(self) -> None:
         base = self.rendezvous.run_dir.path.parent.parent
@@ -158,19 +158,11 @@ class JobAtEnd:
 
         return _in_time(look, otherwise=False)
 
-    def _end_if_last(self, *, spares_count: bool) -> None:
-        """End the job if its batch script is gone and no other agent of it runs.
-
-        Args:
-            spares_count: True if agents that are in no round may go on, so that each node of the job counts.
-        """
+    def _others(self, *, spares_count: bool) -> list[tuple[str, Successor | None]]:
+        """Return the other agents of the job that may run, with each of its nodes if `spares_count`."""
         members = _in_time(self._members, otherwise=None)
         known = self.told if members is None else members
-        others = other_agents(self.job, self.rendezvous.agent, known, all_nodes=spares_count or members is None)
-        if self._batch_script_lost(_POLLS, self.signal_fd) and self._all_ended(others):
-            name = self.job.name
-            self.say(f"job {name} has no other agent left, and its batch script is gone: this agent ends the job")
-            self.controller.cancel(name)
+        return other_agents(self.job, self.rendezvous.agent, known, all_nodes=spares_count or members is None)
 
     def _members(self) -> Sequence[Successor] | None:
         try:

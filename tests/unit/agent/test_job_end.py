@@ -199,8 +199,8 @@ def test_who_gives_up_leaves_a_job_with_its_srun_alone(signalled: int) -> None:
         (Done(LEFT), {"diagnoses", "leads"}, ["_requeue"]),
         (Done(LEFT, gave_up=True), {"diagnoses"}, ["_requeue"]),
         (Done(LEFT), {"leads", "represents_job"}, []),
-        (Done(LEFT, gave_up=True), set(), ["_end_if_last"]),
-        (Done(FAILED, gave_up=True), {"leads"}, ["_end_if_last"]),
+        (Done(LEFT, gave_up=True), set(), ["end_abandoned_job"]),
+        (Done(FAILED, gave_up=True), {"leads"}, ["end_abandoned_job"]),
         # When the run is over, one agent of each job ends it.
         (
             Done(FINISHED),
@@ -219,7 +219,8 @@ def test_what_an_agent_does_for_its_job(
     monkeypatch: pytest.MonkeyPatch, outcome: Done, parts: set[str], actions: list[str]
 ) -> None:
     done = list[str]()
-    for name in ("_requeue", "_end_if_last", "cancel_held_elements", "_end_empty_jobs", "end_abandoned_job"):
-        monkeypatch.setattr(JobAtEnd, name, lambda _, name=name, **how: done.append(name) or True)
+    monkeypatch.setattr(JobAtEnd, "_others", lambda _, **how: how)
+    for name in ("_requeue", "cancel_held_elements", "_end_empty_jobs", "end_abandoned_job"):
+        monkeypatch.setattr(JobAtEnd, name, lambda *_, name=name: done.append(name) or True)
     at_end(job(1), Controller()).carry_out(outcome, **{name: name in parts for name in PARTS})
     assert done == actions
