@@ -9,16 +9,14 @@ import threading
 import time
 from collections.abc import Callable
 
-import msgspec
-
 from slurm_elastic.agent.event_log import EventLog
 from slurm_elastic.agent.root_cause import end_on_record, root_cause
 from slurm_elastic.agent.signals import Notices
-from slurm_elastic.errors import ExitCode, RecordsError
+from slurm_elastic.errors import ExitCode
 from slurm_elastic.rendezvous.connect import RendezvousConfig, connect
 from slurm_elastic.rendezvous.election.events import LeaderEvent, LeaderLost, RecordsLost, Unreachable
 from slurm_elastic.rendezvous.membership.agents import LeaveReason
-from slurm_elastic.rendezvous.membership.events import Claim, Decision, Ended, Finish, Leaving, Outcome
+from slurm_elastic.rendezvous.membership.events import Claim, Decision, Ended, Leaving, Outcome
 from slurm_elastic.rendezvous.records.api import Records
 from slurm_elastic.rendezvous.run_events import Entry, describe
 from slurm_elastic.slurm import Controller
@@ -71,12 +69,6 @@ def coordinate(
         if isinstance(decision, Claim):
             takes_over.set()
             wake()
-        if isinstance(decision, Finish) and decision.message.failure is not None:
-            # The batch scripts of the agents print the root cause from the records.
-            try:
-                records.publish_failure(msgspec.to_builtins(decision.message.failure))
-            except RecordsError as error:
-                logger.warning("why the run failed is not written down: %s", error)
 
     coordination = connect(rendezvous, record)
     try:

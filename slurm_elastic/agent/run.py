@@ -11,8 +11,6 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from slurm_elastic.agent import features
 from slurm_elastic.agent.agent import Agent
 from slurm_elastic.agent.console_log import NOTICE, notice
@@ -271,10 +269,7 @@ class _Run:
         elif self._coordination.leads:
             # The leader ends last, so no agent logs after this; batch scripts of other jobs print it from the records.
             why = f"{outcome.detail}: " if outcome.detail else ""
-            try:
-                rendezvous.records.publish_failure(msgspec.to_builtins(outcome.failure))
-            finally:
-                logger.error("the run failed: %s%s", why, root_cause(outcome.failure))
+            logger.error("the run failed: %s%s", why, root_cause(outcome.failure))
 
     def _status(self, readings: Readings) -> Readings:
         coordination = self._coordination

@@ -6,16 +6,20 @@ Their order matters: see :mod:`slurm_elastic.rendezvous.election.term`.
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
+from slurm_elastic.errors import RecordsError
 from slurm_elastic.rendezvous.membership.assignment import Table
 from slurm_elastic.rendezvous.membership.config import Base
 from slurm_elastic.rendezvous.membership.events import Finish, Outcome
 from slurm_elastic.rendezvous.records.api import Record, Records, Situation
 from slurm_elastic.rendezvous.transport.messages import Successor
+
+logger = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -151,4 +155,10 @@ class FencedRecords:
             ended = msgspec.to_builtins(finish.message)
             # Older versions wrote agents, too, and always none.
             self._records.mark_done({"epoch": self._epoch, "outcome": ended.pop("outcome"), "agents": [], **ended})
+        elif finish.message.failure is not None:
+            # A full disk may be why the run has failed. The agents are told all the same.
+            try:
+                self._records.publish_failure(msgspec.to_builtins(finish.message.failure))
+            except RecordsError as error:
+                logger.warning("why the run failed is not written down: %s", error)
         return True
