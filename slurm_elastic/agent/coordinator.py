@@ -18,7 +18,7 @@ from slurm_elastic.rendezvous.election.events import LeaderEvent, LeaderLost, Re
 from slurm_elastic.rendezvous.membership.agents import LeaveReason
 from slurm_elastic.rendezvous.membership.events import Claim, Decision, Ended, Leaving, Outcome
 from slurm_elastic.rendezvous.records.api import Records
-from slurm_elastic.rendezvous.run_events import Entry, describe
+from slurm_elastic.rendezvous.run_events import describe
 from slurm_elastic.slurm import Controller
 
 logger = logging.getLogger("slurm_elastic")
@@ -63,8 +63,7 @@ def coordinate(
         wake()
 
     def record(decision: Decision) -> None:
-        entry: Entry | None = describe(decision)
-        if entry is not None:
+        if (entry := describe(decision)) is not None:
             events.add(entry)
         if isinstance(decision, Claim):
             takes_over.set()

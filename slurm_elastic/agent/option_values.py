@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Annotated, get_type_hints
 
 from slurm_elastic.agent.option_table import OPTIONS, Scan
-from slurm_elastic.errors import UsageError
+from slurm_elastic.errors import UsageError, did_you_mean
 from slurm_elastic.slurm import Controller, SignalDefaults, SlurmJob
 
 GROWS_VARIABLE = "SLURM_ELASTIC_GROWS"
@@ -247,12 +247,7 @@ def _hint(path: Path) -> str:
         there = [entry.name for entry in path.absolute().parent.iterdir()]
     except OSError:
         return "its directory is not there; use one on a disk that all nodes share"
-    import difflib
-
-    near = difflib.get_close_matches(path.name, there, n=3)
-    if near:
-        return f"did you mean {' or '.join(near)}?"
-    return "give its path, on a disk that all nodes share"
+    return did_you_mean(path.name, there, "give its path, on a disk that all nodes share")
 
 
 def require_running_job(job: SlurmJob | None) -> None:

@@ -247,8 +247,7 @@ class _Run:
             return None
 
     def _record(self, decision: Decision) -> None:
-        entry = describe(decision)
-        if entry is not None:
+        if (entry := describe(decision)) is not None:
             self._events.add(entry, origin=_origin(decision))
             if self._notify is not None:
                 self._notify.happened(entry)
