@@ -26,7 +26,7 @@ from slurm_elastic.agent.features import EARLY, Feature, RunningRound
 from slurm_elastic.agent.forkserver.client import ForkServer
 from slurm_elastic.agent.forkserver.protocol import StartInterruptedError
 from slurm_elastic.agent.forkserver.worker_processes import WorkerProcesses
-from slurm_elastic.agent.job.preemption import LEAVE_REASONS, REQUESTED_CAUSES, SignalDiagnosis
+from slurm_elastic.agent.job.preemption import LEAVE_REASONS, SignalDiagnosis
 from slurm_elastic.agent.lifecycle import actions, events, machine, states
 from slurm_elastic.agent.node.claims import NodeDirectory
 from slurm_elastic.agent.root_cause import elsewhere, last_output
@@ -42,7 +42,7 @@ from slurm_elastic.rendezvous.membership.events import Ended, Held, Interrupted,
 from slurm_elastic.rendezvous.membership.stragglers import Collective, WorkerPosition
 from slurm_elastic.rendezvous.thread import Coordination
 from slurm_elastic.rendezvous.torch_handler import SlurmRendezvousHandler
-from slurm_elastic.rendezvous.transport.messages import Assignment
+from slurm_elastic.rendezvous.transport.messages import Assignment, LeaveRequested
 from slurm_elastic.rendezvous.worker_store import FreshPorts, ReservedPort, open_worker_store
 
 logger = logging.getLogger("slurm_elastic")
@@ -189,6 +189,8 @@ class Agent:
         if leader_event is not None:
             if isinstance(leader_event, Interrupted | Ended):
                 self._round_end = leader_event
+            elif isinstance(leader_event, LeaveRequested):
+                self.diagnosis.note_request(leader_event.reason, leader_event.seconds)
             self._handle(leader_event)
         self._check_workers()
         due = states.deadline(self._state)
@@ -304,10 +306,6 @@ class Agent:
                 failure = self._first_failure(self._result)
                 self._worked = self._worked and (failure.consequence or self._ran == STEPPED)
                 self._coordination.send(WorkerFailed(agent, self._running.assignment.round, failure))
-            case actions.NoteLeaveRequest(request):
-                # Another agent that has found out the cause says how many seconds are left.
-                cause = REQUESTED_CAUSES.get(request.reason) if request.seconds is None else None
-                self.diagnosis.note_answer(cause)
             case actions.Log(text):
                 logger.info("%s", text)
         return None

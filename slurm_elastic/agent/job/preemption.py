@@ -44,7 +44,7 @@ LEAVE_REASONS = {
 """The reason of the leave of an agent that was signalled for a cause."""
 _OWN = frozenset({slurm.Cause.SIGNALLED, slurm.Cause.DRAINED, slurm.Cause.UNKNOWN})
 """Causes for which only the agent that was signalled leaves, and not all of its job."""
-REQUESTED_CAUSES = {LeaveReason.DRAINED: slurm.Cause.DRAINED, LeaveReason.REQUEUED: slurm.Cause.REQUEUE_WANTED}
+_REQUESTED = {LeaveReason.DRAINED: slurm.Cause.DRAINED, LeaveReason.REQUEUED: slurm.Cause.REQUEUE_WANTED}
 """The causes of requests to leave, for the reasons that a person can request."""
 
 
@@ -167,15 +167,15 @@ class SignalDiagnosis:
         os.eventfd_read(self.fd)
         return finding
 
-    def note_answer(self, requested: slurm.Cause | None = None) -> None:
-        """Note that the leader has told this agent why it leaves and how many seconds are left.
+    def note_request(self, reason: LeaveReason, seconds: float | None) -> None:
+        """Note that the leader has asked this agent to leave: for a person, or for the agent that has asked Slurm.
 
         Args:
-            requested: The cause that a person has requested; None if another agent has found it out.
+            seconds: Seconds that are left; None if a person has requested it.
         """
         self._answered = True
-        if requested is not None:
-            self._requested = slurm.Diagnosis(requested, None, "asked for")
+        if seconds is None and reason in _REQUESTED:
+            self._requested = slurm.Diagnosis(_REQUESTED[reason], None, "asked for")
             self._start_thread()
 
     def close(self, timeout: float = 2.0) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from slurm_elastic.rendezvous.membership.agents import LeaveReason
-from slurm_elastic.rendezvous.transport.messages import AgentMessage, Assignment, LeaveRequested
+from slurm_elastic.rendezvous.transport.messages import AgentMessage, Assignment
 
 
 class Action:
@@ -104,13 +104,6 @@ class Tell(Action):
 @dataclass(frozen=True, slots=True)
 class ReportFailure(Action):
     """Tell the leader of the failure of the worker that failed first, while the agent was not stopping it."""
-
-
-@dataclass(frozen=True, slots=True)
-class NoteLeaveRequest(Action):
-    """Note that the leader has asked this agent to leave, so that it does not ask Slurm why."""
-
-    request: LeaveRequested
 
 
 @dataclass(frozen=True, slots=True)

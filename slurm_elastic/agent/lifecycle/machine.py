@@ -127,10 +127,9 @@ def _notified(config: states.LifecycleConfig, state: states.State, event: Notice
             request = LeaveRequest(config.agent, (), job_of(config.agent), reason, seconds, detail)
             after = (actions.Tell(request),) if for_job else ()
         case LeaveRequested(detail=detail):
-            before = (actions.NoteLeaveRequest(event),)
             if states.departure_of(state) is not None and seconds is None:
-                return state, before
-            before = (*before, actions.Log(f"{config.node} leaves: {detail}"))
+                return state, ()
+            before = (actions.Log(f"{config.node} leaves: {detail}"),)
     left, decided = _leave(config, state, event, seconds, now)
     if isinstance(event, events.Signalled) and event.asked and isinstance(state, states.Training):
         # What the leader is told is told to the scripts of all nodes, and at once: so let it be the cause.

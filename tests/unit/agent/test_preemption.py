@@ -15,6 +15,7 @@ import pytest
 
 from slurm_elastic.agent.job.preemption import LEAVE_REASONS, SignalDiagnosis, asks_slurm
 from slurm_elastic.agent.signals import Notices
+from slurm_elastic.rendezvous.membership.agents import LeaveReason
 from slurm_elastic.rundir import JobRecords, RunDir
 from slurm_elastic.slurm import Cause, Controller, Diagnosis, SignalDefaults, SlurmJob
 from tests.local.waiting import eventually
@@ -375,13 +376,13 @@ def test_but_not_when_they_were_told(told: Told) -> None:
     diagnosis = told.diagnosis(node="f2")
     told.signal(SIGTERM)
     diagnosis.check()
-    diagnosis.note_answer()
+    diagnosis.note_request(LeaveReason.PREEMPTED, 20.0)
     assert not select.select([diagnosis.fd], [], [], 1.0)[0]
 
 
 def test_what_a_person_wants_is_written_down(told: Told) -> None:
     diagnosis = told.diagnosis()
-    diagnosis.note_answer(Cause.REQUEUE_WANTED)
+    diagnosis.note_request(LeaveReason.REQUEUED, None)
     diagnosis.close()
     assert told.causes()[-1] is Cause.REQUEUE_WANTED
     assert diagnosis.next_finding() is None

@@ -169,7 +169,6 @@ SHOWN: dict[type, Callable[[Any], str]] = {
     actions.ReportFailure: lambda _: "tell the leader: a worker failed, which was the first",
     messages.WorkerFailed: lambda failed: f"tell the leader: a worker failed, {failed.failure.message}",
     LeaveRequest: lambda asked: f"tell the agents of this job to leave in {asked.seconds:g} s, {leave(asked)}",
-    actions.NoteLeaveRequest: lambda noted: f"note that the leader asks it to leave, {noted.request.reason.value}",
     actions.Log: lambda log: f"log: {log.text}",
 }
 """What an action looks like."""
