@@ -1,8 +1,7 @@
 """The elastic agent of one node: executes what its life cycle decides.
 
-torch's agent polls ten times a second and restarts only when its own workers fail. This one sleeps until a worker ends,
-the leader sends a message, a signal comes or a deadline is due; :mod:`slurm_elastic.agent.lifecycle` decides what
-follows.
+It sleeps until a worker ends, the leader sends a message, a signal comes or a deadline is due;
+:mod:`slurm_elastic.agent.lifecycle` decides what follows.
 """
 
 from __future__ import annotations

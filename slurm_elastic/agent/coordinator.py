@@ -40,9 +40,8 @@ def coordinate(
 
     Args:
         grace: Seconds from SIGTERM to the coordinator's end.
-        job: The id, as squeue takes it, of the job whose agents belong to the run; None if there is no single job.
-        submit: Submits the job of the run, after the coordinator has connected, and returns the job's id; None to
-            submit none.
+        job: The job, as squeue takes it, whose agents belong to the run; None if there is no single one.
+        submit: Submits the job of the run, when the coordinator has connected; None to submit none.
 
     Raises:
         UsageError: The user has to change something.
@@ -112,11 +111,7 @@ def coordinate(
 def watch_queue(
     job: str | None, controller: Controller, over: threading.Event, interval: float = _QUEUE_INTERVAL
 ) -> None:
-    """Set an event when a job neither waits nor runs, or return when another thread has set it.
-
-    Args:
-        job: The id of the job, or of the array; None to watch no job.
-    """
+    """Set an event when a job, if any, neither waits nor runs; return when another thread has set it."""
     # While Slurm gives no answer, the job is not over.
     while job is not None and not over.wait(interval):
         if controller.is_queued(job) is False:

@@ -1,8 +1,7 @@
 """The events of a run: written as JSON lines and to the log, and told as one line per fact.
 
-A thread of its own writes the file: a shared file system may be slow, and the agent must not wait for it. A loss, a
-drain or a failure is several events. They are gathered until the round is there with which the others go on, so that
-fifty nodes that are lost or preempted at once are one line for people. `FactLines` is pure.
+A loss, a drain or a failure is several events. `FactLines`, which is pure, gathers them until the round is there with
+which the others go on, so that fifty nodes that are lost or preempted at once are one line for people.
 """
 
 from __future__ import annotations
@@ -209,11 +208,9 @@ def _shown(nodes: Sequence[str]) -> str:
 
 
 class EventLog:
-    """Records the events of this agent.
+    """Records the events of this agent in ``events/<node>.jsonl`` of the run directory; docs/events.md has the schema.
 
     Args:
-        run_dir: The run directory; its ``events/<node>.jsonl`` gets one JSON object per event: time (of this node's
-            clock, for people), event, node (the writer), schema (see docs/events.md), text, and the event's own fields.
         facts: Makes lines for people of the events; None where each event is a line.
     """
 

@@ -48,7 +48,6 @@ class RunningRound(RoundInfo):
     Attributes:
         environments: The variables that were added to each worker's environment, by local rank.
         progress: Returns the workers' progress by local rank; from any thread.
-        agreement: Asks the workers for their dumps, from any thread; None if nothing can.
         since: Own monotonic time in seconds at which they have started.
     """
 
@@ -59,13 +58,10 @@ class RunningRound(RoundInfo):
 
 
 class Feature:
-    """One feature of an agent. Its methods are called on the main thread, so none of them may block.
-
-    Attributes:
-        fd: A descriptor that wakes the main loop when it is readable; None for none.
-    """
+    """One feature of an agent. Its methods are called on the main thread, so none of them may block."""
 
     fd: int | None = None
+    """A descriptor that wakes the main loop when it is readable; None for none."""
 
     def loop_turned(self) -> None:
         """The main loop has woken up; also called every 0.1 s while it starts workers."""

@@ -16,11 +16,7 @@ Idle = Callable[[], "str | None"]
 
 
 class LineWriter:
-    """The lines of one file; keeps them until `start`.
-
-    Args:
-        what: Names the lines in the warning that they cannot be written, such as "events are".
-    """
+    """The lines of one file, kept until `start`; `what`, such as "events are", begins the warning that it fails."""
 
     def __init__(self, what: str) -> None:
         self._what = what
@@ -29,12 +25,7 @@ class LineWriter:
         self.put: Callable[[str], None] = self._lines.put
 
     def start(self, append: Callable[[str], None], due: Due = lambda: None, idle: Idle = lambda: None) -> None:
-        """Start to write.
-
-        Args:
-            append: Appends a line to the file.
-            due: Returns the seconds without a line after which `idle` is called, which may return one.
-        """
+        """Start to write; `idle`, which may return a line, is called after `due()` seconds without one."""
         name = f"slurm-elastic-{self._what.split()[0]}"
         self._thread = threading.Thread(target=self._write, args=(append, due, idle), name=name, daemon=True)
         self._thread.start()

@@ -39,12 +39,7 @@ _LOOP_INTERVAL = 300.0
 
 @dataclass(frozen=True, slots=True)
 class Notification:
-    """One event of a run.
-
-    Attributes:
-        key: Names the event among those of the run, also for agents that lead later.
-        fields: The same facts for programs; times in seconds.
-    """
+    """One event of a run; `key` names it among those of the run, also for agents that lead later."""
 
     event: str
     key: str
@@ -55,9 +50,7 @@ class Notification:
 class Watch:
     """The knowledge of an agent about the waits of a run; a failure or a wait in another incarnation is another event.
 
-    Args:
-        after: Seconds after which a wait is worth a notification.
-        now: Monotonic time, as for its methods.
+    A wait is worth a notification after `after` seconds; `now` is monotonic time.
     """
 
     def __init__(self, incarnation: str, after: float, now: float) -> None:

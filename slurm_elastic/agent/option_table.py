@@ -1,9 +1,6 @@
 """The options of ``slurm-elastic agent``, in one table, and a scan of a command line without torch's parser.
 
-Three places read this table: the parser (`slurm_elastic.cli.commands.agent`), which also has torchrun's own options;
-the start of the fork server, which begins before torch is imported; and the job's end, which runs without torch in
-the batch script. torch's parser decides what a command line means. A wrong guess of the scan costs time and nothing
-else.
+torch's parser decides what a command line means. A wrong guess of the scan costs time and nothing else.
 
 All workers wait for the imports of this module, so it defines no dataclasses: they import `inspect`, which takes as
 long as everything else here.
@@ -257,11 +254,7 @@ class Scan(NamedTuple):
 
 
 def scan(arguments: Sequence[str], environ: Mapping[str, str]) -> Scan:
-    """Scan a command line of the agent.
-
-    Args:
-        arguments: Options, then the script and its arguments. An option that the table lacks is taken to have a value.
-    """
+    """Scan a command line of the agent. An option that the table lacks is taken to have a value."""
     values: dict[str, str] = {}
     rest = list(arguments)
     while rest and rest[0].startswith("-"):

@@ -46,13 +46,10 @@ def _choice(option: str, text: str) -> str | int:
 
 
 def positive_seconds(option: str, text: str, others: str = "") -> float:
-    """Return the value of an option that is a number of seconds above 0.
+    """Return the value of an option that is a number of seconds above 0; UsageError if it is none.
 
     Args:
         others: What else it can be, as in "nor off"; empty for nothing.
-
-    Raises:
-        UsageError: It is none.
     """
     if (seconds := _number(text)) > 0:
         return seconds
@@ -61,11 +58,7 @@ def positive_seconds(option: str, text: str, others: str = "") -> float:
 
 
 def seconds_or_zero(option: str, text: str) -> float:
-    """Return the value of an option that is a number of seconds, 0 or more.
-
-    Raises:
-        UsageError: It is none.
-    """
+    """Return the value of an option that is a number of seconds, 0 or more; UsageError if it is none."""
     if (seconds := _number(text)) >= 0:
         return seconds
     raise UsageError(f"{option} {text!r} is no number of seconds; give 0 or more")

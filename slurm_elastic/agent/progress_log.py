@@ -1,8 +1,7 @@
 """The progress of an agent's workers, as JSON lines in the run directory: docs/events.md has the schema.
 
 An agent writes a few lines per round, when its workers start and end. The agent of rank 0 also writes while they train,
-at most every 30 s, because all ranks take the same steps. A thread of its own writes and samples, because a shared
-file system may take long and the agent must not wait for it.
+at most every 30 s, because all ranks take the same steps.
 """
 
 from __future__ import annotations
@@ -34,11 +33,7 @@ _SILENCE = 60.0
 
 
 class ProgressLog(Feature):
-    """Records what the workers of this node do.
-
-    Args:
-        run_dir: The run directory; its ``progress/<node>.<job>.jsonl`` gets the records.
-    """
+    """Records what the workers of this node do in ``progress/<node>.<job>.jsonl`` of the run directory."""
 
     def __init__(
         self,

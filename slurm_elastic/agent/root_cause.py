@@ -64,10 +64,9 @@ def words(error_file: str, log: str) -> str:
 
 
 def elsewhere(round_end: Interrupted | Ended | None, rank: int, text: str) -> str:
-    """Return why the last words of a worker need not be shown; empty if they have to be.
+    """Return why the last words of a worker need not be shown, by what the leader has said of the end of the round.
 
-    Args:
-        round_end: What the leader has said of the end of the round; None if the round ended here.
+    Empty if they have to be.
     """
     error = ""
     match round_end:
@@ -96,10 +95,8 @@ def aborted_at_exit(text: str, exit_code: int, error_file: str) -> bool:
 def memory_kills(root: Path = _ROOT) -> int | None:
     """Return the number of processes of this agent's control group that the kernel has killed for lack of memory.
 
-    Workers are in the control group of their agent. Where it has no counter, those of the whole node are counted.
-
-    Returns:
-        The number since the control group was made, or since the node booted; None if the kernel does not say.
+    Workers are in the control group of their agent. Where it has no counter, those of the whole node are counted; None
+    if the kernel does not say.
     """
     paths = []
     with contextlib.suppress(OSError, ValueError):

@@ -60,8 +60,7 @@ _IMPORT_TIMEOUT = 15.0
 def join(settings: AgentSettings, command: Sequence[str]) -> RunDir:
     """Return the directory, opened, of the run that this agent belongs to.
 
-    Args:
-        settings: The settings. The run is another one than there where a step has other runs before it.
+    It is another one than in the settings where a step has other runs before it.
 
     Raises:
         UsageError: The run has another script or other arguments.
@@ -84,7 +83,6 @@ def launch(
     """Take part in the run until it ends or this agent has to leave.
 
     Args:
-        fork_server: The process that starts the workers.
         summarize: Returns the line with which the leader of a run that has succeeded ends.
         submission: Makes what submits jobs for nodes that were lost.
 

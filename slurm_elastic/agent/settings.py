@@ -87,15 +87,11 @@ def resolve(options: argparse.Namespace, environ: Mapping[str, str], own_run: st
 
     Options that were not given are None, see `slurm_elastic.cli.commands.agent`. Slurm gives their values:
 
-    - ``--nnodes``: 1 to any number; with ``--run-id`` 1 to the nodes of the step, or of all elements of an array. So a
-      run goes on with the nodes that are left, and a requeued job with those that it gets; with a larger minimum it
-      waits.
+    - ``--nnodes``: 1 to any number; with ``--run-id`` 1 to the nodes of the step, or of all elements of an array.
     - ``--nproc-per-node``: the GPUs that the job has on this node, else 1.
     - ``--run-dir``: the directory that sbatch was called in, else the current one.
 
-    Outside Slurm a run is one node, like ``torchrun --standalone``.
-
-    OMP_NUM_THREADS is set to 1 in this process if it is not set and the node has several workers, as torchrun does.
+    Outside Slurm a run is one node, like ``torchrun --standalone``. OMP_NUM_THREADS is set as by torchrun.
 
     Args:
         environ: Slurm's variables and those of etcd. torch reads its own from `os.environ`.

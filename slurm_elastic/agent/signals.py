@@ -3,9 +3,8 @@
 A handler only records which signal came and when. So a second SIGTERM changes nothing, and no signal interrupts a round
 change. The command line imports this module before all others, so it imports only what Python has loaded already.
 
-Python runs a handler some time after the signal has come. It runs none for a signal that comes between its last look
-for signals and the system call in which a selector then waits (Modules/signalmodule.c, 3.11). So Python itself makes
-`Notices.fd` readable, at once (`signal.set_wakeup_fd`), and the handler runs when the selector has returned.
+Python runs no handler for a signal that comes between its last look for signals and the system call in which a selector
+then waits (Modules/signalmodule.c, 3.11). So Python itself makes `Notices.fd` readable (`signal.set_wakeup_fd`).
 """
 
 from __future__ import annotations
@@ -28,11 +27,7 @@ _MOST = 64
 
 
 class Received(NamedTuple):
-    """One signal.
-
-    Attributes:
-        at: The monotonic time of this process in seconds.
-    """
+    """One signal, with the monotonic time of this process in seconds."""
 
     signal: signal.Signals
     at: float
@@ -42,8 +37,7 @@ class Notices:
     """The signals that this process has received.
 
     Attributes:
-        fd: Readable from a signal until :meth:`drain`; for a selector.
-        wakeup_fd: What makes `fd` readable when it is written to; for `signal.set_wakeup_fd`.
+        fd: Readable from a signal, or a write to `wakeup_fd`, until :meth:`drain`; for a selector.
     """
 
     def __init__(self) -> None:

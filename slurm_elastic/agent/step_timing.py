@@ -1,7 +1,7 @@
 """A feature of the agent: measures the pace of its workers, and names ranks of the run that stay slow.
 
-The agent of rank 0 compares all ranks. It asks the leader for the reports of all agents, as `slurm-elastic status`
-does, so what it costs the others is bounded by the leader. `slurm_elastic.slow_ranks` decides.
+The agent of rank 0 asks the leader for the reports of all agents, as `slurm-elastic status` does, and compares all
+ranks; `slurm_elastic.slow_ranks` decides.
 """
 
 from __future__ import annotations
@@ -32,10 +32,7 @@ _NUMBERS = ("pace_seconds", "busy_seconds", "loading_seconds", "waiting_seconds"
 
 
 def leader_reports(run_dir: RunDir) -> Mapping[str, str]:
-    """Return the reports of all agents, JSON by their identities, as the leader of the run has them.
-
-    It may take seconds, and raises SlurmElasticError if there are none now.
-    """
+    """Return the reports of all agents, JSON by their identities; SlurmElasticError if the leader has none now."""
     return ask_status(find_leader(run_dir))[1]
 
 

@@ -1,10 +1,7 @@
 """Decides who requeues and who ends a job whose part in the run is over. Pure functions.
 
-`job_end_effects` and `requeue` ask Slurm and the run directory, and execute. A batch script that ends with
-``slurm-elastic verdict`` decides about the requeue by the same function.
-
-A job whose batch script was lost with the first node runs on, even when its last task has ended. So its last agent ends
-the job.
+`job_end_effects` and `requeue` ask Slurm and the run directory, and execute. A job whose batch script was lost with the
+first node runs on, even when its last task has ended. So its last agent ends the job.
 """
 
 from __future__ import annotations
@@ -26,11 +23,7 @@ _MOST_IDLE = 5
 def represents_job(job: SlurmJob, agent: str, assignment: Assignment | None) -> bool:
     """Return True if this agent handles the end of its job, because the leader of the run is in another job.
 
-    In the leader's own job the leader does that, as it ends last. In other jobs it is the first agent in the last
-    round.
-
-    Args:
-        assignment: Its last assignment; None if it never had one.
+    In the leader's own job the leader does that, as it ends last; in others the first agent in the last round.
     """
     if assignment is None or job_of(assignment.leader) == job_of(agent):
         return False
@@ -43,11 +36,8 @@ def other_agents(
 ) -> list[tuple[str, Successor | None]]:
     """Return the other nodes of the job on which an agent may run, and the agents that are known there.
 
-    Nodes with a known agent come first: if one of them lives, no other node has to be asked.
-
-    Args:
-        known: Members of the newest round, as it is on record or as the leader has named them to this agent.
-        all_nodes: True if all other nodes of the job count; False if only those of the known agents do.
+    Nodes with a known agent come first: if one of them lives, no other node has to be asked. Unless `all_nodes`, only
+    those count.
     """
     by_node = {node_of(other.agent): other for other in known if job_of(other.agent) == job_of(agent)}
     nodes = job.job_nodes if all_nodes else tuple(by_node)
@@ -69,10 +59,9 @@ def is_without_script(view: JobView) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class RequeueDecision:
-    """The decision about a job.
+    """The decision about a job, with a line for the log.
 
     Attributes:
-        why: Line for the log; empty for none.
         request: True if slurm_elastic requeues the job.
         by_slurm: True if Slurm has requeued it, or will.
         counted: True if the requeue counts for the maximum of requeues after time limits.

@@ -54,7 +54,7 @@ class JobAtEnd:
 
     Attributes:
         told: The members that the leader has named to this agent.
-        signal_fd: A descriptor that is readable after a signal, which tells that Slurm is ending the job already.
+        signal_fd: Readable after a signal, which tells that Slurm is ending the job already.
     """
 
     job: SlurmJob
@@ -69,9 +69,7 @@ class JobAtEnd:
     def carry_out(self, outcome: Done, *, diagnoses: bool, leads: bool, shares_run: bool, represents_job: bool) -> None:
         """Execute what an agent still does for its job when it has ended.
 
-        Args:
-            diagnoses: True if this is the agent of its job that has asked Slurm why the job has to end.
-            represents_job: See :func:`.job_end.represents_job`.
+        `diagnoses`: it is the one of its job that has asked Slurm why the job has to end.
         """
         if outcome.exit_code is ExitCode.LEFT and diagnoses:
             if not self._requeue() and not self._other_run_goes_on():
@@ -104,11 +102,7 @@ class JobAtEnd:
                 self.controller.cancel(name)
 
     def end_abandoned_job(self, others: Sequence[tuple[str, Successor | None]] = ()) -> None:
-        """End the job if its batch script is gone and no agent of it runs; the run's result, if any, is on record.
-
-        Args:
-            others: See :func:`.job_end.other_agents`; empty where this agent is known to be the last one.
-        """
+        """End the job if its batch script is gone and none of these agents runs; the run's result is on record."""
         if self._batch_script_lost(_POLLS, self.signal_fd) and self._all_ended(others):
             name, first = self.job.name, self.job.job_nodes[0]
             self.say(f"job {name} has lost its batch script with {first}, and has no other agent: this agent ends it")
@@ -188,10 +182,7 @@ class JobAtEnd:
 
         srun tells its tasks its address (SLURM_SRUN_COMM_HOST, SLURM_SRUN_COMM_PORT). While it listens there it ends
         with the last task, and the batch script after it. If it refuses the connection, it has ended; if there is no
-        answer, Slurm is asked for the state of the node.
-
-        Args:
-            polls: The number of polls, one every five seconds, while nothing is known; then the result is False.
+        answer, Slurm is asked for the state of the node. False if nothing is known after as many polls.
         """
         job, first = self.job, self.job.job_nodes[0]
         if job.step_id is None or job.node == first or "SLURM_SRUN_COMM_HOST" not in self.environ:

@@ -49,10 +49,9 @@ _REQUESTED = {LeaveReason.DRAINED: slurm.Cause.DRAINED, LeaveReason.REQUEUED: sl
 
 
 def asks_slurm(run_dir: RunDir, job: slurm.SlurmJob, agent: str) -> bool:
-    """Return True if this agent asks Slurm why the job has to end, records the answer, and requeues the job.
+    """Return True if this agent asks Slurm why the job has to end, records the answer, and requeues the job. May block.
 
-    This is the agent of the job's first node or, if that has none, the first agent of the job in the newest round. The
-    function reads the run directory, so it may block.
+    This is the agent of the job's first node or, if that has none, the first agent of the job in the newest round.
     """
     if job.node_rank == 0:
         return True
@@ -71,7 +70,6 @@ class SignalDiagnosis:
 
     Args:
         job: The job; None outside Slurm, where nobody is asked.
-        checkpoint: Returns the step of the newest checkpoint; None if unknown.
         newest_save: Returns the seconds that the newest save took; None if unknown.
         answer_timeout: Seconds in which the agent that asks gets an answer or gives its first question up, and the
             leader passes the result on; then the others presume what the signal means.
@@ -144,10 +142,9 @@ class SignalDiagnosis:
             logger.warning("the grace of the job is not on record: %s", error)
 
     def check(self) -> slurm.Diagnosis | None:
-        """Look for new signals; call this after each wake-up of the main loop.
+        """Return what new signals presumably mean; None without any, or with warnings only, which Slurm has to explain.
 
-        Returns:
-            Their presumed diagnosis; None if there are no new ones, or only warnings, which Slurm has to explain.
+        Call this after each wake-up of the main loop.
         """
         asked = sum(received.signal is not signal.SIGCONT for received in self._notices.all())
         if asked == self._signals_seen:
@@ -168,11 +165,7 @@ class SignalDiagnosis:
         return finding
 
     def note_request(self, reason: LeaveReason, seconds: float | None) -> None:
-        """Note that the leader has asked this agent to leave: for a person, or for the agent that has asked Slurm.
-
-        Args:
-            seconds: Seconds that are left; None if a person has requested it.
-        """
+        """Note that the leader has asked this agent to leave; only the agent that has asked Slurm gives seconds."""
         self._answered = True
         if seconds is None and reason in _REQUESTED:
             self._requested = slurm.Diagnosis(_REQUESTED[reason], None, "asked for")

@@ -62,11 +62,9 @@ def _replaces(job: QueuedJob, run_dir: RunDir) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """The record of a job that is about to be submitted; that of number 0 has the user's options.
+    """The record of a job that is about to be submitted, with its nodes, by the clock of the leader's node.
 
-    Attributes:
-        nodes: Its nodes; of number 0 those for which the run has waited at its start.
-        time: When, by the clock of the leader's node.
+    That of number 0 has the user's options, and the nodes for which the run has waited at its start.
     """
 
     nodes: int
@@ -99,12 +97,7 @@ Claims = Mapping[int, tuple[Claim, "Result | None"]]
 
 
 def read_claims(run_dir: RunDir) -> Claims:
-    """Return the claims by their numbers, in the order of these, each with its result; None if it is not known.
-
-    Raises:
-        RunDirError: They cannot be read.
-        RecordError: A record is damaged.
-    """
+    """Return the claims by their numbers, in the order of these, each with its result; None if it is not known."""
     return {
         number: (
             typed_json.convert(claim, Claim),
@@ -261,11 +254,7 @@ class Replacer(Feature):
                 self._say(f"lost nodes are not replaced now: {error}")
 
     def look(self, now: float) -> None:
-        """Look at the agents, and act if nodes are missing or replacements wait.
-
-        Raises:
-            SlurmElasticError: Records of the run cannot be read or written.
-        """
+        """Look at the agents, and act if nodes are missing or replacements wait."""
         led = self._led(False)
         if led is None or led.ending or not self._begin(now):
             self._memory = _Memory()

@@ -43,9 +43,6 @@ def requeue_job(
 ) -> bool:
     """Requeue the job if it has to go on; return True if it will start again.
 
-    Called at the end of the batch script (``slurm-elastic verdict``), or by one agent of the job where the batch script
-    does not.
-
     Args:
         status: The highest exit code of its agents.
         others_go_on: True if other agents of the job may still train, so that it is requeued only if Slurm ends it
@@ -134,11 +131,7 @@ def struck_nodes(run_dir: RunDir, most: int, say: Callable[[str], None] = lambda
 
 
 def _room(controller: Controller, job: SlurmJob, view: JobView | None, users: Sequence[str]) -> int:
-    """Return how many nodes the partition can spare: with too few nodes left the job would never start.
-
-    Args:
-        users: The nodes that the user has excluded.
-    """
+    """Return how many nodes the partition can spare beside `users`: with too few left the job would never start."""
     partitions = controller.partitions() if view is not None else None
     sizes = [row.nodes for row in partitions or () if view is not None and row.name == view.partition]
     return max(0, sizes[0] - len(users) - len(job.job_nodes)) if sizes else 0

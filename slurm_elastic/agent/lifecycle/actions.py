@@ -16,11 +16,7 @@ class Action:
 
 @dataclass(frozen=True, slots=True)
 class Join(Action):
-    """Reserve a port for the next worker store, and ask the leader for an assignment.
-
-    Attributes:
-        ends_store: True to end the worker store of the last round before, if it is served here.
-    """
+    """End the worker store of the last round, if wanted; reserve a port for the next one, and ask for an assignment."""
 
     ends_store: bool = False
 
@@ -49,10 +45,9 @@ class Hold(Action):
 
 @dataclass(frozen=True, slots=True)
 class StopAtStep(Action):
-    """Tell the workers at which step to stop. Result: StepAccepted, unless they were not held and may be past it.
+    """Tell the workers at which step to stop, and the seconds until they are killed; None for no limit.
 
-    Attributes:
-        seconds: Seconds until the workers are killed; None for no limit.
+    Result: StepAccepted, unless they were not held and may be past it.
     """
 
     round: int

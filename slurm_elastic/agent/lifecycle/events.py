@@ -23,11 +23,7 @@ class Started(OwnEvent):
 
 @dataclass(frozen=True, slots=True)
 class Signalled(OwnEvent):
-    """A signal asks the agent to leave.
-
-    Attributes:
-        seconds: Seconds until the agent has to end, at the least; None if unknown.
-    """
+    """A signal asks the agent to leave, within so many seconds at the least; None if that is unknown."""
 
     reason: LeaveReason
     detail: str
@@ -41,7 +37,6 @@ class Diagnosed(OwnEvent):
     """The agent has found out why it was signalled, or that its job's time limit is near.
 
     Attributes:
-        seconds: Seconds until the agent has to end; None if unknown.
         for_job: True if all agents of the job have to leave, and this one tells them.
     """
 
@@ -94,11 +89,7 @@ class WorkersEnded(OwnEvent):
 
 @dataclass(frozen=True, slots=True)
 class RoundClosed(OwnEvent):
-    """Result of CloseRound.
-
-    Attributes:
-        survivors: One line about processes that SIGKILL does not end; empty if there are none.
-    """
+    """Result of CloseRound; `survivors` is one line about processes that SIGKILL does not end, empty for none."""
 
     leads: bool = False
     survivors: str = ""

@@ -25,7 +25,6 @@ class LifecycleConfig:
 
     Attributes:
         shutdown_timeout: Seconds between SIGTERM and SIGKILL for workers whose round ends as planned.
-        leave_margin: See :func:`~slurm_elastic.rendezvous.membership.planned_stop.seconds_to_stop`.
     """
 
     agent: str
@@ -47,7 +46,7 @@ class Rejoin:
 
 @dataclass(frozen=True, slots=True)
 class Departure:
-    """After the stop the agent leaves. Moments are own monotonic time in seconds.
+    """After the stop the agent leaves.
 
     Attributes:
         stop_by: The time at which workers that have not stopped at an agreed step are terminated.
