@@ -28,7 +28,7 @@ from slurm_elastic.agent.forkserver.worker_processes import WorkerProcesses
 from slurm_elastic.agent.job.preemption import LEAVE_REASONS, SignalDiagnosis
 from slurm_elastic.agent.lifecycle import actions, events, machine, states
 from slurm_elastic.agent.node.claims import NodeDirectory
-from slurm_elastic.agent.root_cause import elsewhere, last_output
+from slurm_elastic.agent.root_cause import last_output, told_elsewhere
 from slurm_elastic.agent.settings import AgentSettings
 from slurm_elastic.agent.signals import record_signals
 from slurm_elastic.agent.workers.processes import survivors, worker_environment
@@ -397,14 +397,8 @@ class Agent:
     def _is_consequence(self, local_rank: int, text: str) -> bool:
         """Return True if the last words of a worker tell no cause: the leader's line, or the root cause, tells it."""
         rank = self._running.assignment.place.base_rank + local_rank
-        explanations = (feature.explanation(self._running.pids[local_rank]) for feature in self._features)
-        told = elsewhere(self._round_end, rank, text) or next(filter(None, explanations), "")
-        if told:
-            lines = text.count("\n")
-            logger.info(
-                "the last %d lines of rank %d are not shown, as %s; they are in its stderr.log", lines, rank, told
-            )
-        return bool(told)
+        told = any(feature.tells_end(self._running.pids[local_rank]) for feature in self._features)
+        return told or told_elsewhere(self._round_end, rank, text)
 
     # The end.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -29,8 +28,6 @@ from slurm_elastic.snapshot.agent_side import AgentMemory
 from slurm_elastic.snapshot.lineage import SLOTS, Group
 from slurm_elastic.snapshot.transfer import Settings
 from slurm_elastic.text import size_text
-
-logger = logging.getLogger("slurm_elastic")
 
 EARLY = 120.0
 """Seconds after the start in which workers that report no steps are assumed to be before their first one; many models
@@ -86,9 +83,9 @@ class Feature:
         """Return the failure of the worker with this process id, with the cause added if the feature knows it."""
         return failure
 
-    def explanation(self, pid: int) -> str:
-        """Return what tells of the end of this worker, so that its last words need not; empty for nothing."""
-        return ""
+    def tells_end(self, pid: int) -> bool:
+        """Return True if the feature tells of the end of this worker, so that its last words need not."""
+        return False
 
     def stop_agreed(self, reason: str) -> None:
         """The workers of the round stop at a step; the reason is that which training scripts get."""
@@ -189,8 +186,8 @@ class WatchdogFeature(Feature):
         hang = self._watchdog.hang_of(pid)
         return failure if hang is None else replace(failure, message=f"{causes.BY_WATCHDOG}{hang}", hung=True)
 
-    def explanation(self, pid: int) -> str:
-        return "it hung: stacks.txt has its stacks" if self._watchdog.hang_of(pid) is not None else ""
+    def tells_end(self, pid: int) -> bool:
+        return self._watchdog.hang_of(pid) is not None
 
     def exits_expected(self, *, unplanned: bool) -> None:
         self._watchdog.unwatch()
@@ -225,7 +222,6 @@ class SnapshotFeature(Feature):
         self.missing = ""
         """After the end: why the newest snapshot is not on disk; empty if it is, or if the script asked for none."""
         self._members_leave: bool | None = None
-        self._tells_domain = replicas > 0
         run = rendezvous
         agent = Settings(run.run_dir.secret(), run.incarnation, run.agent, run.node, run.address, domain=run.domain)
         self._directory = NodeDirectory("snapshot")
@@ -249,10 +245,6 @@ class SnapshotFeature(Feature):
         self._members_leave = None
         place = assignment.place
         group = Group(place.rank, assignment.nodes, place.local_world_size, place.base_rank, assignment.world_size)
-        one_domain = place.domain and place.domain_world_size == group.world > group.workers
-        if self._tells_domain and place.rank == 0 and one_domain:
-            self._tells_domain = False
-            logger.info("snapshots: all nodes are in the failure domain %s: copies go to its next node", place.domain)
         variables = self._memory.begin(assignment.round, assignment.origin, group)
         for environment in environments.values():
             environment.update(variables)

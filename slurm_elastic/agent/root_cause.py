@@ -63,27 +63,22 @@ def words(error_file: str, log: str) -> str:
     return causes.without_prefixes(recorded_traceback(error_file)) or causes.ending(_tail(log))
 
 
-def elsewhere(round_end: Interrupted | Ended | None, rank: int, text: str) -> str:
-    """Return why the last words of a worker need not be shown, by what the leader has said of the end of the round.
-
-    Empty if they have to be.
-    """
-    error = ""
+def told_elsewhere(round_end: Interrupted | Ended | None, rank: int, text: str) -> bool:
+    """Return True if the last words of a worker tell no more than the leader has said of the end of the round."""
     match round_end:
         case Ended(failure=WorkerFailure(rank=root)) if root == rank:
-            return "the root cause is told at the end"
-        case Ended(failure=WorkerFailure(rank=root, summary=error)):
-            cause = f"rank {root} has failed"
-        case Interrupted(reason=Reason.NODE_LOST, node=node):
-            cause = f"{node or 'a node'} was lost"
-        case Interrupted(reason=Reason.WORKER_FAILED, node=node, detail=detail) if not detail.startswith(
-            f"rank {rank}:"
-        ):
-            cause, error = f"a worker on {node} has failed", detail.partition(": ")[2]
+            # The root cause is told at the end.
+            return True
+        case Ended(failure=WorkerFailure(summary=error)):
+            pass
+        case Interrupted(reason=Reason.NODE_LOST):
+            error = ""
+        case Interrupted(reason=Reason.WORKER_FAILED, detail=detail) if not detail.startswith(f"rank {rank}:"):
+            error = detail.partition(": ")[2]
         case _:
-            return ""
+            return False
     # A mistake in the script ends all workers, with one and the same error.
-    return cause if named_error(text) == error != "" or causes.attribute(text).cause.consequence else ""
+    return named_error(text) == error != "" or causes.attribute(text).cause.consequence
 
 
 def aborted_at_exit(text: str, exit_code: int, error_file: str) -> bool:
