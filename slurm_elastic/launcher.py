@@ -7,7 +7,6 @@ logging and its environment, and workers start as warm as from the command line.
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import shutil
@@ -23,6 +22,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, Literal
 
 from slurm_elastic import typed_json
+from slurm_elastic.agent.forkserver.linux import set_parent_death_signal
 from slurm_elastic.errors import ExitCode, SlurmElasticError, UsageError
 from slurm_elastic.ownership import pickled, unpickle
 from slurm_elastic.rundir import RunDir, publish_file
@@ -37,7 +37,6 @@ _DIRECTORY = "SLURM_ELASTIC_LAUNCH_DIR"
 """The directory of a call of `launch` on its node. Not an argument: agents of a run have the same ones."""
 _FORWARDED = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 """Signals that Slurm sends to the program and that are for the agent. A terminal sends SIGINT to both."""
-_PR_SET_PDEATHSIG = 1
 _MEANINGS = {
     ExitCode.FAILED: "the workers failed for good; the agent has printed the root cause",
     ExitCode.USAGE: "wrong configuration; the agent has printed what is wrong",
@@ -52,7 +51,6 @@ class LaunchError(SlurmElasticError):
     Where workers of this node failed, it is torch's ChildFailedError, too.
 
     Attributes:
-        exit_code: Exit code of the agent, see the reference.
         failures: torch's ProcessFailure of each worker of this node that failed, by rank.
     """
 
@@ -148,11 +146,10 @@ def launch(function: Callable[..., Any], *arguments: Any, config: LaunchConfig |
 
 
 def _end_with_parent(parent: int) -> Callable[[], None]:
-    """Return what the agent executes first: it gets SIGTERM if this process ends before it (prctl(2))."""
-    libc = ctypes.CDLL(None)
+    """Return what the agent executes first: it gets SIGTERM if this process ends before it."""
 
     def request() -> None:
-        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        set_parent_death_signal(signal.SIGTERM)
         if os.getppid() != parent:
             os.kill(os.getpid(), signal.SIGTERM)
 

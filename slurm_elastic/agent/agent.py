@@ -257,9 +257,8 @@ class Agent:
                 if ends_store:
                     self.torch.serve_store(None)
                 self.assignment = None
-                self._reserved = self._ports.reserve()
+                reserved = self._reserved = self._ports.reserve()
                 inventory = next((copies for feature in self._features if (copies := feature.inventory())), "")
-                reserved = self._reserved
                 ran = self._ran if self._worked else 0.0
                 self._proven = self._proven or ran == STEPPED
                 info = self._rendezvous_config.agent_info(reserved.port, inventory, ran, proven=self._proven)
