@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -286,14 +286,11 @@ class LearnedImportsFeature(Feature):
         return replace(failure, message=message, uncharged=True)
 
 
-def _watched(running: RunningRound) -> list[Watched]:
-    # RoundLogsSpecs puts the error file into the directory of the logs.
-    return [
-        Watched(pid, int(env["RANK"]), rank, running.assignment.round, Path(error).parent if error else None)
-        for rank, pid in running.pids.items()
-        for env in [running.environments[rank]]
-        for error in [env.get("TORCHELASTIC_ERROR_FILE")]
-    ]
+def _watched(running: RunningRound) -> Iterator[Watched]:
+    for rank, local_rank, pid in running.workers:
+        # RoundLogsSpecs puts the error file into the directory of the logs.
+        error = running.environments[local_rank].get("TORCHELASTIC_ERROR_FILE")
+        yield Watched(pid, rank, local_rank, running.assignment.round, Path(error).parent if error else None)
 
 
 def hang_event(node: str, hang: Hang) -> Entry:
