@@ -1,8 +1,7 @@
 """The file descriptors of a process: its standard streams, and how many others connections of agents may take.
 
-Linux gives a process a soft limit that it may raise itself up to the hard one (getrlimit(2)). Slurm passes on the
-limits of the shell that submitted the job (PropagateResourceLimits, slurm.conf(5)), in which the soft one is 1,024 as a
-rule, because select(2) counts no further. An agent uses no select and raises it; workers keep what they were given.
+Slurm passes on the limits of the shell that submitted the job (PropagateResourceLimits, slurm.conf(5)), in which the
+soft one is 1,024 as a rule. An agent raises it to the hard one (getrlimit(2)); workers keep what they were given.
 """
 
 from __future__ import annotations
@@ -24,10 +23,7 @@ _given: tuple[int, int] | None = None
 
 
 def open_standard_streams() -> None:
-    """Open /dev/null for each standard stream that is closed; else a file of ours would get its number, as workers do.
-
-    Call this before anything stays open.
-    """
+    """Open /dev/null for each standard stream that is closed, before another file gets its number."""
     for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
         try:
             os.fstat(number)
@@ -58,20 +54,13 @@ def needed(agents: int) -> int:
 
 
 def connections_at_most(limit: int | None = None) -> int:
-    """Return the number of agents whose connections have room; half of the descriptors where these are very few.
-
-    Strangers get the descriptors that agents leave, and always `STRANGERS`.
-    """
+    """Return the number of agents whose connections have room; half of the descriptors where these are very few."""
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0] if limit is None else limit
     return max(limit - STRANGERS - _RESERVE, limit // 2)
 
 
 def require(agents: int) -> None:
-    """Make sure that this process can lead a number of agents.
-
-    Raises:
-        UsageError: The hard limit is too low.
-    """
+    """Raise UsageError if the hard limit is too low for a leader of so many agents."""
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     if agents > connections_at_most(limit) or limit < _LEAST:
         raise UsageError(

@@ -67,10 +67,7 @@ class Feature:
         """The life cycle has entered another state."""
 
     def inventory(self) -> str:
-        """Return what this node holds for the workers of the next round; see :class:`~.membership.agents.AgentInfo`.
-
-        Called when the agent joins, while no workers run. The agent sends the first text that is not empty.
-        """
+        """Return what this node holds for the workers of the next round, as the agent joins; empty for nothing."""
         return ""
 
     def round_formed(self, assignment: Assignment, environments: Mapping[int, dict[str, str]]) -> None:
@@ -200,14 +197,7 @@ class WatchdogFeature(Feature):
 
 
 class SnapshotFeature(Feature):
-    """Keeps the snapshots of workers in memory for the workers of later rounds.
-
-    Args:
-        fork_server: Forks the process that writes checkpoints, where it can.
-
-    Raises:
-        OSError: The memory cannot be made.
-    """
+    """Keeps the snapshots of workers in memory for the workers of later rounds; OSError if that cannot be made."""
 
     def __init__(
         self,

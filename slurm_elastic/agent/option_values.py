@@ -81,10 +81,7 @@ def _text(_option: str, text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class OptionValues:
-    """The values of those of the agent's own options that need neither torch nor a job to be understood.
-
-    Beside the type of each is the function that makes it of the option's spelling and text.
-    """
+    """The values of options that need neither torch nor a job, each with the function that reads its text."""
 
     start: Annotated[str, _choice] = "warm"
     learn_imports: Annotated[str, _choice] = "on"
@@ -116,10 +113,7 @@ class OptionValues:
 
 
 def read_options(text_of: Callable[[str], str | None]) -> OptionValues:
-    """Return the values of the options; argparse does not check those that come from PET_* variables.
-
-    Args:
-        text_of: Returns the text of an option by its destination; None or empty if it is not given.
+    """Return the values of the options by their texts; argparse checks none that comes from PET_* variables.
 
     Raises:
         UsageError: A text is wrong, or an option is given without that which it belongs to.
@@ -139,9 +133,6 @@ def base_directory(run_dir: str | None, job: SlurmJob | None) -> Path:
 
 def named_run(option: str | None, job: SlurmJob | None, environ: Mapping[str, str]) -> str | None:
     """Return the id of a run that agents of several jobs, or of several steps, are; None for one of this step alone.
-
-    Args:
-        option: ``--run-id``; None if not given.
 
     Raises:
         UsageError: The template for one job has been submitted as an array, with one run for all elements.
@@ -180,11 +171,7 @@ def node_range(text: str | None, max_nodes: int) -> tuple[int, int]:
 
 
 def leader_node(option: str | None, job: SlurmJob | None, node: str, *, shared: bool) -> str:
-    """Return the node whose agent leads the first term of this incarnation of the run.
-
-    Args:
-        option: ``--leader-node``; None for the first node of the job.
-        shared: True if other jobs have nodes in the run, too; then the leader's node may be one of theirs.
+    """Return the node whose agent leads the first term of this incarnation; of any job where the run is `shared`.
 
     Raises:
         UsageError: The job, which is the whole run, has no such node.

@@ -37,7 +37,7 @@ class AgentSettings:
     """Everything an agent knows before it connects to other agents."""
 
     job: SlurmJob | None
-    """The Slurm job this agent runs in; None outside Slurm."""
+    """The job of this agent; None outside Slurm."""
     run_id: str
     """``--run-id``, else the id of the job, with that of the step but for 0, else a random one."""
     run_dir: RunDir
@@ -54,8 +54,8 @@ class AgentSettings:
     restart_count: int
     """The number of times that Slurm has requeued the job; 0 outside Slurm."""
     leader_node: str
-    """``--leader-node``, else the first node of the job, whose agent leads the first term. In a run of several jobs,
-    such as an array, every agent may name its own node; then the first that starts leads."""
+    """The node whose agent leads the first term. In a run of several jobs every agent may name its own node; then the
+    first that starts leads."""
     ports: tuple[int, ...]
     """The ports that the leader tries, in this order; only one if ``--rdzv-endpoint`` names a port."""
     endpoint_host: str | None
@@ -65,17 +65,14 @@ class AgentSettings:
     address: AddressPreference
     """The user's choice of this node's address."""
     launch_config: LaunchConfig
-    """torchrun's options as torch parses them. The backend is always ``slurm``."""
+    """torchrun's options as torch parses them."""
     entrypoint: Callable[..., Any] | str
     """The program or function that torchrun would start in each worker."""
     args: tuple[str, ...]
-    """The arguments of `entrypoint`."""
     values: option_values.OptionValues
-    """The values of the other options of the agent."""
     watchdog: bool
     """True if the agent looks for workers that hang."""
     hang_timeout: HangTimeout | None
-    """The longest time that a worker may go without a step; None for no limit."""
     health: HealthSettings | None
     """The health port; None for none."""
     shared: bool = False
@@ -95,7 +92,7 @@ def resolve(options: argparse.Namespace, environ: Mapping[str, str], own_run: st
 
     Args:
         environ: Slurm's variables and those of etcd. torch reads its own from `os.environ`.
-        own_run: Id of the run of this step, if it is known already and not that of its number.
+        own_run: Id of the run of this step; None for that of its number.
 
     Raises:
         UsageError: A value is malformed or contradicts another, or the script does not exist.

@@ -37,7 +37,7 @@ def leader_reports(run_dir: RunDir) -> Mapping[str, str]:
 
 
 class StepTimingFeature(Feature):
-    """Measures paces in a thread of its own, and on the agent of rank 0 compares those of all ranks."""
+    """Measures paces in a thread, and on the agent of rank 0 compares those of all ranks."""
 
     def __init__(
         self, reports: Callable[[], Mapping[str, str]], record: Callable[[Entry, int], None], look: float

@@ -1,8 +1,8 @@
 """The diagnosis of signals and of the time limit: a thread asks Slurm, so that the main loop never waits.
 
-One agent of a job asks (see `asks_slurm`), so that a preempted job of a thousand nodes does not overload slurmctld; the
-leader passes the answer on to the job's other agents. An agent that gets no answer presumes the least that the site
-gives, which the first node's agent has asked for at the start; else the configured meaning of the signal.
+One agent of a job asks (see `asks_slurm`), and the leader passes the answer on to the others. An agent that gets no
+answer presumes the least that the site gives, which the first node's agent has asked for at the start; else the
+configured meaning of the signal.
 """
 
 from __future__ import annotations

@@ -141,7 +141,6 @@ class Shortage(NamedTuple):
     Attributes:
         missing: The nodes for which no job of the run waits but replacements.
         pending: Replacements that wait, each with its nodes, the newest last.
-        short_for: Seconds since nodes are missing.
         submitted: The number of replacements so far.
         unresolved: True if it is not known yet whether the last one was.
     """
@@ -154,7 +153,7 @@ class Shortage(NamedTuple):
 
 
 class Submit(NamedTuple):
-    """Submit a job for so many nodes."""
+    """Submit a job."""
 
     nodes: int
 
