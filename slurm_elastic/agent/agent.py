@@ -465,8 +465,6 @@ def _worker_spec(settings: AgentSettings, handler: SlurmRendezvousHandler) -> Wo
         args=settings.args,
         rdzv_handler=handler,
         max_restarts=config.max_restarts,
-        monitor_interval=config.monitor_interval,
-        local_addr=config.local_addr,
         event_log_handler=config.event_log_handler,
         numa_options=config.numa_options,
         duplicate_stdout_filters=config.duplicate_stdout_filters,

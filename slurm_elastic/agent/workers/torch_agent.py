@@ -78,7 +78,6 @@ class TorchAgent(LocalElasticAgent):
         """Set torch's description of the round that begins, and of its workers on this node."""
         place = assignment.place
         self._group.group_rank, self._group.group_world_size = place.rank, assignment.nodes
-        self._group.master_addr, self._group.master_port = assignment.store_address, assignment.store_port
         self._group.workers = [
             Worker(
                 local_rank=local_rank,

@@ -67,7 +67,7 @@ HOOKS: tuple[Hook, ...] = tuple(
             f"{_API}:Worker": "local_rank global_rank role_rank world_size role_world_size",
             f"{_API}:RunResult": "state return_values failures",
             f"{_API}:WorkerSpec": (
-                "role local_world_size entrypoint args rdzv_handler max_restarts monitor_interval local_addr "
+                "role local_world_size entrypoint args rdzv_handler max_restarts "
                 "event_log_handler numa_options duplicate_stdout_filters duplicate_stderr_filters virtual_local_rank"
             ),
             f"{_ELASTIC}.events:record": "event destination",
@@ -90,10 +90,10 @@ HOOKS: tuple[Hook, ...] = tuple(
         Kind.SET: {
             _LOCAL: "_pcontext",
             f"{_API}:SimpleElasticAgent": "_worker_group _remaining_restarts",
-            f"{_API}:WorkerGroup": "spec workers store group_rank group_world_size master_addr",
+            f"{_API}:WorkerGroup": "spec workers group_rank group_world_size",
             "torch.distributed.launcher.api:LaunchConfig": (
-                "min_nodes max_nodes nproc_per_node logs_specs role rdzv_configs max_restarts monitor_interval "
-                "log_line_prefix_template local_addr event_log_handler numa_options duplicate_stdout_filters "
+                "min_nodes max_nodes nproc_per_node logs_specs role rdzv_configs max_restarts "
+                "log_line_prefix_template event_log_handler numa_options duplicate_stdout_filters "
                 "duplicate_stderr_filters virtual_local_rank"
             ),
         },

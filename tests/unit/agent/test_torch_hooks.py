@@ -116,7 +116,7 @@ def test_what_an_agent_knows() -> None:
     group = agent._worker_group
     assert agent._remaining_restarts == 3
     assert (agent._pcontext, agent._worker_watchdog, agent._health_check_server) == (None, None, None)
-    for name in ("store", "group_rank", "group_world_size", "master_addr", "master_port", "workers", "spec"):
+    for name in ("group_rank", "group_world_size", "workers", "spec"):
         assert hasattr(group, name), name
     event = agent._construct_event("START", EventSource.WORKER, group.workers[0])
     assert {"run_id", "global_rank", "worker_id", "agent_restarts", "metadata"} <= set(event.metadata)
