@@ -236,8 +236,9 @@ def _training(config: states.LifecycleConfig, state: states.Training, event: eve
         case messages.Interrupted():
             return _interrupted(config, state, event, now)
         case events.WorkersSucceeded():
-            finished = messages.Finished(config.agent, state.round.round)
-            return states.Reported(state.round, True, state.signalled), (actions.Tell(finished),)
+            text = f"the workers of {config.node} have ended well; it waits for the others"
+            finished = actions.Tell(messages.Finished(config.agent, state.round.round))
+            return states.Reported(state.round, True, state.signalled), (actions.Log(text), finished)
         case events.WorkersFailed():
             return states.Reported(state.round, False, state.signalled), (actions.ReportFailure(),)
     return state, ()
