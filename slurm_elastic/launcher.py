@@ -51,6 +51,7 @@ class LaunchError(SlurmElasticError):
     Where workers of this node failed, it is torch's ChildFailedError, too.
 
     Attributes:
+        exit_code: Exit code of the agent, see the reference.
         failures: torch's ProcessFailure of each worker of this node that failed, by rank.
     """
 

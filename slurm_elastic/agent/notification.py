@@ -38,13 +38,10 @@ _LOOP_INTERVAL = 300.0
 
 
 @dataclass(frozen=True, slots=True)
-class Notification:
-    """One event of a run; `key` names it among those of the run, also for agents that lead later."""
+class Notification(Entry):
+    """An event that the user is told; `key` names it among those of the run, also for agents that lead later."""
 
-    event: str
-    key: str
-    text: str
-    fields: dict[str, object] = field(default_factory=dict)
+    key: str = field(kw_only=True)
 
 
 class Watch:
@@ -71,9 +68,9 @@ class Watch:
             case "round_ended" if self._idle_since is None:
                 self._idle_since = now
             case "run_ended" if entry.fields["outcome"] in ("succeeded", "closed"):
-                return Notification("finished", "finished", entry.text, entry.fields)
+                return Notification("finished", entry.text, entry.fields, key="finished")
             case "run_ended":
-                return Notification("failed", f"failed.{self._incarnation}.{self._round}", entry.text, entry.fields)
+                return Notification("failed", entry.text, entry.fields, key=f"failed.{self._incarnation}.{self._round}")
         return None
 
     def look(self, leads: bool, steps: int | None, now: float) -> Notification | None:
@@ -88,15 +85,13 @@ class Watch:
         if idle:
             last = "none" if self._round is None else str(self._round)
             text = f"no round has run for {seconds:.0f} s: the run waits for its minimum of nodes"
-            return Notification("waiting", f"waiting.{self._incarnation}.{last}", text, fields)
+            return Notification("waiting", text, fields, key=f"waiting.{self._incarnation}.{last}")
         text = f"no step for {seconds:.0f} s in round {self._round}"
         fields = {"round": self._round, "steps": self._steps, **fields}
-        return Notification("no_progress", f"no_progress.{self._round}.{self._steps}", text, fields)
+        return Notification("no_progress", text, fields, key=f"no_progress.{self._round}.{self._steps}")
 
 
-def deliver(
-    target: str, run_dir: RunDir, node: str, notification: Notification, limit: float = _DELIVERY_LIMIT
-) -> None:
+def deliver(target: str, run_dir: RunDir, node: str, notification: Notification, limit: float) -> None:
     """Deliver a notification, unless that was tried before, by this agent or another one."""
     record = {
         **stamp(notification.event, node),
@@ -172,7 +167,7 @@ class NotifyFeature(Feature):
             return
         for loop in loops:
             fields: dict[str, object] = {"loop": loop.loop, "advice": loop.advice, "nodes": list(loop.nodes)}
-            self._deliver(Notification("loop", f"loop.{loop.key}", loop.text, fields))
+            self._deliver(Notification("loop", loop.text, fields, key=f"loop.{loop.key}"))
 
     def _deliver(self, notification: Notification | None) -> None:
         if notification is None or notification.key in self._told:

@@ -24,7 +24,7 @@ Look = tuple[bool, int | None]
 """Whether the agent leads, and the steps of its workers."""
 FORMED = Entry("round_formed", "", {"round": 3})
 ENDED = Entry("round_ended", "")
-FINISHED = Notification("finished", "finished", "the run succeeded", {"outcome": "succeeded"})
+FINISHED = Notification("finished", "the run succeeded", {"outcome": "succeeded"}, key="finished")
 
 
 def told(*events: tuple[float, Entry | Look], after: float = 100.0) -> list[tuple[float, str, str]]:
@@ -85,7 +85,7 @@ def test_the_end(outcome: str, expected: tuple[str, str]) -> None:
 
 
 def delivered(base: Path, target: str) -> None:
-    deliver(target, RunDir.for_run(base, "7").open(), "n1", FINISHED)
+    deliver(target, RunDir.for_run(base, "7").open(), "n1", FINISHED, 30.0)
 
 
 def test_a_command_gets_json_once_whichever_agent_leads(tmp_path: Path) -> None:
