@@ -1,4 +1,4 @@
-"""Functions that the commands about a run share: find it, read it, ask Slurm and its leader, print it."""
+"""Functions that the commands about a run share: find it, read it, ask Slurm and its leader."""
 
 from __future__ import annotations
 
@@ -6,10 +6,8 @@ import argparse
 import contextlib
 import functools
 import getpass
-import itertools
 import logging
 import os
-import shutil
 import signal
 import socket
 import sys
@@ -22,27 +20,18 @@ from typing import TYPE_CHECKING
 
 from slurm_elastic.cli._command import Command, Parser
 from slurm_elastic.errors import UsageError
-from slurm_elastic.finding import Finding
 from slurm_elastic.observe.find import find_run, newest_run
 from slurm_elastic.observe.records import RunRecords, read_records
 from slurm_elastic.observe.status import jobs_of, run_status
-from slurm_elastic.observe.views import LiveRun, RunState, RunStatus, live_run
+from slurm_elastic.observe.views import LiveRun, RunStatus, live_run
 from slurm_elastic.rundir import RunContents, RunDir, RunDirError
 from slurm_elastic.slurm import Controller, QueuedJob
-from slurm_elastic.text import local_time, printable
+from slurm_elastic.text import printable
 
 if TYPE_CHECKING:
     from slurm_elastic.rendezvous.transport.messages import LeaveAnswer
 
 
-COLOURS = {
-    RunState.RUNNING: ("green", 32),
-    RunState.WAITING: ("yellow", 33),
-    RunState.FINISHED: ("cyan", 36),
-    RunState.FAILED: ("red", 31),
-    RunState.STOPPED: ("magenta", 35),
-}
-"""By their names, and by their numbers on a terminal (ECMA-48, SGR)."""
 _CONNECT = 2.0
 """Seconds to wait for the leader's node."""
 
@@ -220,115 +209,7 @@ def request_leave(run_dir: RunDir, nodes: tuple[str, ...], reason: str) -> Leave
         raise UsageError(f"run {run_dir.run_id} is not running: {error}") from None
 
 
-class Terminal:
-    """Writes to stdout, with colours if that is a terminal that shows them."""
-
-    def __init__(self) -> None:
-        # https://no-color.org
-        self._colours = sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
-
-    def bold(self, text: str) -> str:
-        """Return text in bold where there are colours."""
-        return self._rendered("1", text)
-
-    def state(self, state: RunState, width: int = 0) -> str:
-        """Return the name of a state in its colour, filled up to a width."""
-        return self._rendered(f"1;{COLOURS[state][1]}", state.value.ljust(width))
-
-    def faint(self, text: str) -> str:
-        """Return text that stands back where there are colours."""
-        return self._rendered("2", text)
-
-    def red(self, text: str) -> str:
-        """Return text in red where there are colours."""
-        return self._rendered("31", text)
-
-    def write(self, line: str = "") -> None:
-        """Write a line."""
-        print(line)
-
-    def _rendered(self, rendition: str, text: str) -> str:
-        """Return text in a rendition (ECMA-48, SGR) where there are colours."""
-        return f"\x1b[{rendition}m{text}\x1b[0m" if self._colours else text
-
-
-def table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return rows of text as lines with aligned columns."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-
-
 def problems_to_stderr(problems: Iterable[str]) -> None:
     """Print a line on stderr for each thing that could not be read."""
     for problem in problems:
         print(f"slurm-elastic: warning: {printable(problem)}", file=sys.stderr, flush=True)
-
-
-def ago(seconds: float) -> str:
-    """Return a duration in a few characters."""
-    seconds = max(0.0, seconds)
-    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
-        if seconds >= 2 * size:
-            return f"{int(seconds // size)} {unit}"
-    return f"{int(seconds)} s"
-
-
-def clock(seconds: float, now: float) -> str:
-    """Return a time in the zone of this machine, with its date if it is not of today."""
-    when, today = (local_time(moment) for moment in (seconds, now))
-    return when.strftime("%H:%M:%S" if when.date() == today.date() else "%Y-%m-%d %H:%M:%S")
-
-
-def rank_list(numbers: Iterable[int]) -> str:
-    """Return ascending numbers as ``0-7,16-23``."""
-    ascending = itertools.groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0])
-    spans = ([number for _, number in span] for _, span in ascending)
-    return ",".join(f"{span[0]}-{span[-1]}" if len(span) > 1 else str(span[0]) for span in spans)
-
-
-_MARK_COLOURS = {"ok": "green", "unknown": "yellow", "limit": "yellow", "broken": "bold red"}
-
-_WIDE = 80
-"""Columns below which a table has no room for sentences side by side."""
-
-
-def show_findings(findings: Sequence[Finding], terminal: Terminal) -> None:
-    """Print a table on a terminal that is wide enough, else a few lines for each finding."""
-    wide = shutil.get_terminal_size().columns >= _WIDE
-    if wide and sys.stdout.isatty() and os.environ.get("TERM") != "dumb":
-        _show_table(findings)
-        return
-    for finding in findings:
-        terminal.write(f"{finding.level.value:<8}{finding.check}{_where(finding, ' [', ']')}: {_fit(finding.found)}")
-        for name, text in (("why", finding.why), ("fix", finding.fix)):
-            if text:
-                terminal.write(f"        {name}: {_fit(text)}")
-
-
-def _show_table(findings: Sequence[Finding]) -> None:
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("check", no_wrap=True)
-    for name in ("found", "why it matters", "fix"):
-        table.add_column(name, ratio=1, overflow="fold")
-    for finding in findings:
-        check = Text(f"{finding.check}{_where(finding, chr(10), '')}", style="")
-        title = Text(f"{finding.level.value} ", style=_MARK_COLOURS[finding.level.value]) + check
-        table.add_row(title, *(Text(_fit(text)) for text in (finding.found, finding.why, finding.fix)))
-    Console(highlight=False).print(table)
-
-
-def _where(finding: Finding, before: str, after: str) -> str:
-    """Return the nodes, or the place in the script, that a finding is about."""
-    from slurm_elastic.slurm import compress
-
-    text = compress(finding.nodes) if finding.nodes else printable(finding.place, 200)
-    return f"{before}{text}{after}" if text else ""
-
-
-def _fit(text: str) -> str:
-    return printable(text, 1000)

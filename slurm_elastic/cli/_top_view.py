@@ -16,7 +16,8 @@ from textual.containers import Vertical
 from textual.screen import ModalScreen
 from textual.widgets import DataTable, Footer, RichLog, Static
 
-from slurm_elastic.cli._run_view import COLOURS, Queue, ago, clock, present_status, rank_list, request_leave
+from slurm_elastic.cli._run_view import Queue, present_status, request_leave
+from slurm_elastic.cli._terminal import COLOURS, ago, clock, rank_list
 from slurm_elastic.cli.commands.status import facts
 from slurm_elastic.cli.commands.top import last_lines, stacks
 from slurm_elastic.errors import SlurmElasticError

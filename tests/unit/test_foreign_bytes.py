@@ -28,7 +28,6 @@ from slurm_elastic.agent.job.requeue import read_history
 from slurm_elastic.agent.root_cause import recorded_traceback
 from slurm_elastic.agent.step_timing import paces_of
 from slurm_elastic.agent.watchdog.timers import LineReader
-from slurm_elastic.cli._run_view import Terminal
 from slurm_elastic.cli.commands.status import _show
 from slurm_elastic.control._agent_side import Agreement
 from slurm_elastic.control._answers import collectives, shortened
@@ -209,7 +208,7 @@ def run_files(content: bytes) -> None:
     status = run_status(records, 1e9)
     json.dumps(status_json(status))
     with contextlib.redirect_stdout(io.StringIO()):
-        _show(status, Terminal(), 1e9, True)
+        _show(status, 1e9, True)
     round_failures(records, [])
     found = report(records, status, 1e9)
     html_page(found)

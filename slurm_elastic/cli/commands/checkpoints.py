@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from slurm_elastic.cli._command import Command, Parser
-from slurm_elastic.cli._run_view import table
+from slurm_elastic.cli._terminal import table
 from slurm_elastic.errors import ExitCode, UsageError
 from slurm_elastic.text import printable
 

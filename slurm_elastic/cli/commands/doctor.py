@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from slurm_elastic.cli._command import Parser, with_sbatch_options
-from slurm_elastic.cli._run_view import Terminal, ViewCommand, show_findings, signals_as_ctrl_c
+from slurm_elastic.cli._run_view import ViewCommand, signals_as_ctrl_c
+from slurm_elastic.cli._terminal import show_findings
 from slurm_elastic.errors import UsageError
 from slurm_elastic.finding import Finding, exit_code, findings_json
 from slurm_elastic.text import counted
@@ -67,7 +68,7 @@ exit codes: 0 runs work, 1 they work with limits, 2 they do not work, or wrong u
         if options.json:
             print(json.dumps(_json(site, results), indent=1))
         else:
-            _show(results, Terminal(), everything=options.all)
+            _show(results, everything=options.all)
         return exit_code(results)
 
     def _parse(self, arguments: Sequence[str]) -> tuple[argparse.Namespace, dict[str, str | None]]:
@@ -109,16 +110,15 @@ def _json(site: SiteFacts, results: Sequence[Finding]) -> dict[str, object]:
     }
 
 
-def _show(results: Sequence[Finding], terminal: Terminal, *, everything: bool = False) -> None:
+def _show(results: Sequence[Finding], *, everything: bool = False) -> None:
     shown = [result for result in results if everything or result.level.value != "ok"]
-    if shown:
-        show_findings(shown, terminal)
+    show_findings(shown)
     if len(shown) < len(results):
-        terminal.write(f"{counted(len(results) - len(shown), 'check')} ok (--all)")
+        print(f"{counted(len(results) - len(shown), 'check')} ok (--all)")
     levels = Counter(result.level.value for result in results)
     last = (
         "runs work here",
         f"runs work here, with {counted(levels['limit'], 'limit')}",
         f"runs do not work here: {counted(levels['broken'], 'check')} failed",
     )
-    terminal.write(last[exit_code(results)])
+    print(last[exit_code(results)])

@@ -8,7 +8,8 @@ from collections.abc import Collection, Sequence
 
 from slurm_elastic.agent.event_log import FactLines, Reached
 from slurm_elastic.cli._command import Command, Parser
-from slurm_elastic.cli._run_view import add_run, ago, open_running, request_leave
+from slurm_elastic.cli._run_view import add_run, open_running, request_leave
+from slurm_elastic.cli._terminal import ago
 from slurm_elastic.errors import UsageError
 from slurm_elastic.observe.records import RunRecords, read_records
 from slurm_elastic.observe.status import run_status

@@ -10,7 +10,8 @@ import time
 from collections.abc import Iterator, Sequence
 
 from slurm_elastic.cli._command import Parser
-from slurm_elastic.cli._run_view import Queue, Terminal, ViewCommand, add_run, open_run, problems_to_stderr, rank_list
+from slurm_elastic.cli._run_view import Queue, ViewCommand, add_run, open_run, problems_to_stderr
+from slurm_elastic.cli._terminal import BOLD, FAINT, RED, rank_list, styled
 from slurm_elastic.errors import UsageError
 from slurm_elastic.failures.causes import explanation, named
 from slurm_elastic.observe.failures import RoundFailure, read_failures
@@ -62,14 +63,14 @@ class Logs(ViewCommand):
         run_dir = open_run(options, Queue())
         contents = RunContents(run_dir)
         if options.errors:
-            return _errors(contents, run_dir, Terminal())
+            return _errors(contents, run_dir)
         log_filter = _wanted(options, contents)
         if not options.follow:
             _require_logs(contents, log_filter, options)
-        return _lines(contents, run_dir, log_filter, options.follow, Terminal())
+        return _lines(contents, run_dir, log_filter, options.follow)
 
 
-def _lines(contents: RunContents, run_dir: RunDir, log_filter: LogFilter, follow: bool, terminal: Terminal) -> int:
+def _lines(contents: RunContents, run_dir: RunDir, log_filter: LogFilter, follow: bool) -> int:
     reader = LogReader(contents, log_filter)
     look_at_run = 0.0
     while True:
@@ -79,7 +80,7 @@ def _lines(contents: RunContents, run_dir: RunDir, log_filter: LogFilter, follow
             state = run_status(read_records(RunContents(run_dir), run_dir.run_id), time.time()).state
             over = state in (RunState.FINISHED, RunState.FAILED)
         for line in reader.lines(last=over):
-            terminal.write(_shown(line, terminal))
+            print(_shown(line))
         sys.stdout.flush()
         if over:
             break
@@ -88,36 +89,36 @@ def _lines(contents: RunContents, run_dir: RunDir, log_filter: LogFilter, follow
     return 0
 
 
-def _shown(line: LogLine, terminal: Terminal) -> str:
+def _shown(line: LogLine) -> str:
     when = local_time(line.time).strftime("%H:%M:%S.%f")[:-3]
     who = f"[{line.log.node}/{line.log.rank}]"
     text = printable(line.text.replace("\t", "        "), _WIDTH)
-    return f"{terminal.faint(when)} {who} {terminal.red(text) if line.log.stream == 'stderr' else text}"
+    return f"{styled(when, FAINT)} {who} {styled(text, RED) if line.log.stream == 'stderr' else text}"
 
 
-def _errors(contents: RunContents, run_dir: RunDir, terminal: Terminal) -> int:
+def _errors(contents: RunContents, run_dir: RunDir) -> int:
     records = read_records(contents, run_dir.run_id)
     failures = read_failures(contents, records)
     if not failures:
-        terminal.write(f"no failures in run {run_dir.run_id}")
+        print(f"no failures in run {run_dir.run_id}")
     for index, failure in enumerate(failures):
         if index:
-            terminal.write()
-        for line in _failure(failure, terminal):
-            terminal.write(line)
+            print()
+        for line in _failure(failure):
+            print(line)
     problems_to_stderr(records.problems)
     return 0
 
 
-def _failure(failure: RoundFailure, terminal: Terminal) -> Iterator[str]:
+def _failure(failure: RoundFailure) -> Iterator[str]:
     times = "" if len(failure.rounds) == 1 else f", {len(failure.rounds)} times"
     rounds = rank_list(failure.rounds)
-    yield terminal.bold(f"round {rounds}{times}: {printable(failure.cause)}")
+    yield styled(f"round {rounds}{times}: {printable(failure.cause)}", BOLD)
     if failure.rank is not None:
         why = explanation(failure.attribution)
         yield f"root cause: rank {failure.rank} on {failure.node}{f': {why}' if why else ''}"
     for line in failure.text.splitlines():
-        yield f"  {terminal.red(printable(line))}"
+        yield f"  {styled(printable(line), RED)}"
     row = named(failure.attribution)
     if row is not None and row.advice:
         yield f"  what can help: {row.advice}"

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from slurm_elastic.cli._command import Parser
-from slurm_elastic.cli._run_view import Terminal, ViewCommand, show_findings, signals_as_ctrl_c
+from slurm_elastic.cli._run_view import ViewCommand, signals_as_ctrl_c
+from slurm_elastic.cli._terminal import show_findings
 from slurm_elastic.errors import UsageError
 from slurm_elastic.text import counted
 
@@ -69,7 +70,7 @@ exit codes: 0 nothing to fix, 1 findings, 2 the script cannot be rehearsed, or w
         if options.json:
             print(json.dumps(_json(outcome), indent=1))
         else:
-            _show(outcome, Terminal())
+            _show(outcome)
         return 0 if outcome.ok else 1
 
 
@@ -136,8 +137,8 @@ def _json(rehearsal: Rehearsal) -> dict[str, object]:
     }
 
 
-def _show(rehearsal: Rehearsal, terminal: Terminal) -> None:
-    show_findings(rehearsal.findings, terminal)
+def _show(rehearsal: Rehearsal) -> None:
+    show_findings(rehearsal.findings)
     wrong = sum(finding.level.value in ("limit", "broken") for finding in rehearsal.findings)
     found = f"{counted(wrong, 'finding')} in {rehearsal.undisturbed.last_step} steps"
-    terminal.write("nothing to fix" if rehearsal.ok else found)
+    print("nothing to fix" if rehearsal.ok else found)

@@ -11,19 +11,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from slurm_elastic.cli._command import Parser
-from slurm_elastic.cli._run_view import (
-    Queue,
-    Terminal,
-    ViewCommand,
-    add_run,
-    ago,
-    clock,
-    open_run,
-    present_status,
-    problems_to_stderr,
-    rank_list,
-    table,
-)
+from slurm_elastic.cli._run_view import Queue, ViewCommand, add_run, open_run, present_status, problems_to_stderr
+from slurm_elastic.cli._terminal import BOLD, FAINT, RED, ago, clock, rank_list, state_text, styled, table
 from slurm_elastic.errors import UsageError
 from slurm_elastic.failures.causes import explanation
 from slurm_elastic.observe.find import own_run_dirs
@@ -72,15 +61,13 @@ runs and no job waits
             print(json.dumps(status_json(status), indent=1))
         else:
             problems_to_stderr(status.problems)
-            _show(status, Terminal(), time.time(), options.workers)
+            _show(status, time.time(), options.workers)
         return status.state.exit_code
 
 
-def _show(status: RunStatus, terminal: Terminal, now: float, each_worker: bool) -> None:
-    write = terminal.write
-    state = terminal.state(status.state)
+def _show(status: RunStatus, now: float, each_worker: bool) -> None:
     since = f", last change {ago(now - status.updated)} ago" if status.updated else ""
-    write(f"run {terminal.bold(status.run)}: {state}{since}")
+    print(f"run {styled(status.run, BOLD)}: {state_text(status.state)}{since}")
     tables: list[Sequence[Sequence[str]]] = [list(facts(status, now))]
     if status.agents:
         tables.append(_titled(_nodes(status, now)))
@@ -89,24 +76,24 @@ def _show(status: RunStatus, terminal: Terminal, now: float, each_worker: bool) 
         tables.append([titles, *_workers(status)])
     for index, rows in enumerate(tables):
         if index:
-            write()
+            print()
         for line in table(rows):
-            write(f"  {line}")
+            print(f"  {line}")
     cause = status.root_cause
     if cause is not None:
         why = explanation(cause.cause)
-        write()
+        print()
         rank = "" if cause.rank is None else f"rank {cause.rank} on "
-        name = terminal.bold("root cause" if status.state.value == "failed" else "last failure")
-        write(f"{name}: {rank}{cause.node}{f': {why}' if why else ''}")
+        name = styled("root cause" if status.state.value == "failed" else "last failure", BOLD)
+        print(f"{name}: {rank}{cause.node}{f': {why}' if why else ''}")
         for line in cause.text.splitlines()[-20:]:
-            write(f"  {terminal.red(printable(line))}")
+            print(f"  {styled(printable(line), RED)}")
         if cause.log:
-            write(f"  the rest: {printable(cause.log, 4096)}")
+            print(f"  the rest: {printable(cause.log, 4096)}")
     if status.events:
-        write()
+        print()
         for event in status.events:
-            write(f"  {terminal.faint(clock(event.time, now))}  {printable(event.text)}")
+            print(f"  {styled(clock(event.time, now), FAINT)}  {printable(event.text)}")
 
 
 def _titled(rows: Iterable[Mapping[str, str]]) -> list[list[str]]:
@@ -276,7 +263,7 @@ class List(ViewCommand):
         if not statuses:
             print("no runs of queued jobs" if options.queued else f"no runs in {bases[0].absolute()}")
             return 0
-        terminal, now = Terminal(), time.time()
+        now = time.time()
         rows = _titled(
             {
                 "RUN": status.run,
@@ -288,9 +275,9 @@ class List(ViewCommand):
             }
             for status in statuses
         )
-        states = ["STATE".ljust(8), *(terminal.state(status.state, 8) for status in statuses)]
+        states = ["STATE".ljust(8), *(state_text(status.state, 8) for status in statuses)]
         for state, line in zip(states, table(rows), strict=True):
-            terminal.write(f"{state}  {line}")
+            print(f"{state}  {line}")
         return 0
 
 
