@@ -48,6 +48,34 @@ class Parser(argparse.ArgumentParser):
             setattr(parsed, rest.dest, list(words[end:]))
         return parsed
 
+    def parse_with_sbatch(self, words: Sequence[str]) -> tuple[argparse.Namespace, dict[str, str | None]]:
+        """Parse the arguments of a command, with options of sbatch among them, which are returned by their long names.
+
+        Raises:
+            UsageError: The command line is wrong.
+        """
+        from slurm_elastic.submission.submit_options import read_command_line
+
+        options, switches = self.long_options()
+        own: list[str] = []
+        sbatch: dict[str, str | None] = {}
+        while words:
+            line = read_command_line(words, options, switches)
+            own += [f"--{name}" if value is None else f"--{name}={value}" for name, value in line.own.items()]
+            own += line.agent if line.script is None else [*line.agent, line.script]
+            sbatch |= line.sbatch
+            words = line.arguments
+        return self.parse_args(own), sbatch
+
+    def long_options(self) -> tuple[set[str], set[str]]:
+        """Return the long options, with dashes inside, and those of them that take no value."""
+        actions = {
+            name.replace("_", "-"): action
+            for name, action in self._option_string_actions.items()
+            if name.startswith("--") and name != "--help"
+        }
+        return set(actions), {name for name, action in actions.items() if action.nargs == 0}
+
     def error(self, message: str) -> NoReturn:
         """Raise UsageError."""
         see = f"see {self.prog} --help"
@@ -117,7 +145,7 @@ class Command(ABC):
     def add_options(self, parser: Parser) -> None:  # noqa: B027
         """Add the arguments of the command."""
 
-    def parser(self) -> argparse.ArgumentParser:
+    def parser(self) -> Parser:
         """Return the parser of this command; a shell completes the options that it has."""
         parser = Parser(
             prog=f"slurm-elastic {self.name}",

@@ -75,7 +75,7 @@ class Agent(Command):
                 signals=RECORDED,
             )
 
-    def parser(self) -> argparse.ArgumentParser:
+    def parser(self) -> Parser:
         return agent_parser()
 
     def run(self, arguments: Sequence[str]) -> int:
@@ -83,7 +83,7 @@ class Agent(Command):
         return _run(arguments, None, self._obstacle)
 
 
-def agent_parser() -> argparse.ArgumentParser:
+def agent_parser() -> Parser:
     """Return torchrun's parser with the options of `agent.option_table`; imports torch.
 
     In its result, options that Slurm fills in are None where they are not given. Its defaults come from the PET_*

@@ -19,9 +19,6 @@ if TYPE_CHECKING:
     from slurm_elastic.slurm import Controller, SlurmJob
 
 
-_SUBMIT = "--submit"
-
-
 class Coordinator(Command):
     """Leads a run from a job that is not preempted; if it ends before the run, an agent takes over the leadership."""
 
@@ -56,7 +53,7 @@ The bounds of the leader count: give the agents the same --nnodes. With --submit
         help_text = (
             "last option: arguments of sbatch for the job of the run; the coordinator ends when that job has ended"
         )
-        parser.add_argument(_SUBMIT, nargs=argparse.REMAINDER, metavar="...", help=help_text)
+        parser.add_argument("--submit", nargs=argparse.REMAINDER, metavar="...", help=help_text)
 
     def run(self, arguments: Sequence[str]) -> int:
         options = self._options(arguments)
@@ -86,13 +83,10 @@ The bounds of the leader count: give the agents the same --nnodes. With --submit
             return int(coordinate(rendezvous, notices, grace, job, submit_run if options.submit else None))
 
     def _options(self, arguments: Sequence[str]) -> argparse.Namespace:
-        # argparse would take options of sbatch for options of this command.
-        own = list(arguments).index(_SUBMIT) if _SUBMIT in arguments else len(arguments)
-        options = self.parser().parse_args(arguments[:own])
-        options.submit = arguments[own + 1 :]
-        if own < len(arguments) and not options.submit:
-            raise UsageError(f"{_SUBMIT}: name a batch script, as in {_SUBMIT} --array=0-7 array.sbatch train.py")
-        if options.run_id is None and not options.submit:
+        options = self.parser().parse_args(arguments)
+        if options.submit == []:
+            raise UsageError("--submit: name a batch script, as in --submit --array=0-7 array.sbatch train.py")
+        if options.run_id is None and options.submit is None:
             raise UsageError(
                 "no run is named; give the id of its array or the --run-id of its agents, or submit the run by --submit"
             )

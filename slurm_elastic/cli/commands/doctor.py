@@ -55,7 +55,10 @@ exit codes: 0 runs work, 1 they work with limits, 2 they do not work, or wrong u
         return with_sbatch_options(self.parser())
 
     def show(self, arguments: Sequence[str]) -> int:
-        options, sbatch = self._parse(arguments)
+        options, sbatch = self.parser().parse_with_sbatch(arguments)
+        others = sorted(set(sbatch) - {"partition", "qos"})
+        if others and options.nodes is None:
+            raise UsageError(f"--{others[0]} is an option for the doctor's job; give --nodes N, too")
         if options.probe:
             _probe(options)
         from slurm_elastic.doctor.checks import findings
@@ -70,22 +73,6 @@ exit codes: 0 runs work, 1 they work with limits, 2 they do not work, or wrong u
         else:
             _show(results, everything=options.all)
         return exit_code(results)
-
-    def _parse(self, arguments: Sequence[str]) -> tuple[argparse.Namespace, dict[str, str | None]]:
-        from slurm_elastic.submission.submit_options import read_command_line
-
-        parser = self.parser()
-        if any(word in ("-h", "--help") or word.startswith("--print") for word in arguments):
-            parser.parse_args(arguments)
-        own = {name for name in parser._option_string_actions if name.startswith("--")} - {"--nodes", "--template"}
-        line = read_command_line(arguments, own, ("--json", "--all"))
-        words = [f"--{name}" if value is None else f"--{name}={value}" for name, value in line.own.items()]
-        script = () if line.script is None else (line.script,)
-        options = parser.parse_args([*words, *line.agent, *script])
-        others = sorted(set(line.sbatch) - {"partition", "qos"})
-        if others and options.nodes is None:
-            raise UsageError(f"--{others[0]} is an option for the doctor's job; give --nodes N, too")
-        return options, line.sbatch
 
 
 def _probe(options: argparse.Namespace) -> NoReturn:

@@ -11,32 +11,6 @@ from slurm_elastic.cli._run_view import add_run, open_running
 from slurm_elastic.errors import UsageError
 from slurm_elastic.text import counted
 
-Options = dict[str, "str | None"]
-
-
-def split(arguments: Sequence[str], own: Sequence[str]) -> tuple[list[str], Options]:
-    """Return the words for the parser of the command, and the options of sbatch.
-
-    Args:
-        arguments: The command line, with RUN and numbers anywhere among the options.
-    """
-    from slurm_elastic.submission.submit_options import read_command_line
-
-    if arguments and arguments[0].startswith("--print-completion"):
-        return list(arguments), {}
-    words: list[str] = []
-    options: Options = {}
-    rest: Sequence[str] = arguments
-    while rest:
-        line = read_command_line(rest, own, ())
-        if "help" in line.own:
-            words.append("--help")
-        words += line.agent
-        options |= {**{name: value for name, value in line.own.items() if name != "help"}, **line.sbatch}
-        words += [] if line.script is None else [line.script]
-        rest = line.arguments
-    return words, options
-
 
 def number(name: str, text: str) -> int:
     """Return a number of nodes.
@@ -49,7 +23,9 @@ def number(name: str, text: str) -> int:
     return int(text)
 
 
-def resize_run(run: argparse.Namespace, options: Options, *, change: int | None = None, size: int = 0) -> int:
+def resize_run(
+    run: argparse.Namespace, options: dict[str, str | None], *, change: int | None = None, size: int = 0
+) -> int:
     """Resize a run, and print what was asked for."""
     run_dir = open_running(run)
     from slurm_elastic.submission.resize import resize
@@ -82,8 +58,7 @@ class Resize(Command):
         parser.add_argument("size", metavar="N", help="nodes that the run is to have, with those that it waits for")
 
     def run(self, arguments: Sequence[str]) -> int:
-        words, options = split(arguments, ("--run-dir",))
-        namespace = self.parser().parse_args(words)
+        namespace, options = self.parser().parse_with_sbatch(arguments)
         return resize_run(namespace, options, size=number("N", namespace.size))
 
 
@@ -104,8 +79,7 @@ class Grow(Command):
         parser.add_argument("--nodes", required=True, metavar="N", help=self.nodes_help)
 
     def run(self, arguments: Sequence[str]) -> int:
-        words, options = split(arguments, ("--run-dir", "--nodes"))
-        namespace = self.parser().parse_args(words)
+        namespace, options = self.parser().parse_with_sbatch(arguments)
         return resize_run(namespace, options, change=number("--nodes", namespace.nodes))
 
 

@@ -97,8 +97,8 @@ class Submit(Command):
         if arguments[0].replace("_", "-").startswith("--print-completion"):
             self.parser().parse_args(arguments)
         agent = _agent_parser()
-        options, switches = _options(agent)
-        line = read_command_line(arguments, options, switches)
+        options, switches = agent.long_options()
+        line = read_command_line(arguments, options, {"-m", *switches})
         if "help" in line.own:
             self.parser().print_help()
             return 0
@@ -118,7 +118,7 @@ class Submit(Command):
         return 0
 
 
-def _agent_parser() -> argparse.ArgumentParser:
+def _agent_parser() -> Parser:
     from slurm_elastic.agent.workers.torch_hooks import require_torch
 
     require_torch()
@@ -128,17 +128,7 @@ def _agent_parser() -> argparse.ArgumentParser:
     return agent_parser()
 
 
-def _options(parser: argparse.ArgumentParser) -> tuple[set[str], set[str]]:
-    """Return the agents' long options with dashes, and those of them that take no value."""
-    actions = {
-        "--" + name[2:].replace("_", "-"): action
-        for name, action in parser._option_string_actions.items()
-        if name.startswith("--") and name != "--help"
-    }
-    return set(actions), {"-m", *(name for name, action in actions.items() if action.nargs == 0)}
-
-
-def _require_agent_options(parser: argparse.ArgumentParser, line: CommandLine) -> None:
+def _require_agent_options(parser: Parser, line: CommandLine) -> None:
     if line.script is None:
         raise UsageError("no script; give one, as in slurm-elastic submit --nodes 2:4 train.py")
     options = parser.parse_args([*line.agent, line.script, *line.arguments])

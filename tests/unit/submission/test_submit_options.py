@@ -6,16 +6,15 @@ from pathlib import Path
 import pytest
 
 from slurm_elastic.cli.commands.agent import agent_parser
-from slurm_elastic.cli.commands.submit import _options
 from slurm_elastic.submission.batch_script import LONG_NAMES
 from slurm_elastic.submission.submit_options import _SBATCH_SWITCHES, CommandLine, read_command_line
 from tests.conftest import Cli
 
-OPTIONS, SWITCHES = _options(agent_parser())
+OPTIONS, SWITCHES = agent_parser().long_options()
 
 
 def _read(text: str) -> CommandLine:
-    return read_command_line(text.split(), OPTIONS, SWITCHES)
+    return read_command_line(text.split(), OPTIONS, {"-m", *SWITCHES})
 
 
 def test_whose_option_is_which() -> None:
