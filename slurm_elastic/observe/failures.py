@@ -3,37 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from slurm_elastic.agent.root_cause import last_output
 from slurm_elastic.failures.causes import attribute, named
 from slurm_elastic.observe.records import RunRecords
+from slurm_elastic.observe.views import Failure
 from slurm_elastic.rundir import RunContents
 
 _TRACEBACK = "Traceback (most recent call last):"
 _NUMBERS = re.compile(r"0x[0-9a-fA-F]+|[0-9]+(?:\.[0-9]+)*")
 _ROOT_RANK = re.compile(r"rank ([0-9]{1,9}): ")
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerError:
-    """The last words of a worker that ended with an error.
-
-    Attributes:
-        log: The file with the rest.
-    """
-
-    round: int
-    node: str
-    rank: int
-    text: str
-    log: str = ""
-
-    @property
-    def summary(self) -> str:
-        """The last line, which in a traceback names the error."""
-        return _last_line(self.text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,24 +31,21 @@ class RoundFailure:
 
     Attributes:
         rounds: Their numbers; more than one if the same failure came again.
-        rank: The rank of the root cause; None if the failure is not one of a worker.
-        attribution: The name of its cause in the registry of failures; empty if it is not one of a worker.
+        reason: The line about their end.
+        root: Its rank is None if the failure is not one of a worker.
+        final: True if it has ended the run.
     """
 
     rounds: tuple[int, ...]
-    cause: str
-    node: str = ""
-    rank: int | None = None
-    text: str = ""
-    log: str = ""
+    reason: str
+    root: Failure
     followed: tuple[Consequence, ...] = ()
     final: bool = False
-    attribution: str = ""
 
 
 def read_failures(contents: RunContents, records: RunRecords) -> list[RoundFailure]:
     """Return the failures of a run, the one that ended it first, then the others from the first round on."""
-    errors = []
+    errors: dict[int, list[Failure]] = {}
     for number in contents.log_rounds():
         logs = {(log.node, log.rank): log.path for log in contents.logs(number) if log.stream == "stderr"}
         files = {(node, rank): path for node, rank, path in contents.error_files(number)}
@@ -75,13 +53,12 @@ def read_failures(contents: RunContents, records: RunRecords) -> list[RoundFailu
             log, file = str(logs.get((node, rank), "")), str(files.get((node, rank), ""))
             text = last_output(file, log)
             if file or _TRACEBACK in text:
-                errors.append(WorkerError(number, node, rank, text, log or file))
+                errors.setdefault(number, []).append(Failure(node, rank, text, log or file))
     return round_failures(records, errors)
 
 
-def round_failures(records: RunRecords, errors: Sequence[WorkerError]) -> list[RoundFailure]:
-    """Group the errors of workers by the failures that they follow from."""
-    failures: list[RoundFailure] = []
+def round_failures(records: RunRecords, errors: Mapping[int, Sequence[Failure]]) -> list[RoundFailure]:
+    """Group the errors of workers, by their rounds, by the failures that they follow from."""
     ended = (event for event in records.events if event.kind == "round_ended")
     ends = {number: event for event in ended if (number := event.round) is not None}
     # An agent fails for good in its last round only.
@@ -89,49 +66,42 @@ def round_failures(records: RunRecords, errors: Sequence[WorkerError]) -> list[R
     agents = ((str(record.get("agent")), record) for record in records.failures.values())
     finals = {lasts[agent]: record for agent, record in agents if agent in lasts}
     failed = {number for number, event in ends.items() if event.word("reason") == "worker_failed"}
-    for number in sorted({error.round for error in errors} | finals.keys() | failed):
-        final = finals.get(number)
-        mine = [error for error in errors if error.round == number]
-        end, rank, node = ends.get(number), None, ""
-        cause, detail = (end.text, end.word("detail")) if end is not None else (f"round {number} ended", "")
+    failures = []
+    for number in sorted(errors.keys() | finals.keys() | failed):
+        end, final, mine = ends.get(number), finals.get(number), errors.get(number, ())
+        record = final or {}
+        rank, node, text = record.get("rank"), str(record.get("node", "")), str(record.get("message") or "")
+        reason, detail, cause = f"round {number} ended", "", str(record.get("cause") or "")
+        if end is not None:
+            reason, detail, cause = end.text, end.word("detail"), cause or end.word("cause")
         if final is not None:
-            rank, node = final.get("rank"), str(final.get("node", ""))
-            cause = "the run failed"
-        elif end is not None and end.word("reason") == "worker_failed":
+            reason = "the run failed"
+        elif end is not None and number in failed:
             match = _ROOT_RANK.match(detail)
             rank, node = int(match[1]) if match else None, next(iter(end.nodes), "")
-        root = next((error for error in mine if error.rank == rank), None)
-        record = final or {}
-        text, recorded = str(record.get("message") or ""), str(record.get("cause") or "")
-        recorded = recorded or (end.word("cause") if end is not None else "")
-        first = _root(mine) if rank is not None and _is_consequence(recorded or _cause(root)) else None
-        if first is not None:
+        own = next((error for error in mine if error.rank == rank), None)
+        root = _root(mine) if rank is not None and _is_consequence(cause or _cause(own)) else None
+        if root is not None:
             # The round was ended before the worker that had caused it was known.
-            root, rank, node, text, recorded = first, first.rank, first.node, first.text, ""
-        text = text or (root.text if root else _ROOT_RANK.sub("", detail, count=1))
-        failures.append(
-            RoundFailure(
-                rounds=(number,),
-                cause=cause,
-                node=node,
-                rank=rank if isinstance(rank, int) else None,
-                text=text,
-                log=root.log if root else str(record.get("log", "")),
-                followed=_grouped([error for error in mine if error is not root]),
-                final=final is not None,
-                attribution=recorded or (attribute(text).cause.name if isinstance(rank, int) else ""),
-            )
-        )
+            own = root
+        else:
+            text = text or (own.text if own else _ROOT_RANK.sub("", detail, count=1))
+            log = own.log if own else str(record.get("log", ""))
+            root = Failure(node, rank if isinstance(rank, int) else None, text, log, cause)
+        if root.rank is not None and not root.cause:
+            root = replace(root, cause=_cause(root))
+        followed = _grouped([error for error in mine if error is not own])
+        failures.append(RoundFailure((number,), reason, root, followed, final is not None))
     return sorted(_counted(failures), key=lambda failure: (not failure.final, failure.rounds))
 
 
-def _root(errors: Sequence[WorkerError]) -> WorkerError | None:
+def _root(errors: Sequence[Failure]) -> Failure | None:
     """Return the one error that no other worker has caused; None if there is not exactly one."""
     roots = [error for error in errors if not _is_consequence(_cause(error))]
     return roots[0] if len(roots) == 1 else None
 
 
-def _cause(error: WorkerError | None) -> str:
+def _cause(error: Failure | None) -> str:
     return "" if error is None else attribute(error.text).cause.name
 
 
@@ -140,12 +110,12 @@ def _is_consequence(cause: str) -> bool:
     return row is not None and row.consequence
 
 
-def _grouped(errors: Sequence[WorkerError]) -> tuple[Consequence, ...]:
-    groups: dict[str, list[WorkerError]] = {}
+def _grouped(errors: Sequence[Failure]) -> tuple[Consequence, ...]:
+    groups: dict[str, list[Failure]] = {}
     for error in errors:
-        groups.setdefault(_NUMBERS.sub("#", error.summary), []).append(error)
+        groups.setdefault(_NUMBERS.sub("#", _last_line(error.text)), []).append(error)
     return tuple(
-        Consequence(members[0].summary, tuple(sorted({member.rank for member in members})))
+        Consequence(_last_line(members[0].text), tuple(sorted({member.rank or 0 for member in members})))
         for members in groups.values()
     )
 
@@ -154,7 +124,7 @@ def _counted(failures: Sequence[RoundFailure]) -> list[RoundFailure]:
     """Merge failures of several rounds that say the same but for numbers; the newest one stays."""
     merged: dict[tuple[object, ...], RoundFailure] = {}
     for failure in failures:
-        key = (_NUMBERS.sub("#", _last_line(failure.text) or failure.cause), failure.rank is None)
+        key = (_NUMBERS.sub("#", _last_line(failure.root.text) or failure.reason), failure.root.rank is None)
         before = merged.pop(key, None)
         rounds = (*(before.rounds if before else ()), *failure.rounds)
         merged[key] = replace(failure, rounds=rounds)

@@ -16,6 +16,7 @@ from slurm_elastic.observe.views import (
     TRAINS,
     WAITS,
     AgentView,
+    Failure,
     JobInQueue,
     LiveAgent,
     LiveRun,
@@ -23,7 +24,6 @@ from slurm_elastic.observe.views import (
     NoticeView,
     RankScore,
     Replacing,
-    RootCause,
     RunState,
     RunStatus,
     SlowRankView,
@@ -272,7 +272,7 @@ def _holds(agents: Sequence[AgentView], queued: Sequence[JobInQueue]) -> str:
     return f"job {', '.join(job.job for job in jobs)} still holds its nodes: {why}"
 
 
-def _root_cause(records: RunRecords) -> tuple[RootCause | None, bool]:
+def _root_cause(records: RunRecords) -> tuple[Failure | None, bool]:
     """Return the root cause, and whether it has ended the run."""
     for record in records.failures.values():
         # No identity is used twice: with another agent it is the failure of an earlier incarnation.
@@ -292,9 +292,9 @@ def _root_cause(records: RunRecords) -> tuple[RootCause | None, bool]:
     return None, False
 
 
-def _cause(fields: Mapping[str, Any], node: str, rank: object, text: str, log: str = "") -> RootCause:
+def _cause(fields: Mapping[str, Any], node: str, rank: object, text: str, log: str = "") -> Failure:
     words = {name: str(fields.get(name) or "") for name in ("cause", "domain", "outlook")}
-    return RootCause(node, rank if isinstance(rank, int) else None, text, log, **words)
+    return Failure(node, rank if isinstance(rank, int) else None, text, log, **words)
 
 
 def _in_queue(jobs: Iterable[QueuedJob], ids: frozenset[str], now: float) -> tuple[JobInQueue, ...]:

@@ -210,11 +210,11 @@ class JobInQueue:
 
 
 @dataclass(frozen=True, slots=True)
-class RootCause:
-    """The failure that ended the run, or the last one that a restart has followed.
+class Failure:
+    """A failure of a worker.
 
     Attributes:
-        rank: Its rank; None if it is not known.
+        rank: The rank of the worker; None if it is not known.
         cause, domain, outlook: As in the event `round_ended`; empty if they are not known.
     """
 
@@ -304,7 +304,7 @@ class RunStatus:
     replacing: Replacing | None = None
     notices: tuple[NoticeView, ...] = ()
     jobs: tuple[JobInQueue, ...] | None = None
-    root_cause: RootCause | None = None
+    root_cause: Failure | None = None
     slow: tuple[SlowRankView, ...] = ()
     scores: tuple[RankScore, ...] = ()
     loops: tuple[Loop, ...] = ()

@@ -209,7 +209,7 @@ def run_files(content: bytes) -> None:
     json.dumps(status_json(status))
     with contextlib.redirect_stdout(io.StringIO()):
         _show(status, 1e9, True)
-    round_failures(records, [])
+    round_failures(records, {})
     found = report(records, status, 1e9)
     html_page(found)
     json.dumps([report_json(found), chrome_trace(found)])

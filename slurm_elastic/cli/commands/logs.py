@@ -113,17 +113,18 @@ def _errors(contents: RunContents, run_dir: RunDir) -> int:
 def _failure(failure: RoundFailure) -> Iterator[str]:
     times = "" if len(failure.rounds) == 1 else f", {len(failure.rounds)} times"
     rounds = rank_list(failure.rounds)
-    yield styled(f"round {rounds}{times}: {printable(failure.cause)}", BOLD)
-    if failure.rank is not None:
-        why = explanation(failure.attribution)
-        yield f"root cause: rank {failure.rank} on {failure.node}{f': {why}' if why else ''}"
-    for line in failure.text.splitlines():
+    root = failure.root
+    yield styled(f"round {rounds}{times}: {printable(failure.reason)}", BOLD)
+    if root.rank is not None:
+        why = explanation(root.cause)
+        yield f"root cause: rank {root.rank} on {root.node}{f': {why}' if why else ''}"
+    for line in root.text.splitlines():
         yield f"  {styled(printable(line), RED)}"
-    row = named(failure.attribution)
+    row = named(root.cause)
     if row is not None and row.advice:
         yield f"  what can help: {row.advice}"
-    if failure.log:
-        yield f"  the rest: {printable(failure.log, 4096)}"
+    if root.log:
+        yield f"  the rest: {printable(root.log, 4096)}"
     if failure.followed:
         yield "followed from it:"
     for consequence in failure.followed:

@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import json
 
-from slurm_elastic.observe.failures import Consequence, WorkerError, read_failures, round_failures
+from slurm_elastic.observe.failures import Consequence, read_failures, round_failures
+from slurm_elastic.observe.views import Failure
 from slurm_elastic.rundir import RunContents
 from tests.unit.observe.runs import WrittenRun
 
@@ -25,12 +26,12 @@ def test_the_root_cause_comes_first_and_what_followed_is_grouped(run: WrittenRun
     run.round(1, 0, [A, B])
     failed(run)
     closed = "RuntimeError: Connection closed by peer [10.0.0.{}]:4711"
-    errors = [WorkerError(0, "n1", rank, closed.format(rank)) for rank in (0, 1)]
-    errors += [WorkerError(0, "n2", 2, "KeyboardInterrupt"), WorkerError(0, "n2", 3, "ValueError: at 9", "/mine")]
-    (failure,) = round_failures(run.records(), errors)
-    assert (failure.final, failure.cause, failure.node, failure.rank) == (True, "the run failed", "n2", 3)
-    assert failure.text == "Traceback\nValueError: at 9"
-    assert failure.log == "/mine"
+    errors = [Failure("n1", rank, closed.format(rank)) for rank in (0, 1)]
+    errors += [Failure("n2", 2, "KeyboardInterrupt"), Failure("n2", 3, "ValueError: at 9", "/mine")]
+    (failure,) = round_failures(run.records(), {0: errors})
+    assert (failure.final, failure.reason, failure.root.node, failure.root.rank) == (True, "the run failed", "n2", 3)
+    assert failure.root.text == "Traceback\nValueError: at 9"
+    assert failure.root.log == "/mine"
     assert failure.followed == (Consequence(closed.format(0), (0, 1)), Consequence("KeyboardInterrupt", (2,)))
 
 
@@ -40,7 +41,7 @@ def test_a_failure_that_comes_again_is_one_with_its_rounds(run: WrittenRun) -> N
     restarted(run, 2, 0, "n2", "rank 3: ValueError: at 7")
     restarted(run, 3, 1, "n2", "rank 3: ValueError: at 8")
     failed(run)
-    (failure,) = round_failures(run.records(), [])
+    (failure,) = round_failures(run.records(), {})
     assert (failure.rounds, failure.final) == ((0, 1, 2), True)
 
 
@@ -49,24 +50,29 @@ def test_the_failure_that_ended_the_run_comes_before_earlier_ones(run: WrittenRu
     run.round(2, 1, [A, B], restarts=1)
     restarted(run, 2, 0, "n1", "rank 1: OSError: gone")
     failed(run)
-    last, first = round_failures(run.records(), [WorkerError(0, "n1", 1, "Traceback\nOSError: gone", "/1")])
+    last, first = round_failures(run.records(), {0: [Failure("n1", 1, "Traceback\nOSError: gone", "/1")]})
     assert (last.rounds, last.final, first.rounds, first.final) == ((1,), True, (0,), False)
-    assert (first.node, first.rank, first.text, first.followed) == ("n1", 1, "Traceback\nOSError: gone", ())
+    assert (first.root.node, first.root.rank, first.root.text, first.followed) == (
+        "n1",
+        1,
+        "Traceback\nOSError: gone",
+        (),
+    )
 
 
 def test_an_earlier_round_of_an_agent_that_fails_for_good_is_no_failure(run: WrittenRun) -> None:
     run.round(1, 0, [A, B])
     run.round(3, 1, [A, B, "n3/7.0/300"])
     failed(run)
-    assert [failure.rounds for failure in round_failures(run.records(), [])] == [(1,)]
+    assert [failure.rounds for failure in round_failures(run.records(), {})] == [(1,)]
 
 
 def test_errors_in_a_round_that_a_lost_node_ended_follow_from_that(run: WrittenRun) -> None:
     run.round(1, 0, [A, B])
     text = "round 0 ends: node lost, n2"
     run.event(2, "n1", "round_ended", text, round=0, reason="node_lost", nodes=["n2"], detail="")
-    (failure,) = round_failures(run.records(), [WorkerError(0, "n1", 0, "RuntimeError: closed")])
-    assert (failure.cause, failure.rank, failure.text) == (text, None, "")
+    (failure,) = round_failures(run.records(), {0: [Failure("n1", 0, "RuntimeError: closed")]})
+    assert (failure.reason, failure.root.rank, failure.root.text) == (text, None, "")
     assert failure.followed == (Consequence("RuntimeError: closed", (0,)),)
 
 
@@ -84,7 +90,7 @@ def test_errors_are_read_from_error_files_and_from_tracebacks_in_logs(run: Writt
         directory.mkdir(parents=True)
         (directory / name).write_text(content)
     (failure,) = read_failures(RunContents(run.run_dir), run.records())
-    assert (failure.rank, failure.text) == (0, "Traceback\nValueError: no")
+    assert (failure.root.rank, failure.root.text) == (0, "Traceback\nValueError: no")
     assert [(each.summary, each.ranks) for each in failure.followed] == [("RuntimeError: closed", (1,)), ("", (3,))]
 
 
@@ -92,11 +98,11 @@ def test_the_root_is_told_from_its_consequences(run: WrittenRun) -> None:
     """As when the leader had heard of a consequence alone, or a release before this one has written the records."""
     run.round(1, 0, [A, B])
     restarted(run, 2, 0, "n1", "rank 0: RuntimeError: Connection closed by peer [10.0.0.1]:4711")
-    errors = [WorkerError(0, "n1", rank, "RuntimeError: Connection closed by peer [10.0.0.1]:1") for rank in (0, 1)]
-    root = WorkerError(0, "n2", 3, "Traceback (most recent call last):\nModuleNotFoundError: No module named 'x'", "/3")
-    (failure,) = round_failures(run.records(), [*errors, root])
-    assert (failure.node, failure.rank, failure.text, failure.log) == ("n2", 3, root.text, "/3")
-    assert failure.attribution == "import"
+    errors = [Failure("n1", rank, "RuntimeError: Connection closed by peer [10.0.0.1]:1") for rank in (0, 1)]
+    root = Failure("n2", 3, "Traceback (most recent call last):\nModuleNotFoundError: No module named 'x'", "/3")
+    (failure,) = round_failures(run.records(), {0: [*errors, root]})
+    assert (failure.root.node, failure.root.rank, failure.root.text, failure.root.log) == ("n2", 3, root.text, "/3")
+    assert failure.root.cause == "import"
     assert [each.ranks for each in failure.followed] == [(0, 1)]
 
 
@@ -105,5 +111,5 @@ def test_what_agents_have_written_down_counts(run: WrittenRun) -> None:
     text = "round 0 ends"
     fields = {"reason": "worker_failed", "nodes": ["n2"], "detail": "rank 3: exit code -9", "cause": "host_memory"}
     run.event(2, "n1", "round_ended", text, round=0, **fields)
-    (failure,) = round_failures(run.records(), [])
-    assert (failure.attribution, failure.rank) == ("host_memory", 3)
+    (failure,) = round_failures(run.records(), {})
+    assert (failure.root.cause, failure.root.rank) == ("host_memory", 3)
