@@ -24,7 +24,7 @@ from slurm_elastic.observe.find import find_run, newest_run
 from slurm_elastic.observe.records import RunRecords, read_records
 from slurm_elastic.observe.status import jobs_of, run_status
 from slurm_elastic.observe.views import LiveRun, RunStatus, live_run
-from slurm_elastic.rundir import RunContents, RunDir, RunDirError
+from slurm_elastic.rundir import RunDir, RunDirError
 from slurm_elastic.slurm import Controller, QueuedJob
 from slurm_elastic.text import printable
 
@@ -132,12 +132,12 @@ def present_status(run_dir: RunDir, queue: Queue, *, live: bool = False) -> RunS
     Args:
         live: True to have the leader ask all agents; False to see only whether it can be reached.
     """
-    records = read_records(RunContents(run_dir), run_dir.run_id)
+    records = read_records(run_dir)
     answers = _leader_answers(records) if records.done is None else None
     answer, problems = _ask_all(run_dir) if live and answers else (None, ())
     if answer is not None:
         # Agents may take seconds for their answers, in which another round follows, or the run ends.
-        records = read_records(RunContents(run_dir), run_dir.run_id)
+        records = read_records(run_dir)
     if records.done is not None:
         return run_status(records, time.time())
     status = run_status(records, time.time(), queue.jobs, answers, answer)

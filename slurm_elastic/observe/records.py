@@ -14,7 +14,7 @@ from typing import Any
 from slurm_elastic import typed_json
 from slurm_elastic.control import TimeUse
 from slurm_elastic.rendezvous.membership.agents import AgentIdentity
-from slurm_elastic.rundir import RunContents, RunFile
+from slurm_elastic.rundir import RunContents, RunDir, RunFile
 from slurm_elastic.text import parse_time
 
 SCHEMA = 1
@@ -162,11 +162,12 @@ def identity_of(agent: str) -> AgentIdentity:
     return AgentIdentity.parse(agent) or AgentIdentity("", "", 0, 0)
 
 
-def read_records(contents: RunContents, run_id: str) -> RunRecords:
+def read_records(run_dir: RunDir) -> RunRecords:
     """Read a run directory."""
+    contents = RunContents(run_dir)
     files = {"events": contents.events(), "progress": contents.progress(), "done": contents.done()}
     files |= {kind: contents.records(kind) for kind in _KINDS}
-    return run_records(run_id, files, str(contents.path), contents.problems)
+    return run_records(run_dir.run_id, files, str(contents.path), contents.problems)
 
 
 def run_records(

@@ -25,7 +25,7 @@ from slurm_elastic.rehearsal.facts import Happened, RunFacts, changes_of, losses
 from slurm_elastic.rehearsal.files import NewNames, Recordings, WatchedFiles, entries, leave_half, newest_in_place
 from slurm_elastic.rehearsal.nodes import Node, Nodes
 from slurm_elastic.rehearsal.scenario import Kind, Mishap, Plan, first_free, node_name, plan, spread
-from slurm_elastic.rundir import RunContents, RunDir, RunDirError
+from slurm_elastic.rundir import RunDir, RunDirError
 from slurm_elastic.text import printable
 
 _WARNING = re.compile(r"(?:\] |warning: )snapshots: (.+)$")
@@ -333,7 +333,7 @@ class RehearsedRun:
                 self._nodes.kill([node])
 
     def _records(self) -> RunRecords:
-        return read_records(RunContents(self._run_dir), self._run_dir.run_id)
+        return read_records(self._run_dir)
 
     def _seen(self, gave_up: str, left: tuple[str, ...]) -> RunFacts:
         ended = ((node.process.poll(), node.killed) for node in self._nodes.all)

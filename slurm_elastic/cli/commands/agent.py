@@ -204,9 +204,8 @@ def _run(arguments: Sequence[str], fork_server: ForkServer | None, obstacle: str
 def _summary(run_dir: RunDir) -> str:
     from slurm_elastic.observe.records import read_records
     from slurm_elastic.observe.report import summary
-    from slurm_elastic.rundir import RunContents
 
-    return summary(read_records(RunContents(run_dir), run_dir.run_id), time.time())
+    return summary(read_records(run_dir), time.time())
 
 
 def _submission() -> Submission:

@@ -15,7 +15,7 @@ from slurm_elastic.observe.records import RunRecords, read_records
 from slurm_elastic.observe.status import run_status
 from slurm_elastic.observe.views import AgentView
 from slurm_elastic.rendezvous.run_events import Entry
-from slurm_elastic.rundir import RunContents, RunDir
+from slurm_elastic.rundir import RunDir
 from slurm_elastic.slurm import compress, expand
 
 _PAUSE = 0.3
@@ -52,7 +52,7 @@ class Drain(Command):
             raise UsageError("name the nodes that have to leave, or give --all")
         nodes = tuple(dict.fromkeys(node for text in options.nodes for node in expand(text)))
         run_dir = open_running(options)
-        before = read_records(RunContents(run_dir), run_dir.run_id)
+        before = read_records(run_dir)
         answer = request_leave(run_dir, nodes, "drained")
         if answer.unknown:
             plural = "are" if len(answer.unknown) > 1 else "is"
@@ -108,7 +108,7 @@ def wait_until_left(
     gone: float | None = None
     try:
         while True:
-            records, now = read_records(RunContents(run_dir), run_dir.run_id), time.monotonic()
+            records, now = read_records(run_dir), time.monotonic()
             alive = _alive(records)
             staying = [view for view in alive if view.agent in agents]
             lines, settled = _cost(before, records)

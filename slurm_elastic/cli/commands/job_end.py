@@ -115,7 +115,7 @@ def code_when_over(arguments: Sequence[str]) -> ExitCode | None:
             if failure_of(run_dir, restarts) is None:
                 return None
             code = ExitCode.FAILED
-        agents = agents_of(read_records(RunContents(run_dir), run_dir.run_id), job.job_id, job.restart_count)
+        agents = agents_of(read_records(run_dir), job.job_id, job.restart_count)
         if not agents or any(agent.alive for agent in agents):
             return None
     return code

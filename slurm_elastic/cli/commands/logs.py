@@ -63,7 +63,7 @@ class Logs(ViewCommand):
         run_dir = open_run(options, Queue())
         contents = RunContents(run_dir)
         if options.errors:
-            return _errors(contents, run_dir)
+            return _errors(run_dir)
         log_filter = _wanted(options, contents)
         if not options.follow:
             _require_logs(contents, log_filter, options)
@@ -77,7 +77,7 @@ def _lines(contents: RunContents, run_dir: RunDir, log_filter: LogFilter, follow
         over = not follow
         if follow and time.monotonic() >= look_at_run:
             look_at_run = time.monotonic() + _LOOK_AT_RUN
-            state = run_status(read_records(RunContents(run_dir), run_dir.run_id), time.time()).state
+            state = run_status(read_records(run_dir), time.time()).state
             over = state in (RunState.FINISHED, RunState.FAILED)
         for line in reader.lines(last=over):
             print(_shown(line))
@@ -96,9 +96,9 @@ def _shown(line: LogLine) -> str:
     return f"{styled(when, FAINT)} {who} {styled(text, RED) if line.log.stream == 'stderr' else text}"
 
 
-def _errors(contents: RunContents, run_dir: RunDir) -> int:
-    records = read_records(contents, run_dir.run_id)
-    failures = read_failures(contents, records)
+def _errors(run_dir: RunDir) -> int:
+    records = read_records(run_dir)
+    failures = read_failures(RunContents(run_dir), records)
     if not failures:
         print(f"no failures in run {run_dir.run_id}")
     for index, failure in enumerate(failures):

@@ -21,7 +21,6 @@ from slurm_elastic.observe.page import html_comparison, html_page
 from slurm_elastic.observe.records import Event, RunRecords, read_records
 from slurm_elastic.observe.report import Report as RunReport
 from slurm_elastic.observe.report import chrome_trace, report, report_json
-from slurm_elastic.rundir import RunContents
 from slurm_elastic.text import printable
 
 _NAMED = 4
@@ -87,7 +86,7 @@ class Report(ViewCommand):
 def _read(options: argparse.Namespace, queue: Queue) -> RunReport:
     run_dir = open_run(options, queue)
     status = present_status(run_dir, queue)
-    view = report(read_records(RunContents(run_dir), run_dir.run_id), status, time.time())
+    view = report(read_records(run_dir), status, time.time())
     problems_to_stderr(status.problems)
     if not view.segments:
         raise UsageError(

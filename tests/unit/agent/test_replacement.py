@@ -36,7 +36,7 @@ from slurm_elastic.observe.views import RunState, RunStatus
 from slurm_elastic.rendezvous.connect import RendezvousConfig
 from slurm_elastic.rendezvous.membership.agents import LeaveReason
 from slurm_elastic.rendezvous.thread import Led
-from slurm_elastic.rundir import RunContents, RunDir
+from slurm_elastic.rundir import RunDir
 from slurm_elastic.slurm import Controller, JobView, QueuedJob
 
 SHORT = Shortage(1, short_for=20.0)
@@ -280,7 +280,7 @@ def test_a_node_is_replaced_once_and_what_waits_is_cancelled(
     world.lose(then=600)
     assert len(world.submitted) == 3
 
-    replacing = _replacing(read_records(RunContents(world.run_dir), "7"))
+    replacing = _replacing(read_records(world.run_dir))
     row = "replaces", "lost nodes, after 20 s; 3 of at most 3 jobs submitted"
     assert row in list(facts(RunStatus("7", "", RunState.RUNNING, replacing=replacing), 0.0))
 

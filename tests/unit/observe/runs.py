@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from slurm_elastic.observe.records import RunRecords, read_records
-from slurm_elastic.rundir import RunContents, RunDir
+from slurm_elastic.rundir import RunDir
 
 START = 1_764_000_000.0
 """Seconds since 1970 at which the runs of tests begin."""
@@ -65,7 +65,7 @@ class WrittenRun:
             self.progress(at, agent, "workers_ended", round=number, seconds=at - since, workers=workers)
 
     def records(self) -> RunRecords:
-        return read_records(RunContents(self.run_dir), self.run_dir.run_id)
+        return read_records(self.run_dir)
 
 
 def iso(at: float) -> str:
