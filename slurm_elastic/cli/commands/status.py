@@ -17,7 +17,7 @@ from slurm_elastic.errors import UsageError
 from slurm_elastic.failures.causes import explanation
 from slurm_elastic.observe.find import own_run_dirs
 from slurm_elastic.observe.status import status_json
-from slurm_elastic.observe.views import GOES_ON, TRAINS, AgentView, LiveWorker, RunStatus, SlowRankView
+from slurm_elastic.observe.views import GOES_ON, TRAINS, AgentView, LiveWorker, RunStatus
 from slurm_elastic.rundir import RunContents, RunDir
 from slurm_elastic.slurm import Controller, compress
 from slurm_elastic.text import printable, size_text
@@ -129,7 +129,7 @@ def facts(status: RunStatus, now: float) -> Iterable[tuple[str, str]]:
     if status.leader:
         yield "leader", f"{status.leader}{' (does not answer)' if status.leader_answers is False else ''}"
     for slow in status.slow:
-        yield "slow", f"rank {slow.rank} on {slow.node} since {clock(slow.since, now)}: {_slow(slow, status)}"
+        yield "slow", f"since {clock(slow.since, now)}: {printable(slow.text)}"
     for loop in status.loops:
         yield "loop", f"{printable(loop.text)}; {printable(loop.advice)}"
     if status.live is not None:
@@ -191,16 +191,6 @@ def _workers(status: RunStatus) -> Iterable[tuple[str, ...]]:
         compared = (None, None) if score is None else (score.busy_seconds, score.relative_score)
         numbers = (worker.step, worker.steps_per_second, worker.checkpoint, *compared)
         yield str(worker.rank), node, _number(worker.pid), _does(worker), *(_number(number) for number in numbers)
-
-
-def _slow(slow: SlowRankView, status: RunStatus) -> str:
-    score = next((candidate for candidate in status.scores if candidate.rank == slow.rank), None)
-    if score is None or score.relative_score is None:
-        return "" if slow.relative_score is None else f"score {slow.relative_score:.2f}"
-    return (
-        f"score {score.relative_score:.2f}, {_number(score.busy_seconds)} s per step outside of collectives, "
-        f"{_number(score.loading_seconds)} s of that for input"
-    )
 
 
 def _does(worker: LiveWorker) -> str:

@@ -39,7 +39,7 @@ def test_a_slow_rank_is_named_until_it_is_slow_no_more(allocate: Allocate, cli: 
     assert slow[0]["busy_seconds"] < slow[0]["step_seconds"] * 1.01
     assert slow[0]["loading_seconds"] < slow[0]["busy_seconds"] / 2, "it does not wait for input"
     out = cli(3, "status 7 --run-dir", str(nodes.directory), "--workers").out
-    assert re.search(r"^  slow +rank 1 on 127\.0\.0\.2 since .*: score 0\.\d+, [\d.]+ s per step outside", out, re.M)
+    assert re.search(r"^  slow +since [\d:]+: rank 1 on 127\.0\.0\.2 is slow .*: it works [\d.]+ s per step", out, re.M)
     assert re.search(r"^  1 +127\.0\.0\.2 .* 0\.\d+$", out, re.MULTILINE), out
     page = json.loads(ask(target(nodes, 1), "/status")[1])
     assert [each["rank"] for each in page["slow_ranks"]] == [1]
