@@ -87,9 +87,7 @@ def _ends(planned: Plan, undisturbed: RunFacts, facts: RunFacts) -> Finding:
     if facts.gave_up:
         text, fix = facts.gave_up, "look at the output, with --keep; slurm_elastic's --hang-timeout ends such a worker"
     elif not facts.finished:
-        codes = sorted(facts.exit_codes - {0, 75})
-        how = f" with exit code {', '.join(map(str, codes))}" if codes else ""
-        text = f"the run failed{how}{_last_failure(facts)}"
+        text = f"the run failed{_last_failure(facts)}"
         fix = "see the rows below; --keep leaves the output and the logs"
     elif missed:
         text = f"the run ended before '{planned.mishaps[-missed]}'"
@@ -115,9 +113,7 @@ def _failed_workers(facts: RunFacts) -> Finding:
     slow = {worker.round for worker in stopped if _too_slow(worker, facts)}
     after_stop = [worker for worker in stopped if worker.round in facts.cut_short and worker.round not in slow]
     if after_stop:
-        nodes = {happened.node for happened in facts.happened if happened.round == after_stop[0].round}
-        # The leaving node's workers have most likely failed: a failure elsewhere would have been charged.
-        worker = next((failed for failed in after_stop if failed.node in nodes), after_stop[0])
+        worker = after_stop[0]
         told = f"in round {worker.round} a worker that was told to stop after step {worker.last_step}"
         return check.broken(
             f"{told} did not end with 0{_last_failure(facts)}",

@@ -99,13 +99,11 @@ class Happened:
 
     Attributes:
         mishap: The mishap.
-        node: The name of the node; empty where none is concerned.
         at: When it began.
         round: The round in which it happened.
     """
 
     mishap: Mishap
-    node: str
     at: float
     round: int
 
@@ -117,7 +115,6 @@ class RunFacts:
     Attributes:
         workers: All workers, by round and rank.
         happened: The mishaps that have happened.
-        exit_codes: Those of the agents that the rehearsal has not killed.
         finished: True if the run is on record as done.
         restarts: Worker failures that were charged.
         failure: The root cause of the last failure of workers that agents have recorded; empty if there is none.
@@ -132,7 +129,6 @@ class RunFacts:
 
     workers: tuple[WorkerSeen, ...] = ()
     happened: tuple[Happened, ...] = ()
-    exit_codes: frozenset[int] = frozenset()
     finished: bool = False
     restarts: int = 0
     failure: str = ""

@@ -36,13 +36,11 @@ class Node:
         index: Its index.
         process: The agent.
         deadline: When it is killed, by the monotonic clock; None while it got no notice.
-        killed: True if it was killed.
     """
 
     index: int
     process: subprocess.Popen[bytes]
     deadline: float | None = None
-    killed: bool = False
 
     @property
     def name(self) -> str:
@@ -84,7 +82,6 @@ class Nodes:
     def kill(self, nodes: Collection[Node]) -> None:
         """End every process of these nodes by SIGKILL, at once."""
         for node in nodes:
-            node.killed = True
             node.process.kill()
         end = time.monotonic() + _END
         while self.signal(nodes, signal.SIGKILL) and time.monotonic() < end:

@@ -234,11 +234,10 @@ class RehearsedRun:
     def _let_happen(self, index: int) -> None:
         mishap, round_ = self._plan.mishaps[index], self._recordings.newest
         nodes, free = self._victims(mishap), first_free([node.index for node in self._nodes.present])
-        names = [node_name(free)] if mishap.kind is Kind.JOIN else [node.name for node in nodes]
-        self._options.say(f"{mishap} ({names[0]})" if mishap.kind is Kind.LEADER else str(mishap))
+        self._options.say(f"{mishap} ({nodes[0].name})" if mishap.kind is Kind.LEADER else str(mishap))
         if mishap.kind in (Kind.KILL, Kind.LEADER, Kind.FAIL):
             self._leave_half(mishap, round_)
-        happened = Happened(mishap, names[0] if len(names) == 1 else "", time.monotonic(), round_)
+        happened = Happened(mishap, time.monotonic(), round_)
         self._happened.append(happened)
         match mishap.kind:
             case Kind.KILL | Kind.LEADER:
@@ -336,19 +335,16 @@ class RehearsedRun:
         return read_records(self._run_dir)
 
     def _seen(self, gave_up: str, left: tuple[str, ...]) -> RunFacts:
-        ended = ((node.process.poll(), node.killed) for node in self._nodes.all)
-        codes = frozenset(code for code, killed in ended if code is not None and not killed)
         output = (self._directory / "output.txt").read_text(errors="replace").splitlines()
         if not self._run_dir.path.exists():
             last = printable(output[-1] if output else "", 500)
-            return RunFacts(gave_up=gave_up or "no agent has started", failure=last, exit_codes=codes)
+            return RunFacts(gave_up=gave_up or "no agent has started", failure=last)
         warned = [match[1] for line in output if (match := _WARNING.search(line)) is not None]
         records = self._records()
         status = run_status(records, time.time())
         return RunFacts(
             workers=self._recordings.workers(),
             happened=tuple(self._happened),
-            exit_codes=codes,
             finished=records.done is not None,
             restarts=status.restarts,
             failure=printable(status.root_cause.text if status.root_cause is not None else "", 500),

@@ -55,8 +55,7 @@ def after_notice(**fields: object) -> RunFacts:
     """A run of which a node is preempted after step 4; one node goes on."""
     values: dict[str, object] = {
         "workers": (stopped(0), stopped(1), alone(5, 8)),
-        "happened": (Happened(NOTICE, "node1", 3.9, 0),),
-        "exit_codes": frozenset((75, 0)),
+        "happened": (Happened(NOTICE, 3.9, 0),),
         "finished": True,
     }
     return RunFacts(**{**values, **fields})  # type: ignore[arg-type]
@@ -88,7 +87,7 @@ def test_a_run_that_finds_the_checkpoints_of_the_one_before_it_is_told_so() -> N
 
 def test_a_kill_costs_the_steps_since_the_last_checkpoint() -> None:
     workers = (worker(0, 0, 1, 4, checkpoints=(2,), ended=None), worker(0, 1, 1, 4, ended=None))
-    facts = after_notice(workers=(*workers, alone(3, 8)), happened=(Happened(LOSS, "node1", 4.1, 0),))
+    facts = after_notice(workers=(*workers, alone(3, 8)), happened=(Happened(LOSS, 4.1, 0),))
     found = rows(facts, LOSS)
     assert wrong(found) == set()
     assert found["steps.killed"].found == "steps lost without notice: 2 ('at step 4 kill node 1')"
@@ -208,7 +207,7 @@ def paused(**fields: object) -> RunFacts:
     """A run whose rank 0 is paused after step 4; rank 1 goes on from the checkpoint of step 3, and saves at 8."""
     workers = (worker(0, 0, 1, 4, checkpoints=(3,), woken=True, **fields), worker(0, 1, 1, 4, ended=None))
     rest = alone(4, 8, checkpoints=(8,))
-    return after_notice(workers=(*workers, rest), happened=(Happened(pause(step=4), "node0", 4.1, 0),))
+    return after_notice(workers=(*workers, rest), happened=(Happened(pause(step=4), 4.1, 0),))
 
 
 def test_a_group_that_wakes_too_late_may_not_replace_a_checkpoint() -> None:
