@@ -22,7 +22,7 @@ def with_one_line_errors(run: Callable[[], int]) -> int:
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser that raises UsageError for a wrong command line, so that it is printed as one line.
+    """A parser that raises UsageError for a wrong command line.
 
     If the command line has an unknown option, the error names that option, whatever else argparse misses because of it.
     """
@@ -30,11 +30,7 @@ class Parser(argparse.ArgumentParser):
     _words: Sequence[str] = ()
 
     def parse_args(self, words: Sequence[str]) -> argparse.Namespace:  # type: ignore[override]
-        """Parse the arguments of the command.
-
-        Raises:
-            UsageError: The command line is wrong.
-        """
+        """Parse the arguments of the command."""
         self._words = words
         rest = next((action for action in self._actions if action.nargs == argparse.REMAINDER), None)
         if rest is None:
@@ -49,11 +45,7 @@ class Parser(argparse.ArgumentParser):
         return parsed
 
     def parse_with_sbatch(self, words: Sequence[str]) -> tuple[argparse.Namespace, dict[str, str | None]]:
-        """Parse the arguments of a command, with options of sbatch among them, which are returned by their long names.
-
-        Raises:
-            UsageError: The command line is wrong.
-        """
+        """Parse the arguments of a command, and return the options of sbatch among them by their long names."""
         from slurm_elastic.submission.submit_options import read_command_line
 
         options, switches = self.long_options()
@@ -130,11 +122,7 @@ class Command(ABC):
 
     @abstractmethod
     def run(self, arguments: Sequence[str]) -> int:
-        """Run the command.
-
-        Raises:
-            SlurmElasticError: The command failed. The caller prints the message as one line.
-        """
+        """Run the command, and return its exit code; the caller prints a SlurmElasticError as one line."""
 
     def execute(self, arguments: Sequence[str]) -> None:  # noqa: B027
         """Replace this process by another program that runs the command, if there is one; otherwise return.

@@ -93,11 +93,7 @@ class Queue:
 
 
 def add_run(parser: Parser, *, or_newest: bool = False) -> None:
-    """Add the arguments that name the run.
-
-    Args:
-        or_newest: True if the newest run counts where none is named.
-    """
+    """Add the arguments that name the run; with `or_newest` the newest one counts where none is named."""
     newest = " (default: the newest run)" if or_newest else ""
     parser.add_argument(
         "run_id",
@@ -113,7 +109,6 @@ def open_run(options: argparse.Namespace, queue: Queue, *, exact: bool = False) 
 
     Args:
         options: The parsed command line, with the arguments of `add_run`; gets the id of the newest run if it has none.
-        exact: True if the beginning of an id is not enough.
 
     Raises:
         UsageError: There is no such run, there are several, or the run belongs to another user.
@@ -191,7 +186,7 @@ def request_leave(run_dir: RunDir, nodes: tuple[str, ...], reason: str) -> Leave
     """Ask the leader to make the agents on these nodes leave.
 
     Args:
-        nodes: Slurm's names of the nodes; empty for all nodes of the run.
+        nodes: Slurm's names of the nodes; empty for all.
 
     Raises:
         UsageError: No leader answers, so that the run does not train.

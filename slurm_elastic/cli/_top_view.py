@@ -36,11 +36,7 @@ _CALM = ("training", "done", "spare", "ended")
 
 
 class TopView(App[None]):
-    """The state of a run, read again every few seconds.
-
-    Args:
-        interval: Seconds between two looks.
-    """
+    """The state of a run, read again after an interval in seconds."""
 
     CSS = """
     #facts { height: auto; max-height: 40%; padding: 0 1; }
@@ -304,11 +300,7 @@ class StepTimes:
 
 
 def advance(times: Mapping[str, StepTimes], status: RunStatus, now: float) -> dict[str, StepTimes]:
-    """Return the step times of all agents whose workers have answered of steps, by identity, with one more answer.
-
-    Args:
-        now: Seconds since 1970 of the answer.
-    """
+    """Return the step times of all agents whose workers have answered of steps, by identity, with one more answer."""
     next_times = {}
     for agent in status.agents:
         stepping = [worker for worker in agent.answers if worker.steps]

@@ -25,8 +25,7 @@ def find_run(
         run_dir: The directory below which it is; None for the current one, or for another one in which a job was
             submitted if there is no such run here.
         name: Path of the run directory; or id of the run, the beginning of its id, or the id of a job of the run.
-        queued: Returns the directory in which a job was submitted that Slurm has in its queue; None if it has none.
-            Its run may have no directory yet.
+        queued: Returns the directory in which a job in Slurm's queue was submitted; its run may not have begun.
         exact: True if the beginning of an id is not enough.
 
     Raises:
@@ -108,11 +107,7 @@ def newest_runs(base: Path) -> list[RunDir]:
 
 
 def newest_run(base: Path) -> RunDir:
-    """Return the directory of that run of this user below a directory which has begun or ended last.
-
-    Raises:
-        UsageError: There is none.
-    """
+    """Return the first of `newest_runs`; raises UsageError if there is none."""
     run_dirs = newest_runs(base)
     if not run_dirs:
         raise UsageError(

@@ -176,11 +176,7 @@ def last_step(rounds: Iterable[RoundProgress]) -> int:
 
 
 def segments(records: RunRecords, now: float) -> tuple[Segment, ...]:
-    """Return the time of all agents and of the queue, without gaps.
-
-    Args:
-        now: Where the time of agents ends that still run, in seconds since 1970.
-    """
+    """Return the time of all agents and of the queue, without gaps; that of agents that still run ends now."""
     steps = round_progress(records)
     by_agent: dict[str, list[Event]] = {}
     for event in records.progress:

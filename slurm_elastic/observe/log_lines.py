@@ -26,11 +26,7 @@ _LONGEST_LINE = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class LogLine:
-    """One line of a worker's log.
-
-    Attributes:
-        time: Seconds since 1970 by the clock of its node.
-    """
+    """One line of a worker's log, at a time by the clock of its node."""
 
     time: float
     log: LogFile
@@ -98,8 +94,7 @@ class LogReader:
     def lines(self, *, last: bool = True) -> Iterator[LogLine]:
         """Yield the lines that were not yielded before, merged by time within each round.
 
-        Args:
-            last: True if nothing will be written any more, so that a line without an end is one, too.
+        With `last` nothing will be written any more, so that a line without an end is one, too.
         """
         for number in self._contents.log_rounds():
             if self._wanted.wants_round(number):

@@ -27,13 +27,7 @@ _MOST_RANKS = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One line of a file of events or progress.
-
-    Attributes:
-        time: Seconds since 1970, by the clock of the node.
-        agent: Identity of the agent that wrote it; empty in a file of events.
-        text: The line for people; empty in a file of progress.
-    """
+    """One line of a file of events, which has no agent, or of progress, which has no text; time is that of the node."""
 
     time: float
     kind: str

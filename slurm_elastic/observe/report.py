@@ -31,12 +31,7 @@ from slurm_elastic.text import counted, duration_text
 
 @dataclass(frozen=True, slots=True)
 class RoundReport:
-    """A round.
-
-    Attributes:
-        start, end: Seconds since 1970; the end is that of its last worker.
-        cause: The line of the event that ended the round before it; empty for the first.
-    """
+    """A round, until the end of its last worker; `cause` is the line of the event that ended the round before it."""
 
     round: Round
     start: float
@@ -47,11 +42,7 @@ class RoundReport:
 
 
 class Slice(NamedTuple):
-    """The time in which an agent or a rank did one thing, as a trace shows it.
-
-    Attributes:
-        start, end: Seconds since 1970.
-    """
+    """The time in which an agent or a rank did one thing, as a trace shows it."""
 
     node: str
     thread: str
@@ -67,12 +58,10 @@ class Report:
     """All that a report shows.
 
     Attributes:
-        start, end: Its first and last moment, in seconds since 1970.
         segments: The time of its agents and of the queue.
-        ranks: What each rank did.
-        starts: The same for each restart count.
-        samples: Steps per second by time, as the agent of rank 0 has recorded them: time, steps per second.
-        losses: Losses by time, as they are in the same records.
+        starts: The same as `total` for each restart count.
+        samples: Time and steps per second, as the agent of rank 0 has recorded them.
+        losses: Time and loss, from the same records.
     """
 
     records: RunRecords
@@ -89,11 +78,7 @@ class Report:
 
 
 def report(records: RunRecords, status: RunStatus, now: float) -> Report:
-    """Return the report of a run.
-
-    Args:
-        now: Seconds since 1970, where the time of agents ends that still run.
-    """
+    """Return the report of a run; the time of agents that still run ends now."""
     until = now if status.state in GOES_ON or status.updated is None else status.updated
     spans, steps = segments(records, until), round_progress(records)
     by_start: dict[int, list[Segment]] = {}
@@ -255,11 +240,7 @@ def _rank_parts(worker: Worker | None, begun: float, over: float) -> Iterable[tu
 
 
 def summary(records: RunRecords, now: float) -> str:
-    """Return steps, time, rounds, nodes that came and went, steps taken again, goodput, and the command for more.
-
-    Args:
-        now: Seconds since 1970.
-    """
+    """Return steps, time, rounds, nodes that came and went, steps taken again, goodput, and the command for more."""
     return f"{', '.join(_summary_parts(records, now))}: slurm-elastic report {records.run_id}"
 
 

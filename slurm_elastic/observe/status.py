@@ -51,7 +51,6 @@ def run_status(
     """Return the state of a run.
 
     Args:
-        now: Seconds since 1970.
         jobs: All jobs of this user in the queue; None if Slurm was not asked, or did not answer.
         leader_answers: True if the leader on record answers; None if it was not asked.
         live: What the leader has answered; None if it was not asked, or has not answered.

@@ -52,12 +52,7 @@ GOES_ON = frozenset({RunState.RUNNING, RunState.WAITING})
 
 @dataclass(frozen=True, slots=True)
 class SlowRankView:
-    """A rank that stays slow, or was slow in a round, by the events of the run.
-
-    Attributes:
-        since: When it was named, in seconds since 1970.
-        until: When it was slow no more; None if it was slow until the round ended, or is now.
-    """
+    """A rank that stays slow, or was slow in a round; `until` is None if it was so until the round ended, or is now."""
 
     rank: int
     node: str
@@ -85,8 +80,7 @@ class LiveWorker:
     """A worker; None stands for what is unknown.
 
     Attributes:
-        step_seconds: Seconds since the last call of should_stop.
-        steps_per_second: In this round so far.
+        step_seconds: Since the last call of should_stop.
         pace_seconds, busy_seconds, loading_seconds, waiting_seconds, best_busy_seconds, paces: Its pace, see
             :class:`slurm_elastic.slow_ranks.Pace`.
     """
@@ -112,7 +106,7 @@ class LiveWorker:
 
 @dataclass(frozen=True, slots=True)
 class LiveLeave:
-    """A departure that an agent has announced; `seconds` until it has to be gone, None if that is unknown."""
+    """A departure that an agent has announced; `seconds` is None if the time until then is unknown."""
 
     reason: str
     text: str = ""
@@ -126,8 +120,6 @@ class LiveAgent:
     Attributes:
         seconds: Since it is in this state.
         round: Its round, or its last one; None before the first.
-        leave: The departure that it has announced; None for none.
-        snapshot_bytes: Memory that it holds for snapshots.
         safe_step: The newest step of which other nodes have copies; None if there is none.
     """
 
@@ -151,9 +143,8 @@ class AgentView:
     Attributes:
         state: ``joining``, ``spare``, ``training``, ``lost`` or ``ended``; of an agent that has answered, the stage as
             on its health port.
-        since: Seconds since 1970 at which the state began.
         round: The last round in which its workers ran; None if it had none.
-        exit_code: How it ended; None before, or if it was killed.
+        exit_code: None before its end, or if it was killed.
         domain: Its failure domain; empty if none is known.
         live: What it has answered just now; None if it was not asked, or did not answer.
     """
@@ -238,12 +229,7 @@ class Replacing:
 
 @dataclass(frozen=True, slots=True)
 class LiveRun:
-    """The answer of a leader with the reports of its agents.
-
-    Attributes:
-        reports: The same as they came, as JSON.
-        seconds: That the answer took.
-    """
+    """The answer of a leader, after so many seconds, with the reports of its agents, also as they came in JSON."""
 
     answer: StatusAnswer
     agents: Mapping[str, LiveAgent] = field(default_factory=dict)
@@ -253,11 +239,7 @@ class LiveRun:
 
 
 def live_run(answer: StatusAnswer, reports: Mapping[str, str], seconds: float) -> LiveRun:
-    """Read what the leader and the agents have said.
-
-    Args:
-        seconds: That the answer took.
-    """
+    """Read what the leader and the agents have said after so many seconds."""
     agents: dict[str, LiveAgent] = {}
     problems = []
     for name, text in reports.items():

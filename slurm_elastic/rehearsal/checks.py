@@ -24,9 +24,7 @@ def findings(planned: Plan, undisturbed: RunFacts, disturbed: RunFacts, toleranc
     """Judge a rehearsal.
 
     Args:
-        planned: The mishaps.
         undisturbed: What was seen of the run without mishaps, which has ended well.
-        disturbed: What was seen of the run with them.
         tolerance: By which part of themselves losses may differ.
     """
     warned = list(_snapshots(disturbed))

@@ -1,6 +1,4 @@
-"""Facts about a run in a rehearsal: how they follow from what workers wrote down, and what its changes of round have
-cost. Pure.
-"""
+"""Facts about a run in a rehearsal, as workers wrote them down, and what its changes of round have cost. Pure."""
 
 from __future__ import annotations
 
@@ -19,16 +17,9 @@ class WorkerSeen:
     """A worker, as it has written down what it did. Times are of the machine's monotonic clock, in seconds.
 
     Attributes:
-        round: Its round.
-        rank: Its rank.
-        node: Its node.
-        pid: Its process id.
-        world_size: Number of workers of the round.
         steps: The steps of its calls of `should_stop`.
         pause: Longest time between two calls, without the waits of the rehearsal.
         asked: Place of its last call of `should_stop`, which is the one that told it to stop.
-        losses: Losses that it reported, by step.
-        checkpoints: Steps of the checkpoints that it reported.
         woken: True if it was paused, and told to save when others had taken its place.
         late: Steps of the checkpoints that it reported after that.
         saved: Place of its last `report_checkpoint`.
@@ -98,9 +89,7 @@ class Happened:
     """A mishap that has happened.
 
     Attributes:
-        mishap: The mishap.
-        at: When it began.
-        round: The round in which it happened.
+        at: When it began, by the monotonic clock.
     """
 
     mishap: Mishap
@@ -113,8 +102,7 @@ class RunFacts:
     """Everything that was seen of one run.
 
     Attributes:
-        workers: All workers, by round and rank.
-        happened: The mishaps that have happened.
+        workers: In the order of rounds and ranks.
         finished: True if the run is on record as done.
         restarts: Worker failures that were charged.
         failure: The root cause of the last failure of workers that agents have recorded; empty if there is none.
@@ -156,7 +144,7 @@ class Change:
     """The end of a round and the beginning of the next one with steps.
 
     Attributes:
-        before: Number of the round.
+        before: Number of the round that ended.
         last: Last step of the round, by its slowest worker.
         resumed: The step that the next round went on from.
         lost: Steps that were taken again.

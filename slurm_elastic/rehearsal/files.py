@@ -1,6 +1,4 @@
-"""Files of a rehearsed run: those that a kill leaves half written, as they change in place or get their name too early,
-and those in which workers have written down what they did.
-"""
+"""Files of a rehearsed run: those that a kill may leave half written, and those in which workers write what they do."""
 
 from __future__ import annotations
 
@@ -32,9 +30,6 @@ class WatchedFiles:
 
     The files stay open, so that no other file gets their inodes: one that was replaced by renaming another over it has
     kept its content, and one that was changed in place has not. A file that only grew, such as a log, is none of them.
-
-    Args:
-        roots: Directories in which the script may write.
     """
 
     def __init__(self, roots: Sequence[Path]) -> None:
@@ -45,11 +40,7 @@ class WatchedFiles:
         """The files that were changed in place so far."""
 
     def look(self, *, complete: bool) -> None:
-        """Look at all files.
-
-        Args:
-            complete: True if no worker writes now; then files that are new are watched from now on.
-        """
+        """Look at all files, and with `complete`, when no worker writes, watch those that are new."""
         for path, (file, size, head) in self._seen.items():
             if os.fstat(file.fileno()).st_size < size or _head(file, size) != head:
                 self.overwritten.add(path)
@@ -83,14 +74,7 @@ _EVENT = struct.Struct("iIII")
 
 @dataclass(frozen=True, slots=True)
 class StepEntry:
-    """A file or directory with a step in its name.
-
-    Attributes:
-        path: The file or directory.
-        step: The step.
-        width: Number of digits of the step.
-        pattern: The rest of the name.
-    """
+    """A file or directory with a step in its name; `width` is the number of digits."""
 
     path: Path
     step: int
@@ -114,10 +98,9 @@ def newest_in_place(
     """Return the newest checkpoint that was written under its own name; None if there is none.
 
     Args:
-        paths: All files and directories.
         steps: Steps of the checkpoints that workers have reported. Names that are also there with another number, such
             as those of rounds, are none of checkpoints.
-        in_place: Names that were given to what was empty, and never to what had another name before.
+        in_place: See `NewNames.in_place`.
     """
     groups: dict[tuple[Path, NamePattern], list[StepEntry]] = defaultdict(list)
     for path in paths:
@@ -140,12 +123,7 @@ def entries(roots: Sequence[Path]) -> Iterator[Path]:
 
 
 def leave_half(source: Path, target: Path) -> None:
-    """Make what a kill in the middle of writing would have left: the older files of a directory, the last one cut.
-
-    Args:
-        source: A complete checkpoint.
-        target: The path that gets half of it.
-    """
+    """Make of a checkpoint what a kill while it was written would have left: its older files, the last one cut."""
     files = [source] if source.is_file() else [path for path in source.rglob("*") if path.is_file()]
     files.sort(key=lambda path: path.stat().st_mtime_ns)
     half = files[: (len(files) + 1) // 2]
@@ -160,12 +138,9 @@ def leave_half(source: Path, target: Path) -> None:
 
 
 class NewNames:
-    """The names that files and directories got, without their numbers.
+    """The names that files and directories below a root got, without their numbers.
 
     What is made in a directory that is as new as itself may be missed.
-
-    Args:
-        root: The directory below which they are.
     """
 
     def __init__(self, root: Path) -> None:

@@ -30,13 +30,7 @@ _LEFTOVER = 1.0
 
 @dataclass
 class Node:
-    """A node with its agent.
-
-    Attributes:
-        index: Its index.
-        process: The agent.
-        deadline: When it is killed, by the monotonic clock; None while it got no notice.
-    """
+    """A node with its agent; `deadline`, by the monotonic clock, is None while it got no notice."""
 
     index: int
     process: subprocess.Popen[bytes]
@@ -58,7 +52,6 @@ class Nodes:
 
     Args:
         directory: Of the run: agents' output, and what workers write down. Workers run in its directory ``work``.
-        plan: The plan of the rehearsal.
         arguments: What all agents have on their command lines, with the script and its arguments at the end.
     """
 

@@ -24,12 +24,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 class ElasticRun:
-    """Rehearses scripts.
-
-    Args:
-        nodes: Number of nodes where a call gives none.
-        directory: Scripts are looked for here.
-    """
+    """Rehearses scripts, which are looked for in a directory; `nodes` counts where a call gives none."""
 
     def __init__(self, nodes: int, directory: Path) -> None:
         self._nodes, self._directory = nodes, directory

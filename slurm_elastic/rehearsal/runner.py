@@ -47,11 +47,8 @@ class Options:
     Attributes:
         command: The script with its arguments; an argument may contain ``{run}``, which stands for the directory of
             the run.
-        nodes: Number of nodes at the start.
-        mishaps: The mishaps; None for `kinds`.
-        kinds: Kinds of mishaps, to be spread over the training.
+        kinds: To be spread over the training where there are no `mishaps`.
         tolerance: By which part of themselves losses may differ.
-        agent_options: Options of the agent.
         links: Files and directories that the script finds in its current directory.
         keep: A directory that gets everything; None to remove it all.
         timeout: Seconds without a step after which a run is ended.
@@ -75,13 +72,8 @@ class Rehearsal:
     """A rehearsal that is over.
 
     Attributes:
-        plan: The mishaps.
-        undisturbed: What was seen of the run without mishaps.
-        disturbed: What was seen of the run with them.
-        findings: What follows from it.
         steps_lost: Steps that were taken again, of all mishaps.
         losses: The losses of the disturbed run that counted, by step.
-        report: The report of the disturbed run.
     """
 
     plan: Plan
@@ -144,10 +136,6 @@ class RehearsedRun:
     """One run of the script.
 
     Args:
-        options: The wishes of the user.
-        directory: Of the run.
-        planned: Its mishaps.
-        names: The names that its files get.
         before: What was seen of the run without mishaps; nothing if this is that one.
     """
 

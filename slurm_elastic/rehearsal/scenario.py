@@ -53,7 +53,6 @@ class Mishap:
     """One mishap.
 
     Attributes:
-        kind: What happens.
         step: It happens when all workers have completed this step, in the script's own count.
         node: Index of the node, from 0; None where the kind needs none.
         seconds: Notice in seconds; None where there is none.
@@ -77,13 +76,7 @@ class Mishap:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The mishaps in the order of their steps, for a number of nodes.
-
-    Attributes:
-        nodes: Number of nodes at the start.
-        most: Most nodes at any time.
-        mishaps: The mishaps, each with its node.
-    """
+    """The mishaps in the order of their steps, for a number of nodes at the start, and the most at any time."""
 
     nodes: int
     most: int
@@ -155,22 +148,12 @@ def parse_scenario(text: str) -> tuple[Mishap, ...]:
 
 
 def parse_kinds(text: str) -> tuple[Kind, ...]:
-    """Return the kinds in a list such as ``kill,preempt``.
-
-    Raises:
-        UsageError: A word is no kind of mishap.
-    """
+    """Return the kinds in a list such as ``kill,preempt``; raises UsageError for a word that is none."""
     return tuple(_kind(word.strip()) for word in text.split(","))
 
 
 def spread(kinds: Sequence[Kind], nodes: int, steps: int) -> tuple[Mishap, ...]:
-    """Return one mishap of each kind, at equal distances over a training, each with a node that is there.
-
-    Args:
-        kinds: The kinds in their order.
-        nodes: Number of nodes at the start.
-        steps: Number of steps of the training.
-    """
+    """Return one mishap of each kind, at equal distances over a training of so many steps."""
     present, mishaps = set(range(nodes)), []
     for index, kind in enumerate(kinds, 1):
         step = steps * index // (len(kinds) + 1)
@@ -182,11 +165,7 @@ def spread(kinds: Sequence[Kind], nodes: int, steps: int) -> tuple[Mishap, ...]:
 
 
 def plan(mishaps: Sequence[Mishap], nodes: int) -> Plan:
-    """Return the plan.
-
-    Args:
-        mishaps: The mishaps in any order.
-        nodes: Number of nodes at the start.
+    """Return the plan of mishaps in any order, for a number of nodes at the start.
 
     Raises:
         UsageError: The scenario cannot be: the message says which mishap, and how to fix it.

@@ -98,10 +98,6 @@ def wait_until_left(
     """Wait until the agents on nodes have ended, and print what that has cost, or why they have not.
 
     Returns the exit code: 0 if the nodes have left, 1 if `timeout` seconds are over, 130 after Ctrl-C.
-
-    Args:
-        timeout: Seconds to wait at most; None for no limit.
-        pause: Seconds between two looks at the records.
     """
     begin = time.monotonic()
     agents = {view.agent for view in _alive(before) if view.node in nodes}

@@ -33,10 +33,8 @@ class JobEnd(Command):
     """Decides the exit code of a batch script after its agents have ended, and requeues the job if it has to go on.
 
     srun returns the highest exit code of its tasks (srun(1), "RETURN VALUE"). A node that was lost or left early turns
-    that into a failure although the other nodes finished the run; the run directory has the truth. Where the run failed
-    for good, the command says so after srun's lines, and prints the root cause if no agent of this job has led the run.
-
-    At this moment no agent is left whose shutdown a requeue would cut short, see `slurm_elastic.agent.job.job_end`.
+    that into a failure although the other nodes finished the run; the run directory has the truth. At this moment no
+    agent is left whose shutdown a requeue would cut short, see `slurm_elastic.agent.job.job_end`.
     """
 
     name = "job-end"

@@ -136,11 +136,7 @@ def _refused(answer: bytes) -> str:
 
 
 def write_file(name: str, text: str) -> None:
-    """Write a file that the user has named, and say so.
-
-    Raises:
-        UsageError: It cannot be written.
-    """
+    """Write a file that the user has named, and say so; raises UsageError if it cannot be written."""
     try:
         Path(name).write_text(text, encoding="utf-8")
     except OSError as error:

@@ -13,11 +13,7 @@ from slurm_elastic.text import counted
 
 
 def number(name: str, text: str) -> int:
-    """Return a number of nodes.
-
-    Raises:
-        UsageError: The text is none.
-    """
+    """Return a number of nodes; raises UsageError for a text that is none."""
     if not (text.isascii() and text.isdecimal() and len(text) < 7 and int(text)):
         raise UsageError(f"{name} {text!r} is no number of nodes; give one from 1 on")
     return int(text)

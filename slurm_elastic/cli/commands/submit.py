@@ -235,11 +235,7 @@ class Output:
 
 
 def follow(job: str, output: Output, controller: Controller) -> int:
-    """Print the output of a job or array until it has ended.
-
-    Returns:
-        Its exit code; 0 if an element of an array has finished the run.
-    """
+    """Print the output of a job or array until it has ended; return its exit code, 0 if one element has finished."""
     waits, asked, over = "", float("-inf"), False
     views: tuple[JobView, ...] = ()
     try:

@@ -69,11 +69,7 @@ def last_lines(run_dir: RunDir, round_number: int, rank: int) -> list[str]:
 
 
 def stacks(run_dir: RunDir, node: str) -> list[str]:
-    """Return the stacks of a node's workers, from its health port.
-
-    Raises:
-        UsageError: This machine does not reach the port.
-    """
+    """Return the stacks of a node's workers, from its health port; raises UsageError if that cannot be reached."""
     targets: list[str] = []
     for file in RunContents(run_dir).health():
         if file.stem.rpartition(".")[0] == node:
