@@ -104,21 +104,14 @@ def add_run(parser: Parser, *, or_newest: bool = False) -> None:
     parser.add_argument("--run-dir", metavar="DIR", help="as for the agent (default: the current directory)")
 
 
-def open_run(options: argparse.Namespace, queue: Queue, *, exact: bool = False) -> RunDir:
-    """Return the directory of the run that the command line names.
-
-    Args:
-        options: The parsed command line, with the arguments of `add_run`; gets the id of the newest run if it has none.
+def open_run(directory: str | None, run: str | None, queue: Queue) -> RunDir:
+    """Return the directory of the run that the arguments of `add_run` name; of the newest one if they name none.
 
     Raises:
         UsageError: There is no such run, there are several, or the run belongs to another user.
     """
-    base = Path(options.run_dir) if options.run_dir is not None else None
-    if options.run_id is None:
-        run_dir = newest_run(base or Path.cwd())
-        options.run_id = run_dir.run_id
-        return run_dir
-    return find_run(base, options.run_id, queue.directory, exact=exact)
+    base = None if directory is None else Path(directory)
+    return newest_run(base or Path.cwd()) if run is None else find_run(base, run, queue.directory)
 
 
 def present_status(run_dir: RunDir, queue: Queue, *, live: bool = False) -> RunStatus:
@@ -174,7 +167,8 @@ def open_running(options: argparse.Namespace) -> RunDir:
     Raises:
         UsageError: There is no such run, it has not started, or it is finished.
     """
-    run_dir = open_run(options, Queue(), exact=True)
+    base = None if options.run_dir is None else Path(options.run_dir)
+    run_dir = find_run(base, options.run_id, Queue().directory, exact=True)
     if run_dir.is_done():
         raise UsageError(f"run {run_dir.run_id} is finished")
     if not run_dir.path.is_dir():

@@ -60,7 +60,7 @@ class Logs(ViewCommand):
         options = self.parser().parse_args(arguments)
         if options.errors and options.follow:
             raise UsageError("--errors shows failures that are over; leave out --follow")
-        run_dir = open_run(options, Queue())
+        run_dir = open_run(options.run_dir, options.run_id, Queue())
         contents = RunContents(run_dir)
         if options.errors:
             return _errors(run_dir)
@@ -179,10 +179,10 @@ def _require_logs(contents: RunContents, log_filter: LogFilter, options: argpars
         rounds = contents.log_rounds()
         have = f"rounds with logs: {rank_list(rounds)}" if rounds else "its workers have not started, or write none"
         which = "" if options.round is None or not rounds else f" of round {options.round}"
-        raise UsageError(f"run {options.run_id} has no logs{which}; {have}")
+        raise UsageError(f"run {contents.path.name} has no logs{which}; {have}")
     if not any(log_filter.wants_log(log) for log in logs):
         ranks, nodes = {log.rank for log in logs}, {log.node for log in logs}
         raise UsageError(
-            f"no logs of these ranks and nodes in run {options.run_id}; it has ranks {rank_list(sorted(ranks))} on "
+            f"no logs of these ranks and nodes in run {contents.path.name}; it has ranks {rank_list(sorted(ranks))} on "
             f"{compress(sorted(nodes))}"
         )

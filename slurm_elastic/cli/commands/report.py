@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import sys
@@ -21,6 +20,7 @@ from slurm_elastic.observe.page import html_comparison, html_page
 from slurm_elastic.observe.records import Event, RunRecords, read_records
 from slurm_elastic.observe.report import Report as RunReport
 from slurm_elastic.observe.report import chrome_trace, report, report_json
+from slurm_elastic.rundir import RunDir
 from slurm_elastic.text import printable
 
 _NAMED = 4
@@ -67,7 +67,7 @@ class Report(ViewCommand):
             raise UsageError(f"--otlp {options.otlp!r} is no URL; give one, such as http://collector:4318")
         queue = Queue()
         names = dict.fromkeys((options.run_id, *options.more))
-        reports = [_read(argparse.Namespace(run_id=name, run_dir=options.run_dir), queue) for name in names]
+        reports = [_read(open_run(options.run_dir, name, queue), queue) for name in names]
         if options.otlp:
             for item in reports:
                 _send(options.otlp, item.records)
@@ -83,8 +83,7 @@ class Report(ViewCommand):
         return 0
 
 
-def _read(options: argparse.Namespace, queue: Queue) -> RunReport:
-    run_dir = open_run(options, queue)
+def _read(run_dir: RunDir, queue: Queue) -> RunReport:
     status = present_status(run_dir, queue)
     view = report(read_records(run_dir), status, time.time())
     problems_to_stderr(status.problems)

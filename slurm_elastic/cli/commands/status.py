@@ -51,7 +51,7 @@ runs and no job waits
         options = self.parser().parse_args(arguments)
         queue = Queue()
         try:
-            status = present_status(open_run(options, queue), queue, live=True)
+            status = present_status(open_run(options.run_dir, options.run_id, queue), queue, live=True)
         except UsageError:
             raise
         except Exception as error:

@@ -45,7 +45,7 @@ class Top(ViewCommand):
             raise UsageError(f"--interval {options.interval:g}: give 1 to 3600 seconds")
         if importlib.util.find_spec("textual") is None:
             raise UsageError("top needs the package textual; pip install 'slurm_elastic[top]'")
-        run_dir = open_run(options, Queue())
+        run_dir = open_run(options.run_dir, options.run_id, Queue())
         # textual writes to stderr.
         if not all(stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr)):
             raise UsageError("top needs a terminal; for other programs there is slurm-elastic status --json")
