@@ -6,9 +6,8 @@ and the rest is read.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import Any
 
 from slurm_elastic import typed_json
@@ -178,9 +177,7 @@ def run_records(
     )
     events, progress = (_events(files.get(kind, ()), damaged) for kind in ("events", "progress"))
     done = next((_object(file, damaged) or {} for file in files.get("done", ())), None)
-    missing = _missing(rounds, events)
-    problems = (*problems, *damaged, *missing)
-    return RunRecords(run_id, directory, rounds, events, progress, done, **objects, problems=problems)
+    return RunRecords(run_id, directory, rounds, events, progress, done, **objects, problems=(*problems, *damaged))
 
 
 def _object(file: RunFile, problems: list[str]) -> Mapping[str, Any] | None:
@@ -242,19 +239,6 @@ def _round(number: int, record: Mapping[str, Any]) -> Round:
         leader=_text(record.get("leader")),
         incarnation=_text(record.get("scope")),
     )
-
-
-def _missing(rounds: Sequence[Round], events: Sequence[Event]) -> Iterator[str]:
-    """Name what a half-deleted directory lacks."""
-    have = {round_.number for round_ in rounds}
-    announced = {event.round for event in events if event.kind == "round_formed" and event.round is not None}
-    # Not as a set: a damaged line may name any number.
-    end = max(have | announced, default=-1) + 1
-    gone = list(islice((number for number in range(end) if number not in have), 8))
-    if gone:
-        more = end - len(have) - len(gone)
-        shown = f"round {', '.join(map(str, gone))}" + (f" and {more} more" if more > 0 else "")
-        yield f"rounds/ lacks {shown}: parts of the run directory were removed"
 
 
 def _worker(record: Mapping[str, Any]) -> Worker:

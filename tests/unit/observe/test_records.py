@@ -45,7 +45,7 @@ def test_events_of_a_newer_version_are_one_line_and_read_as_far_as_known(run: Wr
     assert problem.startswith("events/n1.jsonl is of a newer release (schema 2; this one knows 1)")
 
 
-def test_a_half_deleted_directory_is_read_and_said_to_be_one(run: WrittenRun) -> None:
+def test_a_half_deleted_directory_is_read(run: WrittenRun) -> None:
     run.started(0, A)
     run.round(1, 0, [A])
     run.round(2, 1, [A, B])
@@ -56,10 +56,7 @@ def test_a_half_deleted_directory_is_read_and_said_to_be_one(run: WrittenRun) ->
     shutil.rmtree(run.path / "logs")
     records = run.records()
     assert [each.number for each in records.rounds] == [0]
-    assert records.problems == (
-        "rounds/000002.json is cut short or damaged; it is left out",
-        "rounds/ lacks round 1, 2: parts of the run directory were removed",
-    )
+    assert records.problems == ("rounds/000002.json is cut short or damaged; it is left out",)
 
 
 def test_a_directory_without_anything_is_no_error(run: WrittenRun) -> None:
