@@ -117,8 +117,7 @@ def open_run(directory: str | None, run: str | None, queue: Queue) -> RunDir:
 def present_status(run_dir: RunDir, queue: Queue, *, live: bool = False) -> RunStatus:
     """Read a run, ask Slurm and the leader about it unless it is finished, and return its state.
 
-    Args:
-        live: True to have the leader ask all agents; False to see only whether it can be reached.
+    With `live` the leader asks all agents, else it is only seen whether it can be reached.
     """
     records = read_records(run_dir)
     answers = _leader_answers(records) if records.done is None else None
@@ -162,11 +161,7 @@ def _leader_answers(records: RunRecords) -> bool | None:
 
 
 def open_running(options: argparse.Namespace) -> RunDir:
-    """Return the directory of the run that the command line names.
-
-    Raises:
-        UsageError: There is no such run, it has not started, or it is finished.
-    """
+    """Return the directory of the run that the command line names; raises UsageError if it does not run."""
     base = None if options.run_dir is None else Path(options.run_dir)
     run_dir = find_run(base, options.run_id, Queue().directory, exact=True)
     if run_dir.is_done():
@@ -177,14 +172,7 @@ def open_running(options: argparse.Namespace) -> RunDir:
 
 
 def request_leave(run_dir: RunDir, nodes: tuple[str, ...], reason: str) -> LeaveAnswer:
-    """Ask the leader to make the agents on these nodes leave.
-
-    Args:
-        nodes: Slurm's names of the nodes; empty for all.
-
-    Raises:
-        UsageError: No leader answers, so that the run does not train.
-    """
+    """Ask the leader to make the agents on these nodes leave, or all; raises UsageError if no leader answers."""
     # These import msgspec.
     from slurm_elastic.rendezvous.leader_client import NoAnswerError, ask_to_leave, client_name, find_leader
     from slurm_elastic.rendezvous.membership.agents import LeaveReason

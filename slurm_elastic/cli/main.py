@@ -36,11 +36,7 @@ examples:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command line and return its exit code.
-
-    Args:
-        argv: The command line without the program's name; None for that of this process.
-    """
+    """Run a command line, without the program's name, or that of this process, and return its exit code."""
     open_standard_streams()
     return with_one_line_errors(lambda: _run(argv))
 

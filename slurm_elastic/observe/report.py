@@ -1,7 +1,4 @@
-"""The report of a run: rounds with their causes, node time by bucket; as a Chrome trace, and in one line. Pure.
-
-Times are seconds since 1970.
-"""
+"""The report of a run: rounds with their causes, node time by bucket; as a Chrome trace, and in one line. Pure."""
 
 from __future__ import annotations
 

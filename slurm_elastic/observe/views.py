@@ -179,10 +179,7 @@ class AgentView:
 
 @dataclass(frozen=True, slots=True)
 class NoticeView:
-    """A notice that an agent of the run got and whose job has not ended yet; seconds are those left now.
-
-    `node` is the node of the agent, if the agent itself has told; a notice on record is for the whole job.
-    """
+    """A notice whose job has not ended yet, with the seconds left now; one on record is of a job and has no node."""
 
     job: str
     text: str

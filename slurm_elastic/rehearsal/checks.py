@@ -45,11 +45,7 @@ def findings(planned: Plan, undisturbed: RunFacts, disturbed: RunFacts, toleranc
 
 
 def require_comparable(facts: RunFacts, mishaps: Sequence[Mishap] | None) -> int:
-    """Return the number of steps of the run without mishaps.
-
-    Raises:
-        UsageError: The script cannot be rehearsed, or not with these mishaps.
-    """
+    """Return the number of steps of the run without mishaps; raises UsageError if it cannot be rehearsed with these."""
     why = _last_failure(facts)
     if facts.gave_up:
         raise UsageError(f"without any mishap {facts.gave_up}{why}; fix the script, or raise --timeout")

@@ -86,11 +86,7 @@ class WorkerSeen:
 
 @dataclass(frozen=True, slots=True)
 class Happened:
-    """A mishap that has happened.
-
-    Attributes:
-        at: When it began, by the monotonic clock.
-    """
+    """A mishap that has happened; it began at a time of the monotonic clock."""
 
     mishap: Mishap
     at: float
@@ -103,7 +99,6 @@ class RunFacts:
 
     Attributes:
         workers: In the order of rounds and ranks.
-        finished: True if the run is on record as done.
         restarts: Worker failures that were charged.
         failure: The root cause of the last failure of workers that agents have recorded; empty if there is none.
         warnings: One line for each warning of agents and workers about snapshots, each once.
@@ -147,9 +142,7 @@ class Change:
         before: Number of the round that ended.
         last: Last step of the round, by its slowest worker.
         resumed: The step that the next round went on from.
-        lost: Steps that were taken again.
         checkpoint: The newest checkpoint that was reported; None if none was.
-        causes: The mishaps between.
         place: Where the script asks for its next step.
     """
 

@@ -236,10 +236,7 @@ class Recordings:
         return self._read.total() > before
 
     def waiting(self) -> tuple[int, int, int]:
-        """Return the mishap that workers of the newest round wait for, how many do, and how many workers there are.
-
-        The mishap is -1 if none waits.
-        """
+        """Return the mishap, or -1, that workers of the newest round wait for, how many do, and how many there are."""
         workers = self.of_round(self.newest)
         waits = [worker.waits for worker in workers if worker.waits is not None]
         return min(waits, default=-1), len(waits), max((worker.world_size for worker in workers), default=0)

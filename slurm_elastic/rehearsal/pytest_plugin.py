@@ -44,10 +44,8 @@ class ElasticRun:
 
         Args:
             script: The script; a relative path is taken from the directory of the test, then from pytest's root.
-            arguments: Its arguments.
             mishaps: The mishaps; without any, a preemption, a join and a kill are spread over the training.
             nodes: Nodes at the start; without it those of ``--elastic-nodes``.
-            nproc_per_node: Workers of each node.
             tolerance: By which part of themselves losses may differ.
             timeout: Seconds without a step after which a run is ended.
             links: Files and directories that the script finds in its current directory.

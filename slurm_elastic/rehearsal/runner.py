@@ -69,12 +69,7 @@ class Options:
 
 @dataclass(frozen=True)
 class Rehearsal:
-    """A rehearsal that is over.
-
-    Attributes:
-        steps_lost: Steps that were taken again, of all mishaps.
-        losses: The losses of the disturbed run that counted, by step.
-    """
+    """A rehearsal that is over; `losses` are those of the disturbed run that counted, by step."""
 
     plan: Plan
     undisturbed: RunFacts
@@ -133,11 +128,7 @@ def _directory(keep: Path | None) -> AbstractContextManager[str]:
 
 
 class RehearsedRun:
-    """One run of the script.
-
-    Args:
-        before: What was seen of the run without mishaps; nothing if this is that one.
-    """
+    """One run of the script; `before` is what was seen of the run without mishaps, nothing if this is that one."""
 
     def __init__(self, options: Options, directory: Path, planned: Plan, names: NewNames, before: RunFacts) -> None:
         self._options, self._directory, self._plan, self._names = options, directory, planned, names

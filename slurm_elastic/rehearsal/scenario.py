@@ -135,11 +135,7 @@ def node_name(index: int) -> str:
 
 
 def parse_scenario(text: str) -> tuple[Mishap, ...]:
-    """Return the mishaps of a scenario: sentences by lines or semicolons, comments after ``#``.
-
-    Raises:
-        UsageError: A sentence is not understood, or there is none.
-    """
+    """Return the mishaps of a scenario; raises UsageError if a sentence is not understood, or there is none."""
     lines = (line.partition("#")[0] for line in text.splitlines())
     sentences = [part.strip() for line in lines for part in line.split(";") if part.strip()]
     if not sentences:
@@ -165,11 +161,7 @@ def spread(kinds: Sequence[Kind], nodes: int, steps: int) -> tuple[Mishap, ...]:
 
 
 def plan(mishaps: Sequence[Mishap], nodes: int) -> Plan:
-    """Return the plan of mishaps in any order, for a number of nodes at the start.
-
-    Raises:
-        UsageError: The scenario cannot be: the message says which mishap, and how to fix it.
-    """
+    """Return the plan of mishaps for a number of nodes; raises UsageError for a scenario that cannot be."""
     ordered = tuple(sorted(mishaps, key=lambda mishap: mishap.step))
     for before, after in itertools.pairwise(ordered):
         if before.step == after.step:

@@ -236,11 +236,7 @@ BATCH_VERSION = "SLURM_ELASTIC_BATCH_VERSION"
 
 
 def require_version(environ: MutableMapping[str, str]) -> None:
-    """Refuse to run in an image with another version than that of the batch script, whose job-end reads the run.
-
-    Raises:
-        UsageError: The versions differ.
-    """
+    """Raise UsageError in an image with another version than that of the batch script, whose job-end reads the run."""
     outside = environ.pop(BATCH_VERSION, "").removeprefix("slurm-elastic ")
     if outside not in ("", __version__):
         raise UsageError(

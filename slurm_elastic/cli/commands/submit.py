@@ -204,11 +204,7 @@ _ASK_SLURM = 2.0
 
 
 class Output:
-    """Copies what is new in the files of a job's output to stdout, in whole lines.
-
-    Args:
-        patterns: Paths of the files, where ``*`` stands for any text. What is in them now is not of the job.
-    """
+    """Copies what is new in files, whose paths may have ``*`` for any text, to stdout, in whole lines."""
 
     def __init__(self, patterns: Sequence[str]) -> None:
         self.patterns = patterns
