@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 from slurm_elastic.agent.event_log import json_number
 from slurm_elastic.observe.goodput import (
-    Bucket,
     Goodput,
     RoundProgress,
     Segment,
@@ -89,7 +88,7 @@ def report(records: RunRecords, status: RunStatus, now: float) -> Report:
         end=max((segment.end for segment in spans), default=until),
         rounds=_rounds(records, steps, until),
         segments=spans,
-        ranks=tuple(_rank_spans(records.progress, spans)),
+        ranks=tuple(_rank_spans(records.progress)),
         total=goodput(spans, steps),
         starts={number: goodput(own, steps) for number, own in sorted(by_start.items())},
         samples=speeds(records.progress),
@@ -205,31 +204,24 @@ def _rounds(records: RunRecords, steps: Mapping[int, RoundProgress], until: floa
     return tuple(views)
 
 
-def _rank_spans(progress: Sequence[Event], spans: Sequence[Segment]) -> Iterator[Slice]:
-    """Yield what each rank did in each round: until its first step, from then to its last step, and afterwards."""
-    lives = {segment.agent: segment.end for segment in spans if segment.bucket is not Bucket.QUEUE}
-    ends = {(event.agent, event.round): event for event in progress if event.kind == "workers_ended"}
-    for event in progress:
-        first, count = event.whole("rank"), event.whole("local_world_size")
-        if event.kind != "workers_started" or event.round is None or first is None or count is None:
+def _rank_spans(progress: Sequence[Event]) -> Iterator[Slice]:
+    """Yield what each rank did in each round, as far as its agent has told the end of it."""
+    starts = {(event.agent, event.round): event.time for event in progress if event.kind == "workers_started"}
+    for ended in progress:
+        begun = starts.get((ended.agent, ended.round))
+        if ended.kind != "workers_ended" or begun is None:
             continue
-        ended = ends.get((event.agent, event.round))
-        over = ended.time if ended is not None else lives.get(event.agent, event.time)
-        workers = {item.rank: item for item in ended.workers} if ended is not None else {}
-        for rank in range(first, first + count):
-            worker, at = workers.get(rank), event.time
-            args: dict[str, Any] = {"round": event.round}
-            if worker is not None:
-                args |= {"loss": json_number(worker.loss), "checkpoint": worker.checkpoint}
-            for until, name in _rank_parts(worker, event.time, over):
-                if min(until, over) > at:
-                    title = f"{name}, round {event.round}"
-                    yield Slice(event.node, f"rank {rank}", at, min(until, over), title, "rank", args)
+        for worker in ended.workers:
+            args, at = {"round": ended.round, "loss": json_number(worker.loss), "checkpoint": worker.checkpoint}, begun
+            for until, name in _rank_parts(worker, begun, ended.time):
+                if min(until, ended.time) > at:
+                    title, end = f"{name}, round {ended.round}", min(until, ended.time)
+                    yield Slice(ended.node, f"rank {worker.rank}", at, end, title, "rank", args)
                     at = until
 
 
-def _rank_parts(worker: Worker | None, begun: float, over: float) -> Iterable[tuple[float, str]]:
-    if worker is None or worker.first is None or worker.last is None:
+def _rank_parts(worker: Worker, begun: float, over: float) -> Iterable[tuple[float, str]]:
+    if worker.first is None or worker.last is None:
         return [(over, "workers run")]
     has_steps = worker.first_step is not None and worker.step is not None
     steps = f"steps {worker.first_step} to {worker.step}" if has_steps else f"{worker.steps} steps"

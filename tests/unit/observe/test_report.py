@@ -103,7 +103,8 @@ def test_the_trace_follows_the_trace_event_format(told: WrittenRun) -> None:
         for event in trace["traceEvents"]
         if event["name"] == "thread_name"
     }
-    assert sorted(threads.values()) == [A, B, "rank 0", "rank 1", "rank 2", "rank 3"]
+    # Of the ranks of the lost agent nothing is known.
+    assert sorted(threads.values()) == [A, B, "rank 0", "rank 1"]
     of_rank_1 = [each for each in complete if threads[each["pid"], each["tid"]] == "rank 1"]
     # From the start of its workers to their end, and again; the first step came at once.
     assert [(each["name"], each["ts"] // 100_000, each["dur"] // 100_000) for each in of_rank_1] == [
@@ -111,9 +112,6 @@ def test_the_trace_follows_the_trace_event_format(told: WrittenRun) -> None:
         ("end, round 0", 110, 10),
         ("steps 81 to 180, round 1", 130, 100),
     ]
-    # Of the lost agent nothing is known but its end.
-    (lost,) = [each for each in complete if threads[each["pid"], each["tid"]] == "rank 3"]
-    assert (lost["name"], lost["dur"] // 100_000) == ("workers run, round 0", 100)
     names = {event["pid"]: event["args"]["name"] for event in trace["traceEvents"] if event["name"] == "process_name"}
     assert names == {1: "n1", 2: "n2"}
 
@@ -131,7 +129,7 @@ def test_slices_of_a_thread_do_not_overlap_whatever_fractions_their_times_have(t
     for event in trace:
         if event["ph"] == "X":
             threads.setdefault((event["pid"], event["tid"]), []).append((event["ts"], event["ts"] + event["dur"]))
-    assert len(threads) == 2 + 4
+    assert len(threads) == 2 + 2
     for slices in threads.values():
         slices.sort()
         assert [end for _, end in slices[:-1]] == [begin for begin, _ in slices[1:]]
