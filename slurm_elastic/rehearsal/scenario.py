@@ -179,12 +179,9 @@ def _mishap(sentence: str) -> Mishap:
     if match is None:
         raise UsageError(f"the scenario says {sentence!r}, which is not understood; {_EXAMPLE}")
     kind = _kind(match["kind"])
-    if match["node"] is None and kind in _NAMES_NODE:
-        raise UsageError(f"{sentence!r} names no node; {_EXAMPLE}")
-    if match["node"] is not None and kind not in _NAMES_NODE:
-        raise UsageError(f"{sentence!r}: {kind.value} is of no node; leave the node out")
-    if match["seconds"] is not None and kind not in _NOTICE:
-        raise UsageError(f"{sentence!r}: {kind.value} comes without notice; leave the seconds out")
+    if (match["node"] is not None) != (kind in _NAMES_NODE) or (match["seconds"] and kind not in _NOTICE):
+        example = Mishap(kind, 30, 2 if kind in _NAMES_NODE else None, 20.0 if kind in _NOTICE else None)
+        raise UsageError(f"the scenario says {sentence!r}, which is not understood; write it as in: {example}")
     node = None if match["node"] is None else int(match["node"])
     seconds = _NOTICE.get(kind) if match["seconds"] is None else float(match["seconds"])
     return Mishap(kind, int(match["step"]), node, seconds)
