@@ -18,14 +18,6 @@ _ROOT_RANK = re.compile(r"rank ([0-9]{1,9}): ")
 
 
 @dataclass(frozen=True, slots=True)
-class Consequence:
-    """Errors of workers that say the same but for numbers."""
-
-    summary: str
-    ranks: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class RoundFailure:
     """Rounds that ended for the same reason.
 
@@ -33,13 +25,14 @@ class RoundFailure:
         rounds: Their numbers; more than one if the same failure came again.
         reason: The line about their end.
         root: Its rank is None if the failure is not one of a worker.
+        followed: Ranks that failed because of it, by their errors.
         final: True if it has ended the run.
     """
 
     rounds: tuple[int, ...]
     reason: str
     root: Failure
-    followed: tuple[Consequence, ...] = ()
+    followed: Mapping[str, Sequence[int]]
     final: bool = False
 
 
@@ -110,14 +103,14 @@ def _is_consequence(cause: str) -> bool:
     return row is not None and row.consequence
 
 
-def _grouped(errors: Sequence[Failure]) -> tuple[Consequence, ...]:
+def _grouped(errors: Sequence[Failure]) -> dict[str, list[int]]:
+    """Return the ranks whose errors say the same but for numbers, by the last line of the first of these errors."""
     groups: dict[str, list[Failure]] = {}
     for error in errors:
         groups.setdefault(_NUMBERS.sub("#", _last_line(error.text)), []).append(error)
-    return tuple(
-        Consequence(_last_line(members[0].text), tuple(sorted({member.rank or 0 for member in members})))
-        for members in groups.values()
-    )
+    return {
+        _last_line(members[0].text): sorted({member.rank or 0 for member in members}) for members in groups.values()
+    }
 
 
 def _counted(failures: Sequence[RoundFailure]) -> list[RoundFailure]:

@@ -127,9 +127,8 @@ def _failure(failure: RoundFailure) -> Iterator[str]:
         yield f"  the rest: {printable(root.log, 4096)}"
     if failure.followed:
         yield "followed from it:"
-    for consequence in failure.followed:
-        ranks = f"rank{'s' if len(consequence.ranks) > 1 else ''} {rank_list(consequence.ranks)}"
-        yield f"  {ranks}: {printable(consequence.summary)}"
+    for error, ranks in failure.followed.items():
+        yield f"  rank{'s' if len(ranks) > 1 else ''} {rank_list(ranks)}: {printable(error)}"
 
 
 def _wanted(options: argparse.Namespace, contents: RunContents) -> LogFilter:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import json
 
-from slurm_elastic.observe.failures import Consequence, read_failures, round_failures
+from slurm_elastic.observe.failures import read_failures, round_failures
 from slurm_elastic.observe.views import Failure
 from slurm_elastic.rundir import RunContents
 from tests.unit.observe.runs import WrittenRun
@@ -32,7 +32,7 @@ def test_the_root_cause_comes_first_and_what_followed_is_grouped(run: WrittenRun
     assert (failure.final, failure.reason, failure.root.node, failure.root.rank) == (True, "the run failed", "n2", 3)
     assert failure.root.text == "Traceback\nValueError: at 9"
     assert failure.root.log == "/mine"
-    assert failure.followed == (Consequence(closed.format(0), (0, 1)), Consequence("KeyboardInterrupt", (2,)))
+    assert failure.followed == {closed.format(0): [0, 1], "KeyboardInterrupt": [2]}
 
 
 def test_a_failure_that_comes_again_is_one_with_its_rounds(run: WrittenRun) -> None:
@@ -52,12 +52,8 @@ def test_the_failure_that_ended_the_run_comes_before_earlier_ones(run: WrittenRu
     failed(run)
     last, first = round_failures(run.records(), {0: [Failure("n1", 1, "Traceback\nOSError: gone", "/1")]})
     assert (last.rounds, last.final, first.rounds, first.final) == ((1,), True, (0,), False)
-    assert (first.root.node, first.root.rank, first.root.text, first.followed) == (
-        "n1",
-        1,
-        "Traceback\nOSError: gone",
-        (),
-    )
+    assert (first.root.node, first.root.rank, first.followed) == ("n1", 1, {})
+    assert first.root.text == "Traceback\nOSError: gone"
 
 
 def test_an_earlier_round_of_an_agent_that_fails_for_good_is_no_failure(run: WrittenRun) -> None:
@@ -73,7 +69,7 @@ def test_errors_in_a_round_that_a_lost_node_ended_follow_from_that(run: WrittenR
     run.event(2, "n1", "round_ended", text, round=0, reason="node_lost", nodes=["n2"], detail="")
     (failure,) = round_failures(run.records(), {0: [Failure("n1", 0, "RuntimeError: closed")]})
     assert (failure.reason, failure.root.rank, failure.root.text) == (text, None, "")
-    assert failure.followed == (Consequence("RuntimeError: closed", (0,)),)
+    assert failure.followed == {"RuntimeError: closed": [0]}
 
 
 def test_errors_are_read_from_error_files_and_from_tracebacks_in_logs(run: WrittenRun) -> None:
@@ -91,7 +87,7 @@ def test_errors_are_read_from_error_files_and_from_tracebacks_in_logs(run: Writt
         (directory / name).write_text(content)
     (failure,) = read_failures(RunContents(run.run_dir), run.records())
     assert (failure.root.rank, failure.root.text) == (0, "Traceback\nValueError: no")
-    assert [(each.summary, each.ranks) for each in failure.followed] == [("RuntimeError: closed", (1,)), ("", (3,))]
+    assert failure.followed == {"RuntimeError: closed": [1], "": [3]}
 
 
 def test_the_root_is_told_from_its_consequences(run: WrittenRun) -> None:
@@ -103,7 +99,7 @@ def test_the_root_is_told_from_its_consequences(run: WrittenRun) -> None:
     (failure,) = round_failures(run.records(), {0: [*errors, root]})
     assert (failure.root.node, failure.root.rank, failure.root.text, failure.root.log) == ("n2", 3, root.text, "/3")
     assert failure.root.cause == "import"
-    assert [each.ranks for each in failure.followed] == [(0, 1)]
+    assert [*failure.followed.values()] == [[0, 1]]
 
 
 def test_what_agents_have_written_down_counts(run: WrittenRun) -> None:
