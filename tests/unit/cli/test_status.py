@@ -230,7 +230,7 @@ def test_problems_are_lines_on_stderr(run: WrittenRun, cli: Cli) -> None:
     run.event(3, "n3", "x", schema=9)
     (run.path / "rounds" / "000000.json").write_text("{")
     lines = cli(0, "status 7").err.splitlines()
-    assert [line.startswith("slurm-elastic: warning: ") for line in lines] == [True] * 3
+    assert [line.startswith("slurm-elastic: warning: ") for line in lines] == [True] * 2
 
 
 def started(*words: str, stdout: int, **variables: str) -> subprocess.Popen[str]:
