@@ -68,8 +68,7 @@ class RoundProgress:
     """The steps of a round.
 
     Attributes:
-        worker: The progress of the worker that has told most: all ranks take the same steps, but one whose agent was
-            lost has told less.
+        worker: The one that has told most: all ranks take the same steps, but one whose agent was lost has told less.
         complete: False if all of its agents were lost: it may have taken more steps than the last report says.
         redone: How many of its steps later rounds have taken again; None if that is unknown.
         unsaved: How many of its steps the newest checkpoint lacked when the workers were told to stop; None if they

@@ -54,10 +54,8 @@ class Report:
     """All that a report shows.
 
     Attributes:
-        segments: The time of its agents and of the queue.
         starts: The same as `total` for each restart count.
-        samples: Time and steps per second, as the agent of rank 0 has recorded them.
-        losses: Time and loss, from the same records.
+        samples, losses: Time, and steps per second or loss, as the agent of rank 0 has recorded them.
     """
 
     records: RunRecords

@@ -77,13 +77,7 @@ class RankScore:
 
 @dataclass(frozen=True, slots=True)
 class LiveWorker:
-    """A worker; None stands for what is unknown.
-
-    Attributes:
-        step_seconds: Since the last call of should_stop.
-        pace_seconds, busy_seconds, loading_seconds, waiting_seconds, best_busy_seconds, paces: Its pace, see
-            :class:`slurm_elastic.slow_ranks.Pace`.
-    """
+    """A worker in the report of its agent; None stands for what is unknown."""
 
     rank: int
     pid: int | None = None
@@ -115,13 +109,7 @@ class LiveLeave:
 
 @dataclass(frozen=True, slots=True)
 class LiveAgent:
-    """The report of an agent.
-
-    Attributes:
-        seconds: Since it is in this state.
-        round: Its round, or its last one; None before the first.
-        safe_step: The newest step of which other nodes have copies; None if there is none.
-    """
+    """The report of an agent, which is in its state since so many seconds; docs/events.md describes the fields."""
 
     state: str
     schema: int = 1
@@ -199,12 +187,7 @@ class JobInQueue:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A failure of a worker.
-
-    Attributes:
-        rank: The rank of the worker; None if it is not known.
-        cause, domain, outlook: As in the event `round_ended`; empty if they are not known.
-    """
+    """A failure of a worker; cause, domain and outlook are as in the event `round_ended`, or empty."""
 
     node: str
     rank: int | None

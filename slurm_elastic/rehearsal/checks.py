@@ -21,12 +21,7 @@ _PARTS = re.compile(r"^no agent that is left holds part ")
 
 
 def findings(planned: Plan, undisturbed: RunFacts, disturbed: RunFacts, tolerance: float) -> list[Finding]:
-    """Judge a rehearsal.
-
-    Args:
-        undisturbed: What was seen of the run without mishaps, which has ended well.
-        tolerance: By which part of themselves losses may differ.
-    """
+    """Judge a rehearsal, whose run without mishaps has ended well."""
     warned = list(_snapshots(disturbed))
     found = (
         _ends(planned, undisturbed, disturbed),

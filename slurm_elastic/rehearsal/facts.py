@@ -101,12 +101,11 @@ class RunFacts:
         workers: In the order of rounds and ranks.
         restarts: Worker failures that were charged.
         failure: The root cause of the last failure of workers that agents have recorded; empty if there is none.
-        warnings: One line for each warning of agents and workers about snapshots, each once.
+        warnings: Those of agents and workers about snapshots, each once.
         cut_short: Rounds whose workers should stop at a step and ended in another way, with the time at which they were
             ended.
         overwritten: Files that were changed in place while a checkpoint could be in them.
         halves: Half-written checkpoints that the rehearsal has left in a round, as a kill would.
-        left: Command lines of processes that were left behind.
         gave_up: Why the rehearsal has ended the run; empty if it has not.
     """
 
@@ -142,7 +141,6 @@ class Change:
         before: Number of the round that ended.
         last: Last step of the round, by its slowest worker.
         resumed: The step that the next round went on from.
-        checkpoint: The newest checkpoint that was reported; None if none was.
         place: Where the script asks for its next step.
     """
 

@@ -50,7 +50,6 @@ class Options:
         kinds: To be spread over the training where there are no `mishaps`.
         tolerance: By which part of themselves losses may differ.
         links: Files and directories that the script finds in its current directory.
-        keep: A directory that gets everything; None to remove it all.
         timeout: Seconds without a step after which a run is ended.
         say: Takes a line about what happens.
     """
