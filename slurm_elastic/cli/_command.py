@@ -145,12 +145,12 @@ class Command(ABC):
         add_print_completion(parser)
         return parser
 
-    def completion_parser(self) -> argparse.ArgumentParser:
+    def completion_parser(self) -> Parser:
         """Return the parser whose options and values a shell completes, where it knows more than that of `parser`."""
         return self.parser()
 
 
-def with_sbatch_options(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
+def with_sbatch_options(parser: Parser) -> Parser:
     """Return a parser with the options of sbatch that it lacks, for a shell that completes them."""
     from slurm_elastic.submission.submit_options import SBATCH_OPTIONS
 

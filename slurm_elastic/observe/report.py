@@ -64,7 +64,6 @@ class Report:
     end: float
     rounds: tuple[RoundReport, ...]
     segments: tuple[Segment, ...]
-    ranks: tuple[Slice, ...]
     total: Goodput
     starts: Mapping[int, Goodput]
     samples: tuple[tuple[float, float], ...]
@@ -86,7 +85,6 @@ def report(records: RunRecords, status: RunStatus, now: float) -> Report:
         end=max((segment.end for segment in spans), default=until),
         rounds=_rounds(records, steps, until),
         segments=spans,
-        ranks=tuple(_rank_spans(records.progress)),
         total=goodput(spans, steps),
         starts={number: goodput(own, steps) for number, own in sorted(by_start.items())},
         samples=speeds(records.progress),
@@ -138,9 +136,10 @@ def chrome_trace(content: Report) -> dict[str, Any]:
     nodes = sorted({segment.node for segment in content.segments}, key=natural_key)
     pids = {node: number for number, node in enumerate(nodes, 1)}
     agents = dict.fromkeys(segment.agent for segment in content.segments)
-    ranks = sorted({part.thread for part in content.ranks}, key=natural_key)
+    of_ranks = list(_rank_spans(content.records.progress))
+    ranks = sorted({part.thread for part in of_ranks}, key=natural_key)
     tids = {name: number for number, name in enumerate([*agents, *ranks], 1)}
-    slices = [*map(_of_segment, content.segments), *content.ranks]
+    slices = [*map(_of_segment, content.segments), *of_ranks]
     events: list[dict[str, Any]] = []
     for node, pid in pids.items():
         events.append({"ph": "M", "name": "process_name", "pid": pid, "tid": 0, "args": {"name": node}})

@@ -51,7 +51,7 @@ exit codes: 0 runs work, 1 they work with limits, 2 they do not work, or wrong u
         text = "for the nodes of the doctor's job: write what is found for this run"
         parser.add_argument("--probe", metavar="RUN", help=text)
 
-    def completion_parser(self) -> argparse.ArgumentParser:
+    def completion_parser(self) -> Parser:
         return with_sbatch_options(self.parser())
 
     def show(self, arguments: Sequence[str]) -> int:

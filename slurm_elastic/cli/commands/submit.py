@@ -18,8 +18,6 @@ from slurm_elastic.slurm import Controller, JobView
 from slurm_elastic.submission.job_states import is_final
 
 if TYPE_CHECKING:
-    import argparse
-
     from slurm_elastic.submission.batch_script import BatchScript
     from slurm_elastic.submission.submit_options import CommandLine
 
@@ -76,7 +74,7 @@ class Submit(Command):
             help="print the output of the job until it ends, and exit with its code; Ctrl-C leaves the job running",
         )
 
-    def completion_parser(self) -> argparse.ArgumentParser:
+    def completion_parser(self) -> Parser:
         parser = self.parser()
         own_names = set(parser._option_string_actions)
         agent = _agent_parser()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 from typing import ClassVar
@@ -25,7 +24,7 @@ class Template(Command):
     def add_options(self, parser: Parser) -> None:
         parser.add_argument("name", nargs="?", help=f"name of the {self.files.kind}; without it, print a list of all")
 
-    def completion_parser(self) -> argparse.ArgumentParser:
+    def completion_parser(self) -> Parser:
         parser = self.parser()
         (name,) = (action for action in parser._actions if action.dest == "name")
         name.choices = self.files.names()

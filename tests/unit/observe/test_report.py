@@ -123,8 +123,10 @@ def test_slices_of_a_thread_do_not_overlap_whatever_fractions_their_times_have(t
         return found.start + (at - found.start) / 3
 
     segments = [replace(each, start=third(each.start), end=third(each.end)) for each in found.segments]
-    ranks = [it._replace(start=third(it.start), end=third(it.end)) for it in found.ranks if not it.args["round"]]
-    trace = chrome_trace(replace(found, segments=tuple(segments), ranks=tuple(ranks)))["traceEvents"]
+    # Of the first round alone: its slices follow one another.
+    progress = tuple(replace(each, time=third(each.time)) for each in found.records.progress if not each.round)
+    records = replace(found.records, progress=progress)
+    trace = chrome_trace(replace(found, segments=tuple(segments), records=records))["traceEvents"]
     threads: dict[tuple[int, int], list[tuple[int, int]]] = {}
     for event in trace:
         if event["ph"] == "X":
