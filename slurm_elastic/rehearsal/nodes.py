@@ -48,12 +48,7 @@ class Node:
 
 
 class Nodes:
-    """The nodes of one run.
-
-    Args:
-        directory: Of the run: agents' output, and what workers write down. Workers run in its directory ``work``.
-        arguments: What all agents have on their command lines, with the script and its arguments at the end.
-    """
+    """The nodes of one run; all agents have the same arguments, with the script and its own at the end."""
 
     def __init__(self, directory: Path, plan: Plan, arguments: Sequence[str]) -> None:
         self._directory, self._plan, self._arguments = directory, plan, arguments

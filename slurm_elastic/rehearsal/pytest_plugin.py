@@ -40,7 +40,7 @@ class ElasticRun:
         timeout: float = 300.0,
         links: Sequence[str | Path] = (),
     ) -> Rehearsal:
-        """Run a script without and with mishaps on this machine.
+        """Run a script without and with mishaps on this machine, and return what was found.
 
         Args:
             script: The script; a relative path is taken from the directory of the test, then from pytest's root.
@@ -49,9 +49,6 @@ class ElasticRun:
             tolerance: By which part of themselves losses may differ.
             timeout: Seconds without a step after which a run is ended.
             links: Files and directories that the script finds in its current directory.
-
-        Returns:
-            The rehearsal: `findings`, `ok`, `steps_lost`, `losses`.
         """
         from slurm_elastic.errors import UsageError
         from slurm_elastic.rehearsal.runner import Options, rehearse

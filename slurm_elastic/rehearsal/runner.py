@@ -87,10 +87,8 @@ class Rehearsal:
 def rehearse(options: Options) -> Rehearsal:
     """Run the script without and with mishaps, and judge what was seen.
 
-    All processes are ended and, without `Options.keep`, all files removed, however this ends.
-
-    Raises:
-        UsageError: The script cannot be rehearsed, or the scenario cannot be.
+    All processes are ended and, without `Options.keep`, all files removed, however this ends. A script or scenario that
+    cannot be rehearsed raises UsageError.
     """
     script = Path(options.command[0])
     if not script.is_file():
