@@ -174,7 +174,6 @@ class WatchdogFeature(Feature):
     def round_formed(self, assignment: Assignment, environments: Mapping[int, dict[str, str]]) -> None:
         for environment in environments.values():
             environment[FILE_VARIABLE] = self._watchdog.path
-        self._watchdog.expect()
 
     def workers_started(self, running: RunningRound) -> None:
         self._watchdog.watch(_watched(running), running.agreement)

@@ -54,57 +54,61 @@ class StepWatch:
         self._timeout = timeout
         self._longest = 0.0
         self._taken = 0
-        self._last_steps: dict[int, tuple[int, float]] = {}
         self._returned: set[tuple[int, int]] = set()
-        self._pauses: list[tuple[float, float]] = []
-        self._began: float | None = None
+        self._steps: dict[int, tuple[int, float]] = {}
+        """The steps of each worker, by local rank, and the time of the last one, or that when it was first seen."""
+        self._checked_at = float("-inf")
 
     def begin(self) -> None:
         """Begin a round, in which workers count their steps from 0."""
-        self._last_steps.clear()
         self._returned.clear()
-        self._pauses.clear()
-        self._began = None
-
-    def postpone(self, seconds: float, now: float) -> None:
-        """Subtract the last `seconds` before `now`: the watchdog was paused, and perhaps the workers, too."""
-        self._pauses.append((now, seconds))
+        self._steps.clear()
+        self._checked_at = float("-inf")
 
     def check(self, progress: Sequence[WorkerProgress], now: float) -> tuple[list[tuple[WorkerProgress, float]], float]:
         """Find workers that take no step any more.
 
         Args:
-            now: The agent's own monotonic time in seconds.
+            now: Monotonic time in seconds, which stops while the watchdog is paused, as the workers may be, too.
 
         Returns:
             Those that hang and were not returned before, each with the seconds since its last step, and after how many
             seconds to check again at the latest.
         """
-        self._began = now if self._began is None else self._began
         steady = self._limit()
-        stalled, left = [], [steady]
+        stalled, left, longest = [], [steady], 0.0
         for worker in progress:
-            since, limit = self._since(worker, now), steady
-            if since is None and worker.attached:
-                since, limit = self._awake(now - self._began, now), self._timeout.first
-            if since is None or worker.stopped or (worker.local_rank, worker.boundary) in self._returned:
+            since = now - self._last_step(worker, now)
+            limit = steady if worker.boundary else self._timeout.first
+            longest = max(longest, since) if worker.boundary else longest
+            if not worker.attached or worker.stopped or (worker.local_rank, worker.boundary) in self._returned:
                 continue
             if since < limit:
                 left.append(limit - since)
                 continue
             self._returned.add((worker.local_rank, worker.boundary))
             stalled.append((worker, since))
+        self._checked_at = now
         if not stalled:
             # The time of a worker that hangs says nothing about the duration of steps.
-            self._learn(progress, now)
+            self._longest = max(self._longest, longest)
         return stalled, min(left)
 
-    def _since(self, worker: WorkerProgress, now: float) -> float | None:
-        """Return the seconds since a worker's last step, without those in which the watchdog was paused."""
-        return None if worker.seconds_since_boundary is None else self._awake(worker.seconds_since_boundary, now)
-
-    def _awake(self, since: float, now: float) -> float:
-        return max(0.0, since - sum(seconds for until, seconds in self._pauses if until > now - since))
+    def _last_step(self, worker: WorkerProgress, now: float) -> float:
+        """Return when the worker has taken its last step, or was first seen if it has taken none."""
+        steps, last = self._steps.get(worker.local_rank, (0, now))
+        before = last
+        if worker.seconds_since_boundary is not None:
+            # No new step was earlier than the last check: what the worker's own clock has on top was a pause.
+            earliest = last if worker.boundary == steps else self._checked_at
+            last = max(now - worker.seconds_since_boundary, earliest)
+        if worker.boundary > steps:
+            self._taken += worker.boundary - steps
+            if steps:
+                # Steps between two checks took so long on average; a long one among them was seen while it lasted.
+                self._longest = max(self._longest, (last - before) / (worker.boundary - steps))
+        self._steps[worker.local_rank] = worker.boundary, last
+        return last
 
     def _limit(self) -> float:
         if self._timeout.seconds is not None:
@@ -112,21 +116,3 @@ class StepWatch:
         if self._taken < _STEPS_BEFORE_AUTO:
             return float("inf")
         return max(_SHORTEST_AUTO, _AUTO_FACTOR * self._longest)
-
-    def _learn(self, progress: Sequence[WorkerProgress], now: float) -> None:
-        if self._timeout.seconds is not None:
-            return
-        # A clock that stops while the watchdog is paused.
-        awake = now - sum(seconds for _, seconds in self._pauses)
-        for worker in progress:
-            since = self._since(worker, now)
-            if since is None:
-                continue
-            boundary, at = self._last_steps.get(worker.local_rank, (0, awake - since))
-            taken = worker.boundary - boundary
-            if taken:
-                # Steps between two looks took so long on average; a long one among them was seen while it lasted.
-                self._longest = max(self._longest, (awake - since - at) / taken)
-                self._taken += taken
-                self._last_steps[worker.local_rank] = (worker.boundary, awake - since)
-            self._longest = max(self._longest, since)

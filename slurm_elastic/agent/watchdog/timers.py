@@ -42,10 +42,6 @@ class Request(msgspec.Struct, frozen=True, rename={"scope": "scope_id", "expires
     expires_at: float
     signal: Annotated[int, msgspec.Meta(lt=signal.NSIG)]
 
-    def later(self, seconds: float) -> Request:
-        """Return the request with its expiry moved by `seconds`; a release stays as it is."""
-        return self if self.expires_at < 0 else msgspec.structs.replace(self, expires_at=self.expires_at + seconds)
-
 
 class LineReader:
     """Splits the content of the pipe into requests; drops and counts everything else."""
@@ -91,15 +87,13 @@ class Timer:
     """One timer that was acquired and not released.
 
     Attributes:
-        worker: The process id of the worker that the client is, or descends from.
         started: The start time of the client's process, see `ProcessState`.
-        acquired, expires: The agent's own monotonic time in seconds.
+        acquired, expires: The watchdog's own time in seconds.
         steps: The number of steps that the worker has taken in its round, if the timer stands for its next step; None
             for a client's timer.
     """
 
     request: Request
-    worker: int
     started: int
     acquired: float
     expires: float

@@ -10,7 +10,6 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 
 from slurm_elastic.agent.forkserver.linux import ancestors, process_state
 from slurm_elastic.agent.watchdog.hangs import Hang, HangHandler, WatchedRound, write_stacks
@@ -25,7 +24,6 @@ _TICK = 5.0
 """Longest sleep of the thread in seconds, so that `age` shows that it is alive."""
 _LATE = 1.0
 """Seconds by which the thread wakes late if it was paused, and the workers perhaps too."""
-_MOST_PENDING = 1000
 _MOST_TIMERS = 10_000
 """Timers of one node at a time. A script has a few; more are a mistake or an attack."""
 _READ_BYTES = 1 << 16
@@ -64,7 +62,8 @@ class Watchdog:
         self._handlers: tuple[threading.Thread, ...] = ()
         self._steps = StepWatch(hang_timeout) if hang_timeout is not None else None
         self._stacks_after = stacks_after
-        self._pending: list[tuple[Request, float]] | None = None
+        self._paused = 0.0
+        """Seconds in which this process was paused, with its job (scontrol suspend), its machine, or alone."""
         self._unknown_senders = 0
         self._has_warned = self._stopping = False
         self._record: Callable[[str, Request | None], None] | None = None
@@ -85,27 +84,20 @@ class Watchdog:
         """Return the seconds since the thread was last active, normally at most 5; 0 after `stop`."""
         return 0.0 if self._stopping else time.monotonic() - self._alive_at
 
-    def expect(self) -> None:
-        """Keep requests of unknown processes from now on: workers are being started."""
-        with self._lock:
-            self._pending = []
-
     def watch(self, workers: Iterable[Watched], agreement: Agreement | None = None) -> None:
         """Watch these workers from now on; `agreement` knows their progress, None if they have no control pages."""
         with self._lock:
-            self._round = WatchedRound({worker.pid: worker for worker in workers}, agreement or Agreement(()))
+            by_pid = {worker.pid: worker for worker in workers}
+            self._round = WatchedRound(by_pid, agreement or Agreement(()), began=self._now())
             if self._steps is not None:
                 self._steps.begin()
-            pending, self._pending = self._pending or [], None
-            for request, at in pending:
-                self._register(request, at)
         self.wake()
 
     def unwatch(self) -> None:
         """Kill no worker any more: the round is over."""
         with self._lock:
             self._round.over.set()
-            self._round.workers, self._pending = {}, None
+            self._round.workers = {}
             self._timers.clear()
 
     def hang_of(self, pid: int) -> Hang | None:
@@ -131,6 +123,10 @@ class Watchdog:
         """Let the thread check the workers now."""
         os.eventfd_write(self._wakeup_fd, 1)
 
+    def _now(self) -> float:
+        """Return the agent's own monotonic time, without that in which it was paused."""
+        return time.monotonic() - self._paused
+
     # On the watchdog's thread.
 
     def _run(self) -> None:
@@ -142,8 +138,8 @@ class Watchdog:
         interval = _TICK
         while not self._stopping:
             with self._lock:
-                expiry = min((timer.expires for timer in self._timers.values()), default=None)
-            timeout = interval if expiry is None else min(interval, max(0.0, expiry - time.monotonic()))
+                expires = [timer.expires for timer in self._timers.values()] if self._round.workers else []
+            timeout = max(0.0, min(interval, min(expires, default=float("inf")) - self._now()))
             poll.poll(timeout * 1000)
             before, self._alive_at = self._alive_at, time.monotonic()
             with contextlib.suppress(BlockingIOError):
@@ -151,9 +147,12 @@ class Watchdog:
             paused = self._alive_at - before
             if paused < timeout + _LATE:
                 paused = 0.0
-            self._postpone(paused)
+            self._paused += paused
             self._read(paused)
-            interval = min(_TICK, self._check(self._alive_at))
+            interval = min(_TICK, self._check(self._alive_at - self._paused))
+            if self.dropped and not self._has_warned:
+                self._has_warned = True
+                logger.warning("the watchdog ignores what is no request of a worker, in %s", self.path)
         self._record_event("watchdog stopped")
 
     def _record_event(self, name: str, request: Request | None = None) -> None:
@@ -163,63 +162,50 @@ class Watchdog:
         except Exception:
             logger.exception("a watchdog event was not recorded")
 
-    def _postpone(self, seconds: float) -> None:
-        """Let timers expire later: this process was paused, with its job (scontrol suspend), its machine, or alone."""
-        if not seconds:
-            return
-        with self._lock:
-            for key, timer in self._timers.items():
-                self._timers[key] = replace(timer, expires=timer.expires + seconds)
-            if self._steps is not None:
-                self._steps.postpone(seconds, self._alive_at)
-            if self._pending is not None:
-                self._pending = [(request.later(seconds), at) for request, at in self._pending]
-
     def _read(self, paused: float) -> None:
         try:
             content = os.read(self._pipe.fd, _READ_BYTES)
         except BlockingIOError:
             return
-        requests = self._lines.feed(content)
-        now = time.monotonic()
         with self._lock:
-            for request in requests:
-                # A worker may have written this before it was paused, too.
-                self._register(request.later(paused), now)
-        if self.dropped and not self._has_warned:
-            self._has_warned = True
-            logger.warning("the watchdog ignores what is no request of a worker, in %s", self.path)
+            for request in self._lines.feed(content):
+                self._register(request, paused)
 
-    def _register(self, request: Request, at: float) -> None:
-        if self._pending is not None and len(self._pending) < _MOST_PENDING:
-            self._pending.append((request, at))
-            return
+    def _register(self, request: Request, paused: float) -> None:
+        """Start or release a timer; its sender may have written the request before a pause of so many seconds."""
         process = process_state(request.pid)
-        worker = next((pid for pid in ancestors(request.pid) if pid in self._round.workers), None)
         key = request.pid, request.scope
         if request.expires_at < 0:
             # A release may come late, when the round is over and its sender is no worker any more.
             self._timers.pop(key, None)
-        elif process is None or worker is None or (len(self._timers) >= _MOST_TIMERS and key not in self._timers):
+        elif process is None or (len(self._timers) >= _MOST_TIMERS and key not in self._timers):
             self._unknown_senders += 1
         else:
             # Client and watchdog read the same wall clock at this moment; changes of it later do not matter.
-            expires = time.monotonic() + request.expires_at - time.time()
-            self._timers[key] = Timer(request, worker, process.started, at, expires)
+            now = self._now()
+            expires = now + request.expires_at - time.time() + paused
+            self._timers[key] = Timer(request, process.started, now, expires)
 
     def _check(self, now: float) -> float:
         """Handle workers that hang; return the seconds until the steps of workers have to be checked again."""
         with self._lock:
             self._look_at_ends(now)
             stalled, interval = self._stalled_workers(now)
-            due = sorted((timer for timer in self._timers.values() if timer.expires <= now), key=lambda t: t.expires)
+            # While workers are being started, they may have timers already, and are not known yet.
+            workers = self._round.workers
+            running = self._timers.values() if workers else ()
+            due = sorted((timer for timer in running if timer.expires <= now), key=lambda timer: timer.expires)
             expired: dict[Watched, list[Timer]] = {}
             for timer in (*due, *stalled):
-                self._timers.pop((timer.request.pid, timer.request.scope), None)
-                process = process_state(timer.request.pid)
-                gone = process is None or process.state == "Z" or process.started != timer.started
-                worker = self._round.workers.get(timer.worker)
-                if not gone and worker is not None and timer.worker not in self._round.hung:
+                pid = timer.request.pid
+                self._timers.pop((pid, timer.request.scope), None)
+                process = process_state(pid)
+                if process is None or process.state == "Z" or process.started != timer.started:
+                    continue
+                worker = next((workers[pid] for pid in ancestors(pid) if pid in workers), None)
+                if worker is None:
+                    self._unknown_senders += 1
+                elif worker.pid not in self._round.hung:
                     expired.setdefault(worker, []).append(timer)
             if expired:
                 self._round.hung.update(worker.pid for worker in expired)
@@ -235,18 +221,18 @@ class Watchdog:
         if self._steps is None or not self._round.workers:
             return [], _TICK
         progress = self._round.agreement.progress()
-        if time.monotonic() > now + _LATE:
+        if time.monotonic() > self._alive_at + _LATE:
             # This thread was paused just now.
             return [], 0.0
         stalled, interval = self._steps.check(progress, now)
-        workers = {worker.local_rank: worker.pid for worker in self._round.workers.values()}
+        pids = {worker.local_rank: worker.pid for worker in self._round.workers.values()}
         timers = []
         for worker, seconds in stalled:
-            pid = workers.get(worker.local_rank)
-            process = process_state(pid) if pid is not None else None
-            if pid is not None and process is not None:
+            pid = pids[worker.local_rank]
+            process = process_state(pid)
+            if process is not None:
                 request = Request(pid, _STEP_SCOPE, time.time(), signal.SIGKILL)
-                timers.append(Timer(request, pid, process.started, now - seconds, now, worker.boundary))
+                timers.append(Timer(request, process.started, now - seconds, now, worker.boundary))
         return timers, interval
 
     def _look_at_ends(self, now: float) -> None:

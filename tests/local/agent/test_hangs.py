@@ -107,9 +107,8 @@ def test_a_worker_that_does_not_end_is_named_with_its_stacks(allocate: Allocate)
         "import os, pathlib, time\n"
         'while os.environ["RANK"] == "1" and not pathlib.Path("finish").exists():\n    time.sleep(0.1)\n'
     )
-    watchdog = "slurm_elastic.agent.watchdog"
-    quick = {f"{watchdog}.stalls._SAID_AFTER": 0.5, f"{watchdog}.watchdog._TICK": 0.2}
-    quick[f"{watchdog}.stalls._WATCHED_AFTER"] = 0.5
+    watchdog = "slurm_elastic.agent.watchdog.watchdog"
+    quick = {f"{watchdog}._SAID_AFTER": 0.5, f"{watchdog}._TICK": 0.2, f"{watchdog}._WATCHED_AFTER": 0.5}
     options = ("--nproc-per-node=2", "--stacks-after=1", "--hang-timeout=600")
     agent = nodes.start(1, *options, script=["t.py"], constants=quick)
     agent.expect("rank 0 ended 10 s ago, and rank 1 still runs")

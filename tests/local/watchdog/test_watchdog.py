@@ -79,7 +79,6 @@ class Node:
 
     def worker(self, code: str, rank: int = 0, agreement: Agreement | None = None) -> Process:
         """The only worker of a round."""
-        self.watchdog.expect()
         process = self.process(code)
         self.watchdog.watch([Watched(process.pid, rank, 0, 0, self.directory)], agreement=agreement)
         return process
@@ -236,7 +235,6 @@ def test_a_round_that_is_over_kills_nobody(node: Node) -> None:
     eventually(lambda: node.watchdog._timers)
     node.watchdog.unwatch()
     assert not node.watchdog._timers
-    node.watchdog.expect()
     other = node.process("ask('other', 0.1); time.sleep(300)")
     node.watchdog.watch([Watched(process.pid, 0, 0, 1, None) for process in (worker, other)])
     assert node.hang().worker.pid == other.pid
@@ -265,9 +263,8 @@ def test_a_client_that_holds_the_pipe_open_holds_nobody_up(node: Node) -> None:
 
 
 def test_requests_that_come_before_the_workers_are_known_count(node: Node) -> None:
-    node.watchdog.expect()
     process = node.process("ask('early', 0.1); print(flush=True); time.sleep(60)")
     process.stdout.readline()
-    eventually(lambda: node.watchdog._pending)
+    eventually(lambda: any(timer.expires <= time.monotonic() for timer in node.watchdog._timers.values()))
     node.watchdog.watch([Watched(process.pid, 0, 0, 0, None)])
     assert node.hang().scope == "early"

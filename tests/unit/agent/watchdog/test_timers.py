@@ -36,11 +36,6 @@ def test_a_timer_acquired_again_starts_anew_and_a_released_one_never_expires(wat
     assert watchdog.dropped == 0
 
 
-def test_a_request_is_put_off_and_a_release_stays_one() -> None:
-    assert request("a", 5.0).later(2.0) == request("a", 7.0)
-    assert request("a", -1).later(2.0) == request("a", -1)
-
-
 def test_there_is_an_end_to_how_many_there_can_be(watchdog: Watchdog) -> None:
     watchdog._timers = {(HERE, str(number)): None for number in range(10_000)}  # type: ignore[misc]
     watchdog._register(request("one more", time.time() + 600), 0.0)
