@@ -17,7 +17,7 @@ from benchmarks.options import add_sizes, make_parser
 from benchmarks.tables import Bar, Results, Table, median, seconds
 from slurm_elastic.agent.health.pages import live_report
 from slurm_elastic.agent.health.state import AgentState, Readings, RoundInfo, Stage
-from slurm_elastic.control import WorkerProgress
+from slurm_elastic.control.agent_side import WorkerProgress
 from slurm_elastic.observe.views import live_run
 from slurm_elastic.rendezvous.leader_client import ask_status, find_leader
 from slurm_elastic.rendezvous.membership.agents import Reason

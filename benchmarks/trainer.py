@@ -18,7 +18,7 @@ from pathlib import Path
 
 from benchmarks.options import make_parser
 from benchmarks.tables import Bar, Results, Table, median
-from slurm_elastic.control import RoundControl
+from slurm_elastic.control.agent_side import RoundControl
 
 _ROOT = Path(__file__).parents[1]
 _CALLS, _BATCHES = 1000, 2000

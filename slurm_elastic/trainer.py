@@ -25,7 +25,7 @@ import os
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, NamedTuple, SupportsFloat
 
-from slurm_elastic.control import Stop, StopReason, WorkerControl, attach, is_superseded, shield, unshield
+from slurm_elastic.control.worker_side import Stop, StopReason, WorkerControl, attach, is_superseded, shield, unshield
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

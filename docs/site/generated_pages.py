@@ -16,7 +16,7 @@ from slurm_elastic._version import __version__
 from slurm_elastic.agent.health.metrics import metrics_page
 from slurm_elastic.agent.health.state import AgentState, Readings, RoundInfo, Stage, enter
 from slurm_elastic.cli.main import commands
-from slurm_elastic.control import WorkerProgress
+from slurm_elastic.control.agent_side import WorkerProgress
 from slurm_elastic.observe.views import RunState
 from slurm_elastic.rendezvous.membership.agents import Reason
 from slurm_elastic.rendezvous.membership.assignment import Place

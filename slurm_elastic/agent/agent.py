@@ -33,7 +33,7 @@ from slurm_elastic.agent.settings import AgentSettings
 from slurm_elastic.agent.signals import record_signals
 from slurm_elastic.agent.workers.processes import survivors, worker_environment
 from slurm_elastic.agent.workers.torch_agent import TorchAgent
-from slurm_elastic.control import Agreement, RoundControl, WorkerProgress
+from slurm_elastic.control.agent_side import Agreement, RoundControl, WorkerProgress
 from slurm_elastic.errors import ExitCode
 from slurm_elastic.rendezvous.connect import RendezvousConfig
 from slurm_elastic.rendezvous.membership.agents import STEPPED, WorkerFailure, root_of

@@ -18,7 +18,8 @@ from slurm_elastic.agent.watchdog.hangs import Hang
 from slurm_elastic.agent.watchdog.stacks import Watched, resident
 from slurm_elastic.agent.watchdog.timers import FILE_VARIABLE
 from slurm_elastic.agent.watchdog.watchdog import Watchdog
-from slurm_elastic.control import Agreement, StopReason, WorkerProgress
+from slurm_elastic.control.agent_side import Agreement, WorkerProgress
+from slurm_elastic.control.worker_side import StopReason
 from slurm_elastic.failures import causes
 from slurm_elastic.rendezvous.connect import RendezvousConfig
 from slurm_elastic.rendezvous.membership.agents import WorkerFailure

@@ -19,7 +19,7 @@ from slurm_elastic.agent.features import Feature, RunningRound
 from slurm_elastic.agent.job.requeue import read_history
 from slurm_elastic.agent.node.site_command import run_site_command
 from slurm_elastic.agent.option_values import OptionValues
-from slurm_elastic.control import WorkerProgress
+from slurm_elastic.control.agent_side import WorkerProgress
 from slurm_elastic.failures.history import find_loops
 from slurm_elastic.rendezvous.connect import RendezvousConfig
 from slurm_elastic.rendezvous.run_events import Entry

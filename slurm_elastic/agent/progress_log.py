@@ -18,7 +18,7 @@ from slurm_elastic.agent.features import Feature, RunningRound
 from slurm_elastic.agent.forkserver.linux import process_state
 from slurm_elastic.agent.lifecycle.states import State, Training
 from slurm_elastic.agent.line_writer import LineWriter
-from slurm_elastic.control import TimeUse, WorkerProgress
+from slurm_elastic.control.agent_side import TimeUse, WorkerProgress
 from slurm_elastic.errors import ExitCode
 from slurm_elastic.rendezvous.membership.agents import job_of
 from slurm_elastic.rendezvous.transport.messages import Assignment

@@ -15,7 +15,7 @@ from dataclasses import replace
 from slurm_elastic import typed_json
 from slurm_elastic.agent.features import Feature, RunningRound
 from slurm_elastic.agent.health.state import Readings
-from slurm_elastic.control import WorkerProgress
+from slurm_elastic.control.agent_side import WorkerProgress
 from slurm_elastic.errors import SlurmElasticError
 from slurm_elastic.rendezvous.leader_client import ask_status, find_leader
 from slurm_elastic.rendezvous.run_events import Entry

@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import FrameType
 
-from slurm_elastic.control._shared_page import BOUNDARY_TIME, HOLD, Fields, write_text
-from slurm_elastic.control._worker_side import RECORDING, Stop, StopReason, WorkerControl
+from slurm_elastic.control.shared_page import BOUNDARY_TIME, HOLD, Fields, write_text
+from slurm_elastic.control.worker_side import RECORDING, Stop, StopReason, WorkerControl
 
 _POLL = 0.001
 _PACKAGE = f"{Path(__file__).parents[1]}{os.sep}"

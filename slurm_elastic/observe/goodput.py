@@ -13,7 +13,7 @@ import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from slurm_elastic.control import TimeUse
+from slurm_elastic.control.agent_side import TimeUse
 from slurm_elastic.observe.records import Event, RunRecords, Worker, identity_of
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from slurm_elastic import typed_json
-from slurm_elastic.control import TimeUse
+from slurm_elastic.control.agent_side import TimeUse
 from slurm_elastic.rendezvous.membership.agents import AgentIdentity
 from slurm_elastic.rundir import RunContents, RunDir, RunFile
 from slurm_elastic.text import parse_time

@@ -17,7 +17,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from slurm_elastic.control import RECORDING
+from slurm_elastic.control.worker_side import RECORDING
 from slurm_elastic.rehearsal.scenario import Kind, Plan, node_name
 from slurm_elastic.text import printable
 

@@ -21,7 +21,7 @@ from submitit.core import core, utils
 
 from slurm_elastic import typed_json
 from slurm_elastic.agent.option_values import require_entry_point
-from slurm_elastic.control import is_superseded
+from slurm_elastic.control.worker_side import is_superseded
 from slurm_elastic.errors import UsageError
 from slurm_elastic.ownership import pickled
 from slurm_elastic.rundir import publish_file, read_file

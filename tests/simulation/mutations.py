@@ -17,8 +17,9 @@ from typing import Any
 
 import pytest
 
-from slurm_elastic.control import Agreement, Stop, WorkerControl
-from slurm_elastic.control._shared_page import BOUNDARY, HOLD
+from slurm_elastic.control.agent_side import Agreement
+from slurm_elastic.control.shared_page import BOUNDARY, HOLD
+from slurm_elastic.control.worker_side import Stop, WorkerControl
 from slurm_elastic.rendezvous.election import due, term
 from slurm_elastic.rendezvous.election import machine as election
 from slurm_elastic.rendezvous.election import state as election_state

@@ -5,8 +5,9 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
-from slurm_elastic.control import Agreement, Stop, WorkerControl
-from slurm_elastic.control._shared_page import ATTACHED, DEADLINE, HOLD, NONE, STEP, STOP
+from slurm_elastic.control.agent_side import Agreement
+from slurm_elastic.control.shared_page import ATTACHED, DEADLINE, HOLD, NONE, STEP, STOP
+from slurm_elastic.control.worker_side import Stop, WorkerControl
 from tests.simulation.interleaving import Interleaving, Memory, Processor, View
 
 REASON = "preempted by a job that is more important"  # more than one field long

@@ -29,9 +29,9 @@ from slurm_elastic.agent.root_cause import recorded_traceback
 from slurm_elastic.agent.step_timing import paces_of
 from slurm_elastic.agent.watchdog.timers import LineReader
 from slurm_elastic.cli.commands.status import _show
-from slurm_elastic.control._agent_side import Agreement
-from slurm_elastic.control._answers import collectives, shortened
-from slurm_elastic.control._shared_page import COLLECTIVES, COLLECTIVES_FIELDS, PLACE
+from slurm_elastic.control.agent_side import Agreement
+from slurm_elastic.control.answers import collectives, shortened
+from slurm_elastic.control.shared_page import COLLECTIVES, COLLECTIVES_FIELDS, PLACE
 from slurm_elastic.errors import UsageError
 from slurm_elastic.observe.failures import round_failures
 from slurm_elastic.observe.log_lines import log_times

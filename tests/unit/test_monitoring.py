@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from slurm_elastic.agent.health.metrics import metrics_page
 from slurm_elastic.agent.health.state import AgentState, Readings, RoundInfo, Stage, enter
-from slurm_elastic.control import WorkerProgress
+from slurm_elastic.control.agent_side import WorkerProgress
 from slurm_elastic.rendezvous.membership.agents import Reason
 from slurm_elastic.rendezvous.membership.assignment import Place
 from slurm_elastic.rendezvous.transport.messages import Assignment

@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from slurm_elastic import ElasticState, elastic_state, trainer
-from slurm_elastic.control import RoundControl, unshield
+from slurm_elastic.control.agent_side import RoundControl
+from slurm_elastic.control.worker_side import unshield
 from slurm_elastic.rendezvous.membership.agents import LeaveReason, Reason
 
 ROOT = Path(__file__).parents[2]

@@ -28,7 +28,7 @@ from slurm_elastic.agent.forkserver.linux import (
     signal_descriptor,
 )
 from slurm_elastic.agent.forkserver.protocol import Channel, wait_on
-from slurm_elastic.control import start_answering
+from slurm_elastic.control.answers import start_answering
 
 _LONGEST_WAIT = 15.0
 """The first workers wait for learned imports this many seconds, and as long after each report of progress, but for the

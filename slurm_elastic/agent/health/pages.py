@@ -20,7 +20,7 @@ from slurm_elastic.agent.event_log import json_number
 from slurm_elastic.agent.forkserver.linux import process_state
 from slurm_elastic.agent.health.state import AgentState, Readings, Reporter, RoundInfo, Stage, lost_seconds
 from slurm_elastic.agent.watchdog.stacks import collect_stacks, resident
-from slurm_elastic.control import WorkerProgress
+from slurm_elastic.control.agent_side import WorkerProgress
 from slurm_elastic.rendezvous.transport.messages import REPORT_LIMIT
 from slurm_elastic.slow_ranks import Pace, scores
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from slurm_elastic.slow_ranks import Pace, SlowRank
 
 if TYPE_CHECKING:
-    from slurm_elastic.control import WorkerProgress
+    from slurm_elastic.control.agent_side import WorkerProgress
     from slurm_elastic.rendezvous.transport.messages import Assignment
 
 

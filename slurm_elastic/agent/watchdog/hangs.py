@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from slurm_elastic.agent.forkserver.linux import process_state
 from slurm_elastic.agent.watchdog.stacks import Watched, collect_stacks, dump_python_stacks
 from slurm_elastic.agent.watchdog.timers import Request, Timer
-from slurm_elastic.control import Agreement
+from slurm_elastic.control.agent_side import Agreement
 from slurm_elastic.ownership import write_own
 
 logger = logging.getLogger("slurm_elastic")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from slurm_elastic.agent.option_values import positive_seconds
-from slurm_elastic.control import WorkerProgress
+from slurm_elastic.control.agent_side import WorkerProgress
 from slurm_elastic.errors import UsageError
 
 _SHORTEST_AUTO = 300.0

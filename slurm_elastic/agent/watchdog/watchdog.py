@@ -16,7 +16,7 @@ from slurm_elastic.agent.watchdog.hangs import Hang, HangHandler, WatchedRound, 
 from slurm_elastic.agent.watchdog.stacks import Watched, collect_stacks
 from slurm_elastic.agent.watchdog.stalls import HangTimeout, StepWatch
 from slurm_elastic.agent.watchdog.timers import LineReader, Pipe, Request, Timer
-from slurm_elastic.control import Agreement
+from slurm_elastic.control.agent_side import Agreement
 
 logger = logging.getLogger("slurm_elastic")
 

@@ -102,7 +102,7 @@ HOOKS: tuple[Hook, ...] = tuple(
 )
 """What the agent needs."""
 
-# control/_answers.py, in workers. That of NCCL is in builds with CUDA only.
+# control/answers.py, in workers. That of NCCL is in builds with CUDA only.
 _DUMP = Hook(Kind.CALLED, "torch._C._distributed_c10d:_dump_fr_trace_json", "")
 
 

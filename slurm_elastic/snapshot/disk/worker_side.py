@@ -137,7 +137,7 @@ class DiskSide:
         self, checkpoints: Checkpoints, memory: SnapshotId | None, answered: Answer, has_parts: bool
     ) -> Directory:
         # Not the trainer API: the agent waits at a planned stop for workers that have imported it.
-        from slurm_elastic.control import is_superseded
+        from slurm_elastic.control.worker_side import is_superseded
 
         assert self.directory is not None
         run, round_ = os.environ.get("SLURM_ELASTIC_RUN_ID", ""), int(os.environ.get("SLURM_ELASTIC_ROUND", "0"))

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_elastic.control._answers import collectives
+from slurm_elastic.control.answers import collectives
 from slurm_elastic.failures.history import strikes
 from tests.local.agent.test_health import ask, status, target
 from tests.local.agents import Allocation, eventually

@@ -15,7 +15,7 @@ from torch.distributed.elastic.multiprocessing.errors import ErrorHandler
 from slurm_elastic.agent.forkserver import worker_processes
 from slurm_elastic.agent.forkserver.protocol import StartInterruptedError, State
 from slurm_elastic.agent.forkserver.worker_command import FUNCTION
-from slurm_elastic.control import RoundControl
+from slurm_elastic.control.agent_side import RoundControl
 from slurm_elastic.errors import UsageError
 from tests.local.forkserver.helpers.workplace import HANG, Workplace, result_of
 

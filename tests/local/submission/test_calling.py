@@ -15,7 +15,7 @@ from submitit.core import utils
 from torch.distributed.elastic.multiprocessing import errors
 
 import slurm_elastic
-from slurm_elastic.control import RoundControl
+from slurm_elastic.control.agent_side import RoundControl
 from slurm_elastic.submission import worker
 from slurm_elastic.submission.payload import Checkpointing, read_ranks
 from tests.local.waiting import eventually

@@ -22,8 +22,8 @@ from slurm_elastic.agent.watchdog.hangs import Hang
 from slurm_elastic.agent.watchdog.stacks import Watched
 from slurm_elastic.agent.watchdog.timers import make_pipe
 from slurm_elastic.agent.watchdog.watchdog import Watchdog
-from slurm_elastic.control import Agreement
-from slurm_elastic.control._shared_page import ANSWERER, ASKED, DUMPED
+from slurm_elastic.control.agent_side import Agreement
+from slurm_elastic.control.shared_page import ANSWERER, ASKED, DUMPED
 from tests.local.waiting import HANG, eventually
 
 CLIENT = """

@@ -13,7 +13,7 @@ from slurm_elastic.agent import features
 from slurm_elastic.agent.features import AttributionFeature, RunningRound
 from slurm_elastic.agent.root_cause import last_output, memory_kills
 from slurm_elastic.agent.watchdog.stacks import resident
-from slurm_elastic.control import WorkerProgress
+from slurm_elastic.control.agent_side import WorkerProgress
 from slurm_elastic.rendezvous.membership.agents import WorkerFailure
 from tests.unit.agent.helpers.rounds import placed
 

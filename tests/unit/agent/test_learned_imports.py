@@ -11,7 +11,7 @@ import pytest
 
 from slurm_elastic.agent.features import LearnedImportsFeature, RunningRound
 from slurm_elastic.agent.forkserver.client import ForkServer
-from slurm_elastic.control import WorkerProgress
+from slurm_elastic.control.agent_side import WorkerProgress
 from slurm_elastic.rendezvous.membership.agents import WorkerFailure
 from slurm_elastic.rendezvous.transport.messages import Assignment
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from slurm_elastic.agent.health.pages import live_report
 from slurm_elastic.agent.health.state import AgentState, Leave, Readings, RoundInfo, Stage
-from slurm_elastic.control import WorkerProgress
+from slurm_elastic.control.agent_side import WorkerProgress
 from slurm_elastic.observe.views import LiveAgent, LiveLeave, LiveWorker, live_run
 from slurm_elastic.rendezvous.transport.messages import StatusAnswer, is_report
 from tests.unit.agent.helpers.rounds import placed

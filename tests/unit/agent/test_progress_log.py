@@ -13,7 +13,7 @@ from slurm_elastic.agent import progress_log
 from slurm_elastic.agent.features import RunningRound
 from slurm_elastic.agent.lifecycle.states import Departure, Training
 from slurm_elastic.agent.progress_log import ProgressLog
-from slurm_elastic.control import WorkerProgress
+from slurm_elastic.control.agent_side import WorkerProgress
 from slurm_elastic.errors import ExitCode
 from slurm_elastic.rendezvous.transport.messages import Assignment
 from slurm_elastic.rundir import RunDir

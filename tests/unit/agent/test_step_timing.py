@@ -12,7 +12,7 @@ from slurm_elastic.agent.features import RunningRound
 from slurm_elastic.agent.health.pages import live_report
 from slurm_elastic.agent.health.state import AgentState, Readings, RoundInfo, Stage
 from slurm_elastic.agent.step_timing import StepTimingFeature, paces_of, slow_event
-from slurm_elastic.control import TimeUse, WorkerProgress
+from slurm_elastic.control.agent_side import TimeUse, WorkerProgress
 from slurm_elastic.errors import SlurmElasticError
 from slurm_elastic.observe.records import Event
 from slurm_elastic.observe.status import rank_scores, slow_by_round, slow_ranks

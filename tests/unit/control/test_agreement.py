@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from slurm_elastic.control import RoundControl, Stop, WorkerControl, attach
-from slurm_elastic.control._shared_page import BOUNDARY, Fields, map_page
-from slurm_elastic.control._worker_side import VARIABLE
+from slurm_elastic.control.agent_side import RoundControl
+from slurm_elastic.control.shared_page import BOUNDARY, Fields, map_page
+from slurm_elastic.control.worker_side import VARIABLE, Stop, WorkerControl, attach
 
 
 def pair(directory: Path) -> tuple[RoundControl, WorkerControl]:

@@ -17,9 +17,10 @@ from typing import Any
 
 import pytest
 
-from slurm_elastic.control import RoundControl, TimeUse, WorkerControl, _answers, attach
-from slurm_elastic.control import _shared_page as page
-from slurm_elastic.control._worker_side import SWITCH, VARIABLE
+from slurm_elastic.control import answers
+from slurm_elastic.control import shared_page as page
+from slurm_elastic.control.agent_side import RoundControl, TimeUse
+from slurm_elastic.control.worker_side import SWITCH, VARIABLE, WorkerControl, attach
 from tests.local.waiting import eventually
 
 SITE = "/site-packages/"
@@ -46,7 +47,7 @@ SCRIPT = ("train.py", "main")
 )
 def test_a_stack_is_in_a_collective(calls: list[tuple[str, str]], expected: bool) -> None:
     stack = [(SITE + path, "1", name) for path, name in reversed(calls)]
-    assert _answers.is_in_collective(stack) is expected
+    assert answers.is_in_collective(stack) is expected
 
 
 def test_a_stack_is_found_among_those_that_python_writes() -> None:
@@ -54,24 +55,24 @@ def test_a_stack_is_found_among_those_that_python_writes() -> None:
     thread = threading.Thread(target=other.wait)
     thread.start()
     try:
-        stacks = _answers._stacks()
+        stacks = answers._stacks()
     finally:
         other.set()
         thread.join()
-    (path, _, name), *_ = _answers.stack_of(stacks, threading.get_ident())
-    assert (Path(path).name, name) == ("_answers.py", "_stacks")
+    (path, _, name), *_ = answers.stack_of(stacks, threading.get_ident())
+    assert (Path(path).name, name) == ("answers.py", "_stacks")
     assert (__file__, "test_a_stack_is_found_among_those_that_python_writes") in [
-        (path, name) for path, _, name in _answers.stack_of(stacks, threading.get_ident())
+        (path, name) for path, _, name in answers.stack_of(stacks, threading.get_ident())
     ]
-    assert _answers.stack_of(stacks, thread.ident or 0)[0][2] == "wait"
-    assert _answers.stack_of(stacks, 1) == []
+    assert answers.stack_of(stacks, thread.ident or 0)[0][2] == "wait"
+    assert answers.stack_of(stacks, 1) == []
 
 
 def test_a_file_of_the_script_with_such_a_name_is_its_own() -> None:
-    assert _answers._is_collective("/home/u/distributed/train.py", "all_reduce") is False
+    assert answers._is_collective("/home/u/distributed/train.py", "all_reduce") is False
 
 
-@pytest.mark.parametrize(("place", "function"), [(place, function) for place, function, _ in _answers.PLACES])
+@pytest.mark.parametrize(("place", "function"), [(place, function) for place, function, _ in answers.PLACES])
 def test_the_places_are_there_in_this_release(place: str, function: str) -> None:
     package, _, rest = place.partition("/")
     spec = importlib.util.find_spec(package)
@@ -108,7 +109,7 @@ def thread(control: RoundControl, worker: WorkerControl) -> Iterator[Callable[[d
 
     def begin(names: dict[str, Any], name: str) -> None:
         def run() -> None:
-            _answers.start(control._pages[0])
+            answers.start(control._pages[0])
             names[name]()
 
         # Methods of locks are no frames: while they run, the function is the innermost one.
@@ -138,7 +139,7 @@ def test_a_worker_in_a_collective_says_where_it_is_when_it_is_asked(
     functions: str,
 ) -> None:
     dump = json.dumps({"entries": [ENTRY]}).encode()
-    monkeypatch.setattr(_answers, "dumps", lambda: {"f.json": dump} if functions == "as they are" else 1 / 0)
+    monkeypatch.setattr(answers, "dumps", lambda: {"f.json": dump} if functions == "as they are" else 1 / 0)
     monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "error.json"))
     names: dict[str, Any] = {}
     add_function(names, (SITE + C10D[0], C10D[1]))
@@ -162,7 +163,7 @@ def test_a_place_is_told_before_a_full_recorder_is_read(
     control: RoundControl, thread: Callable[[dict[str, Any], str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read = threading.Event()
-    monkeypatch.setattr(_answers, "dumps", lambda: read.wait(60) and {})
+    monkeypatch.setattr(answers, "dumps", lambda: read.wait(60) and {})
     names: dict[str, Any] = {}
     add_function(names, (SITE + C10D[0], C10D[1]))
     thread(names, C10D[1])
@@ -182,8 +183,8 @@ def test_a_worker_without_a_descriptor_does_not_know_where_it_is(
     monkeypatch.setattr(os, "memfd_create", fail)
     control._pages[0][page.ANSWERER] = 1
     control.ask_workers()
-    stacks = _answers._stacks()
-    _answers.Answerer(control._pages[0], 1).answer(_answers.stack_of(stacks, 1), 1, stacks)
+    stacks = answers._stacks()
+    answers.Answerer(control._pages[0], 1).answer(answers.stack_of(stacks, 1), 1, stacks)
     (progress,) = control.progress()
     assert (stacks, progress.in_collective, progress.place) == ("", None, "")
 
@@ -314,7 +315,7 @@ def run(script: str, **environment: str) -> str:
 def test_a_process_forks_without_the_thread() -> None:
     script = """
 import os
-from slurm_elastic.control._answers import start
+from slurm_elastic.control.answers import start
 
 def threads():
     return len(os.listdir("/proc/self/task"))
@@ -340,7 +341,7 @@ def test_the_worker_answers_before_its_script_attaches_and_a_program_that_it_sta
     attaching = "import os; from slurm_elastic import trainer; assert trainer.is_managed(); print(os.getpid())"
     before = f"""
 import os, subprocess, sys, time
-from slurm_elastic.control._answers import start_answering
+from slurm_elastic.control.answers import start_answering
 
 def threads():
     return len(os.listdir("/proc/self/task"))
@@ -365,7 +366,7 @@ else:
 def test_without_a_control_page_no_thread_answers(tmp_path: Path) -> None:
     script = """
 import os
-from slurm_elastic.control._answers import start_answering
+from slurm_elastic.control.answers import start_answering
 start_answering(os.environ)
 print(len(os.listdir("/proc/self/task")))
 """
@@ -379,7 +380,8 @@ def test_a_script_that_ends_while_a_dump_is_made_ends_as_without_it(tmp_path: Pa
     script = """
 import threading
 import torch
-from slurm_elastic.control import _answers, attach
+from slurm_elastic.control import answers
+from slurm_elastic.control.worker_side import attach
 control, begun = attach(__import__("os").environ), threading.Event()
 
 def dumps():
@@ -389,9 +391,9 @@ def dumps():
     return {}
 
 numbers = torch.ones(1500, 1500)
-_answers.dumps = dumps
+answers.dumps = dumps
 control.measure()
-control._fields[_answers.page.ASKED] = 1
+control._fields[answers.page.ASKED] = 1
 begun.wait()
 """
     assert run(script, OMP_NUM_THREADS="1", **control.environment(0)) == ""

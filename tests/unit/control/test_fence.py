@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_elastic.control import is_superseded
+from slurm_elastic.control.worker_side import is_superseded
 from slurm_elastic.rundir import RunDir
 
 SCOPE = "run.0"

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from slurm_elastic.control import Agreement, RoundControl
-from slurm_elastic.control._answers import collectives, dumps, shortened
-from slurm_elastic.control._shared_page import (
+from slurm_elastic.control.agent_side import Agreement, RoundControl
+from slurm_elastic.control.answers import collectives, dumps, shortened
+from slurm_elastic.control.shared_page import (
     ANSWERER,
     ASKED,
     COLLECTIVES,
@@ -106,7 +106,7 @@ def test_torch_records_collectives_by_default_and_returns_them_to_any_thread() -
     assert dumps() == {}
     script = """
 import os, sys, threading, torch
-from slurm_elastic.control._answers import collectives, dumps
+from slurm_elastic.control.answers import collectives, dumps
 torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
 for _ in range(3):
     torch.distributed.all_reduce(torch.ones(2))

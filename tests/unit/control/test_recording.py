@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from slurm_elastic.control import RECORDING, RoundControl, WorkerControl, attach
+from slurm_elastic.control.agent_side import RoundControl
+from slurm_elastic.control.worker_side import RECORDING, WorkerControl, attach
 from slurm_elastic.rehearsal.facts import WorkerSeen
 from slurm_elastic.rehearsal.files import Recordings
 from tests.local.waiting import eventually, meanwhile

@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from slurm_elastic.control import RoundControl, _shared_page, attach
+from slurm_elastic.control import shared_page
+from slurm_elastic.control.agent_side import RoundControl
+from slurm_elastic.control.worker_side import attach
 
 
 def test_only_one_process_takes_a_page(tmp_path: Path) -> None:
@@ -48,7 +50,7 @@ def test_a_page_of_another_user_or_open_to_others_is_not_obeyed(
         pytest.skip("only root gives files away")
     path = tmp_path / "page"
     with path.open("w+b") as file:
-        _shared_page.new_page(file.fileno())
+        shared_page.new_page(file.fileno())
     os.chown(path, owner, -1)
     path.chmod(mode)
     assert attach({"SLURM_ELASTIC_CONTROL": str(path)}) is None
@@ -83,18 +85,18 @@ def test_without_pages_workers_take_no_part(tmp_path: Path, caplog: pytest.LogCa
 @pytest.mark.parametrize("text", ["", "preempted", "ä" * 40, "x" * 64])
 def test_reason(tmp_path: Path, text: str) -> None:
     with (tmp_path / "page").open("w+b") as file:
-        fields = _shared_page.new_page(file.fileno())
-    _shared_page.write_text(fields, text)
-    assert _shared_page.read_text(fields) == text.encode()[:64].decode(errors="ignore")
+        fields = shared_page.new_page(file.fileno())
+    shared_page.write_text(fields, text)
+    assert shared_page.read_text(fields) == text.encode()[:64].decode(errors="ignore")
 
 
 def test_fields_lie_apart_and_on_the_page() -> None:
     names = ("HOLD", "STOP", "DEADLINE", "FENCED", "REASON")
-    agent = [getattr(_shared_page, name) for name in names] + list(range(_shared_page.REASON, _shared_page.REASON + 8))
+    agent = [getattr(shared_page, name) for name in names] + list(range(shared_page.REASON, shared_page.REASON + 8))
     names = ("ATTACHED", "REGISTERED", "BOUNDARY", "BOUNDARY_TIME", "STEP", "CHECKPOINT", "STOPPED")
-    worker = [getattr(_shared_page, name) for name in names]
+    worker = [getattr(shared_page, name) for name in names]
     assert len(set(agent)) == len(agent) - 1  # the reason's first field is named
     assert len(set(worker)) == len(worker)
     # A cache line has 64 bytes, a field 8.
     assert not {field // 8 for field in agent} & {field // 8 for field in worker}
-    assert max(agent + worker) * 8 < _shared_page.SIZE
+    assert max(agent + worker) * 8 < shared_page.SIZE

@@ -9,7 +9,7 @@ import pytest
 
 SCRIPT = """
 import os, signal, sys
-from slurm_elastic.control import shield, unshield
+from slurm_elastic.control.worker_side import shield, unshield
 
 os.register_at_fork(after_in_child=unshield)
 numbers = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)

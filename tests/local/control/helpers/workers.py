@@ -12,7 +12,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-from slurm_elastic.control import RoundControl
+from slurm_elastic.control.agent_side import RoundControl
 
 ROOT = Path(__file__).parents[4]
 SCRIPT = Path(__file__).parents[1] / "scripts" / "stepping.py"

@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from slurm_elastic.agent.health.metrics import metrics_page
 from slurm_elastic.agent.health.pages import status_page
 from slurm_elastic.agent.health.state import AgentState, Readings, RoundInfo, Stage, enter, lost_seconds
-from slurm_elastic.control import WorkerProgress
+from slurm_elastic.control.agent_side import WorkerProgress
 from slurm_elastic.rendezvous.membership.agents import Reason
 from slurm_elastic.slow_ranks import Pace, Score, SlowRank
 from tests.unit.agent.helpers.rounds import placed

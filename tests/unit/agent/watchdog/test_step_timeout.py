@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from slurm_elastic.agent.watchdog.stalls import HangTimeout, StepWatch, hang_timeout
-from slurm_elastic.control import WorkerProgress
+from slurm_elastic.control.agent_side import WorkerProgress
 from slurm_elastic.errors import UsageError
 
 

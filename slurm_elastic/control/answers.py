@@ -21,8 +21,8 @@ import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 
-from slurm_elastic.control import _shared_page as page
-from slurm_elastic.control._worker_side import SWITCH, VARIABLE, is_on_gpu
+from slurm_elastic.control import shared_page as page
+from slurm_elastic.control.worker_side import SWITCH, VARIABLE, is_on_gpu
 
 _POLL = 0.05
 """Seconds between two looks at the page."""
@@ -39,7 +39,7 @@ PLACES: tuple[tuple[str, str, bool | None], ...] = (
     ("torch/nn/parallel/distributed.py", "", True),
     ("torch/distributed/elastic/", "", False),
     ("torch/distributed/", "", True),
-    ("slurm_elastic/control/_worker_side.py", "_wait", True),
+    ("slurm_elastic/control/worker_side.py", "_wait", True),
     ("torch/_ops.py", "", None),
 )
 

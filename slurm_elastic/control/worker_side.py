@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from types import FrameType
 
-from slurm_elastic.control import _shared_page as page
+from slurm_elastic.control import shared_page as page
 
 VARIABLE = "SLURM_ELASTIC_CONTROL"
 RECORDING = "SLURM_ELASTIC_REHEARSAL"
@@ -47,10 +47,6 @@ class StopReason(str, enum.Enum):
     """Nodes have come, and the group of workers grows."""
 
     __str__ = str.__str__
-
-    def __format__(self, format_spec: str) -> str:
-        # Python 3.12 and later format members of such an enum by their name (docs.python.org, enum).
-        return str.__format__(self, format_spec)
 
     @classmethod
     def _missing_(cls, value: object) -> StopReason | None:
@@ -217,14 +213,14 @@ class WorkerControl:
         return self.stopped
 
     def measure(self) -> None:
-        """Measure the time of the calling thread from now on, and have a thread answer the agent, see `_answers`.
+        """Measure the time of the calling thread from now on, and have a thread answer the agent, see `answers`.
 
         Does nothing where the environment has ``SLURM_ELASTIC_TIME_USE=off``; without a kernel that tells the times of
         threads nothing is measured.
         """
         if os.environ.get(SWITCH) == "off":
             return
-        from slurm_elastic.control._answers import start
+        from slurm_elastic.control.answers import start
 
         start(self._fields)
         with contextlib.suppress(OSError):

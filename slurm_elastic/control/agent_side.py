@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from slurm_elastic.control import _shared_page as page
-from slurm_elastic.control._worker_side import VARIABLE
+from slurm_elastic.control import shared_page as page
+from slurm_elastic.control.worker_side import VARIABLE
 from slurm_elastic.errors import UsageError
 from slurm_elastic.ownership import require_own
 

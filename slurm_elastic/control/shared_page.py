@@ -33,7 +33,7 @@ DEADLINE = 4
 FENCED = 5
 """1: another group of workers may be training; the worker publishes nothing."""
 ASKED = 6
-"""Number of times that the agent has asked where the worker is, see `_answers`."""
+"""Number of times that the agent has asked where the worker is, see `answers`."""
 REASON = 8
 """The reason of the stop: text, in this field and the seven that follow."""
 _TEXT_FIELDS = 8
@@ -77,7 +77,7 @@ WAITING, LOADING, SAVING, RESTORING = USES
 FIRST_USES = (37, 38, 39, 40)
 """The same at the first boundary."""
 
-# Written by a thread of the worker, see `_answers`.
+# Written by a thread of the worker, see `answers`.
 IN_COLLECTIVE = 41
 """1 if the main thread was in a collective when the agent asked, 0 if not; NONE if that is unknown."""
 ANSWERED = 42
