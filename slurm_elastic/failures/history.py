@@ -242,12 +242,11 @@ def flapping_nodes(history: History, now: float) -> tuple[Loop, ...]:
 
 def leader_changes(history: History, now: float) -> tuple[Loop, ...]:
     """Find that the leader was lost and another one has followed four times within an hour."""
-    lost = [
-        (time, name)
-        for time, event in history
-        if event.get("event") == "leader_changed" and now - time < _LEADER_WINDOW
-        for name in _names(event)[:1]
-    ]
+    lost: list[tuple[float, str]] = []
+    for time, event in history:
+        match event:
+            case {"event": "leader_changed", "nodes": [str(name), *_]} if now - time < _LEADER_WINDOW:
+                lost.append((time, name))
     if len(lost) < _CHANGES:
         return ()
     nodes = tuple(sorted({name for _, name in lost}))
@@ -258,11 +257,6 @@ def leader_changes(history: History, now: float) -> tuple[Loop, ...]:
 
 
 DETECTORS = (without_checkpoint, flapping_nodes, leader_changes)
-
-
-def _names(event: Mapping[str, Any]) -> list[str]:
-    names = event.get("nodes")
-    return [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
 
 
 def _reached(event: Mapping[str, Any]) -> tuple[int | None, int | None]:

@@ -5,6 +5,7 @@ It runs in a thread from the first moment on, while the agent imports what it ne
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import logging
 import os
@@ -47,14 +48,15 @@ class NodeCheck:
 
     def __init__(self, command: str, timeout: float) -> None:
         self._command, self._timeout = command, timeout
-        self._problem, self._done = "", threading.Event()
+        self._problem = ""
         # A daemon: a command that hangs in the kernel does not hold up the end of the agent.
-        threading.Thread(target=self._run, name="slurm-elastic-node-check", daemon=True).start()
+        self._thread = threading.Thread(target=self._run, name="slurm-elastic-node-check", daemon=True)
+        self._thread.start()
 
     def problem(self, notices: Notices) -> str:
         """Wait for the result, and return what is wrong with this node in one line; empty for nothing."""
-        while notices.first() is None and not self._done.wait(_LOOK):
-            pass
+        while notices.first() is None and self._thread.is_alive():
+            self._thread.join(_LOOK)
         return self._problem
 
     def _run(self) -> None:
@@ -63,7 +65,6 @@ class NodeCheck:
         except Exception as error:
             # A node that cannot even run its check is none to train on.
             self._problem = f"the check cannot be run: {error}"
-        self._done.set()
 
     def _find(self) -> str:
         if self._command == _OFF:
@@ -114,7 +115,8 @@ def unwritable(directories: Iterable[Path]) -> list[str]:
 
 
 _CONTROL = Path("/dev/nvidiactl")
-_KERNEL_LOG = Path("/dev/kmsg")
+_READ_ALL = 3
+"""The command of klogctl that takes nothing out of the log (syslog(2))."""
 _GPU_TIMEOUT = 10.0
 """Seconds for nvidia-smi; if it takes longer, nothing is judged: it may load the driver first."""
 _FIELDS = (
@@ -127,8 +129,8 @@ _LOST = re.compile(r"GPU is lost|Unable to determine the device handle", re.IGNO
 """nvidia-smi's words for a GPU that does not answer any more (driver 535 and 570)."""
 _YES = frozenset({"1", "yes"})
 
-_XID = re.compile(r"^[^,;]*,[0-9]+,([0-9]+),[^;]*;.*NVRM: Xid \(([^)]*)\): ([0-9]+)\b", re.MULTILINE)
-"""A line of /dev/kmsg: priority, number, microseconds since boot, flags; text (kernel.org, ABI/testing/dev-kmsg)."""
+_XID = re.compile(r"^<[0-9]+>\[ *([0-9.]+)\](?:\[[^]]*\])? NVRM: Xid \(([^)]*)\): ([0-9]+)\b", re.MULTILINE)
+"""A line of the kernel log: priority; seconds since boot, and the thread if it is told (printk.time, printk.caller)."""
 _HARDWARE = {
     48: "a double-bit ECC error",
     64: "a row that cannot be remapped",
@@ -185,8 +187,8 @@ def xid_shortcomings(log: str, now: float) -> list[str]:
     """
     recent = Counter(
         (device, int(number))
-        for microseconds, device, number in _XID.findall(log)
-        if int(number) in _HARDWARE and 0 <= now - int(microseconds) / 1e6 < _XID_WINDOW
+        for seconds, device, number in _XID.findall(log)
+        if int(number) in _HARDWARE and 0 <= now - float(seconds) < _XID_WINDOW
     )
     return [
         f"GPU {device} had Xid {number} ({_HARDWARE[number]}) {count} times in an hour"
@@ -195,20 +197,7 @@ def xid_shortcomings(log: str, now: float) -> list[str]:
 
 
 def _kernel_log() -> str:
-    """Return the kernel log; empty where only root may read it (kernel.dmesg_restrict)."""
-    records = []
-    try:
-        descriptor = os.open(_KERNEL_LOG, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError:
-        return ""
-    try:
-        while True:
-            try:
-                records.append(os.read(descriptor, 8192))
-            except BrokenPipeError:
-                # The kernel has overwritten records meanwhile: the next read goes on.
-                continue
-    except OSError:
-        return b"".join(records).decode(errors="replace")
-    finally:
-        os.close(descriptor)
+    """Return the end of the kernel log; empty where only root may read it (kernel.dmesg_restrict)."""
+    log = ctypes.create_string_buffer(1 << 20)
+    length = ctypes.CDLL(None).klogctl(_READ_ALL, log, len(log))
+    return log.raw[: max(0, length)].decode(errors="replace")

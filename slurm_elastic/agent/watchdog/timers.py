@@ -156,16 +156,14 @@ def make_pipe(environ: Mapping[str, str], memory: Path = SHARED_MEMORY) -> Pipe 
             logger.warning(
                 "no pipe at %s=%s (%s): the watchdog uses one of its own", FILE_VARIABLE, path, error.strerror
             )
+    directory = None
     try:
         directory = NodeDirectory("watchdog", memory)
-    except OSError as error:
-        logger.warning("no watchdog: no directory for its pipe (%s); fix TMPDIR or give --no-watchdog", error)
-        return None
-    try:
         return _open(directory.path / "timer", directory)
     except OSError as error:
-        directory.close()
-        logger.warning("no watchdog: no pipe in %s (%s); fix it or give --no-watchdog", directory.path, error.strerror)
+        if directory is not None:
+            directory.close()
+        logger.warning("no watchdog: its pipe cannot be made (%s); fix TMPDIR or give --no-watchdog", error)
         return None
 
 

@@ -41,7 +41,8 @@ def test_the_counters_of_gpus(output: str, found: list[str]) -> None:
 
 
 def xid(number: int, at: float = 5000.0) -> str:
-    return f"4,812,{int(at * 1e6)},-;NVRM: Xid (PCI:0000:3b:00): {number}, pid='<unknown>', name=<unknown>, text.\n"
+    thread = "[  T812]" if number == 48 else ""
+    return f"<4>[ {at:.6f}]{thread} NVRM: Xid (PCI:0000:3b:00): {number}, pid='<unknown>', name=<unknown>, text.\n"
 
 
 @pytest.mark.parametrize(
@@ -49,15 +50,15 @@ def xid(number: int, at: float = 5000.0) -> str:
     [
         (xid(79), ["GPU PCI:0000:3b:00 had Xid 79 (it has fallen off the bus) 1 times in an hour"]),
         (xid(48) * 2, ["GPU PCI:0000:3b:00 had Xid 48 (a double-bit ECC error) 2 times in an hour"]),
-        # Errors of scripts, one that is older than an hour, and the next line of a record.
+        # Errors of scripts, one that is older than an hour, and other lines.
         (xid(13) + xid(31) + xid(43), []),
         (xid(79, at=1000.0), []),
-        (" SUBSYSTEM=pci\n DEVICE=+pci:0000:3b:00\n", []),
+        ("<6>[ 5000.000000] task=NVRM: Xid (PCI:0000:3b:00): 79\n", []),
         ("", []),
     ],
 )
 def test_xid_errors_in_the_kernel_log(log: str, found: list[str]) -> None:
-    assert xid_shortcomings("6,1,0,-;Linux version\n" + log, 5100.0) == found
+    assert xid_shortcomings("<6>[    0.000000] Linux version\n" + log, 5100.0) == found
 
 
 def test_a_node_without_a_driver_is_not_asked() -> None:
