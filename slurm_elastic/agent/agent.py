@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerSpec, WorkerState
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
@@ -27,7 +28,6 @@ from slurm_elastic.agent.forkserver.protocol import StartInterruptedError
 from slurm_elastic.agent.forkserver.worker_processes import WorkerProcesses
 from slurm_elastic.agent.job.preemption import LEAVE_REASONS, SignalDiagnosis
 from slurm_elastic.agent.lifecycle import actions, events, machine, states
-from slurm_elastic.agent.node.claims import NodeDirectory
 from slurm_elastic.agent.root_cause import last_output, told_elsewhere
 from slurm_elastic.agent.settings import AgentSettings
 from slurm_elastic.agent.signals import record_signals
@@ -66,6 +66,7 @@ class Agent:
         coordination: Coordination,
         fork_server: ForkServer,
         features: Sequence[Feature],
+        directory: Path,
     ) -> None:
         config, shutdown_timeout = settings.launch_config, settings.values.shutdown_timeout
         logs_specs = config.logs_specs
@@ -101,7 +102,7 @@ class Agent:
             signals_workers=self._worker_signal is not None,
         )
         self._state: states.State = states.Joining()
-        self._directory = _control_directory()
+        self._directory = directory
         self._control: RoundControl | None = None
         self._agreement = Agreement(())
         self._processes: WorkerProcesses | None = None
@@ -321,11 +322,9 @@ class Agent:
             )
             for worker in self.torch.workers
         }
-        if self._directory is not None:
-            self._agreement = self._control = RoundControl(self._directory.path, assignment.round, len(environments))
+        self._agreement = self._control = RoundControl(self._directory, assignment.round, len(environments))
         for local_rank, env in environments.items():
-            if self._control is not None:
-                env.update(self._control.environment(local_rank))
+            env.update(self._control.environment(local_rank))
             self.torch.set_local_rank(env, local_rank)
         for feature in self._features:
             feature.round_formed(assignment, environments)
@@ -416,8 +415,6 @@ class Agent:
         number = signal.SIGKILL if self._agreement.shielded() else number
         if self._control is not None:
             self._control.close()
-        if self._directory is not None:
-            self._directory.close()
         if self._processes is not None:
             self._processes.close(number, timeout)
             self._processes = None
@@ -445,15 +442,6 @@ def _positions(progress: Sequence[WorkerProgress], base_rank: int) -> tuple[Work
             positions.setdefault((worker.boundary, worker.in_collective, collectives), position)
     kept = tuple(positions.values())
     return kept if len(kept) <= _MOST_POSITIONS else (*kept[: _MOST_POSITIONS - 1], kept[-1])
-
-
-def _control_directory() -> NodeDirectory | None:
-    """Make the directory of the control pages; return None if that fails, so that no planned stop is possible."""
-    try:
-        return NodeDirectory("control")
-    except OSError as error:
-        logger.warning("workers cannot be asked to stop at a step: no directory for control pages: %s", error)
-        return None
 
 
 def _worker_spec(settings: AgentSettings, handler: SlurmRendezvousHandler) -> WorkerSpec:

@@ -12,7 +12,6 @@ from slurm_elastic.agent.forkserver.client import ForkServer
 from slurm_elastic.agent.health.state import Leave, Readings, Reporter, RoundInfo, Stage, enter
 from slurm_elastic.agent.lifecycle.actions import AnnounceLeave
 from slurm_elastic.agent.lifecycle.states import Joining, Lingering, Rejoin, Reported, State, Stopping
-from slurm_elastic.agent.node.claims import NodeDirectory
 from slurm_elastic.agent.root_cause import aborted_at_exit, memory_kills, named_error, words
 from slurm_elastic.agent.watchdog.hangs import Hang
 from slurm_elastic.agent.watchdog.stacks import Watched, resident
@@ -202,6 +201,7 @@ class SnapshotFeature(Feature):
     def __init__(
         self,
         rendezvous: RendezvousConfig,
+        directory: Path,
         is_leaving: Callable[[], bool],
         replicas: int = 0,
         fork_server: ForkServer | None = None,
@@ -214,19 +214,14 @@ class SnapshotFeature(Feature):
         self._members_leave: bool | None = None
         run = rendezvous
         agent = Settings(run.run_dir.secret(), run.incarnation, run.agent, run.node, run.address, domain=run.domain)
-        self._directory = NodeDirectory("snapshot")
-        try:
-            self._memory = AgentMemory(
-                self._directory.path,
-                agent,
-                replicates=replicas > 0,
-                slots=slots,
-                fewest_nodes=run.min_nodes,
-                fork=None if fork_server is None else fork_server.fork_child,
-            )
-        except OSError:
-            self._directory.close()
-            raise
+        self._memory = AgentMemory(
+            directory,
+            agent,
+            replicates=replicas > 0,
+            slots=slots,
+            fewest_nodes=run.min_nodes,
+            fork=None if fork_server is None else fork_server.fork_child,
+        )
 
     def inventory(self) -> str:
         return self._memory.inventory(self._is_leaving, members_leave=self._members_leave)
@@ -252,7 +247,6 @@ class SnapshotFeature(Feature):
 
     def run_ended(self) -> None:
         self.missing = self._memory.close(self._until, self._is_leaving)
-        self._directory.close()
 
     def status(self, readings: Readings) -> Readings:
         size, safe = self._memory.held()

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from slurm_elastic.agent import features
@@ -23,6 +24,7 @@ from slurm_elastic.agent.health.state import AgentState, Readings
 from slurm_elastic.agent.job.job_end import represents_job
 from slurm_elastic.agent.job.job_end_effects import JobAtEnd, is_known_done
 from slurm_elastic.agent.lifecycle.states import Done
+from slurm_elastic.agent.node.claims import node_directory
 from slurm_elastic.agent.node.failure_domain import failure_domain
 from slurm_elastic.agent.notification import NotifyFeature
 from slurm_elastic.agent.option_values import GROWS_VARIABLE
@@ -104,8 +106,12 @@ def launch(
         with contextlib.closing(records):
             if (code := _end_before_the_start(settings, records)) is not None:
                 return code
-            with health_port(settings.health, settings.run_dir, _first_state(settings)) as health:
-                run = _Run(settings, _rendezvous_config(settings, records, own), fork_server, health)
+            with (
+                node_directory() as directory,
+                health_port(settings.health, settings.run_dir, _first_state(settings)) as health,
+            ):
+                rendezvous = _rendezvous_config(settings, records, own)
+                run = _Run(settings, rendezvous, fork_server, health, directory)
                 return run.take_part(summarize, submission)
     except RecordsInterruptedError:
         notice(f"{settings.node} got {first_signal()} while it waited for etcd")
@@ -136,10 +142,16 @@ def _end_before_the_start(settings: AgentSettings, records: Records) -> ExitCode
 
 class _Run:
     def __init__(
-        self, settings: AgentSettings, rendezvous: RendezvousConfig, fork_server: ForkServer, health: NodePages
+        self,
+        settings: AgentSettings,
+        rendezvous: RendezvousConfig,
+        fork_server: ForkServer,
+        health: NodePages,
+        directory: Path,
     ) -> None:
         config = settings.launch_config
         self._settings, self._rendezvous, self._fork_server, self._health = settings, rendezvous, fork_server, health
+        self._directory = directory
         self._facts = FactLines(settings.run_id, config.max_restarts) if settings.values.console == "brief" else None
         self._events = EventLog(settings.run_dir, settings.node, self._facts)
         self._notify: NotifyFeature | None = None
@@ -169,7 +181,7 @@ class _Run:
             replacing,
         ]
         there = [part for part in parts if part is not None]
-        agent = Agent(settings, self._rendezvous, coordination, self._fork_server, there)
+        agent = Agent(settings, self._rendezvous, coordination, self._fork_server, there, self._directory)
         self._health.sources = (self._status, *(part.status for part in there))
         coordination.report = self._health.live_report
         if self._facts is not None:
@@ -231,15 +243,17 @@ class _Run:
                 features.hang_event(settings.node, hang), logging.INFO if hang.in_collective else logging.WARNING
             )
 
-        pipe = make_pipe(os.environ) if settings.watchdog else None
-        if pipe is None:
+        if not settings.watchdog:
             return None
+        pipe = make_pipe(os.environ, self._directory)
         return Watchdog(pipe, report, settings.hang_timeout, settings.values.stacks_after)
 
     def _snapshots(self) -> features.SnapshotFeature | None:
         replicas, slots = self._settings.values.snapshot_replicas, self._settings.values.snapshot_slots
         try:
-            return features.SnapshotFeature(self._rendezvous, _is_leaving, replicas, self._fork_server, slots)
+            return features.SnapshotFeature(
+                self._rendezvous, self._directory, _is_leaving, replicas, self._fork_server, slots
+            )
         except OSError as error:
             logger.warning("%s holds no snapshots: %s", self._settings.node, error)
             return None

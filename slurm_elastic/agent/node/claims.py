@@ -1,4 +1,4 @@
-"""Claims of an agent on its node until its end: the node itself, and private directories.
+"""Claims of an agent on its node until its end: the node itself, and a private directory.
 
 The kernel frees both however the agent ends.
 """
@@ -52,10 +52,12 @@ def claim(secret: bytes, node: str, job: SlurmJob | None) -> Iterator[None]:
 
 
 SHARED_MEMORY = Path("/dev/shm")
+_PREFIX = "slurm-elastic-agent-"
 
 
-class NodeDirectory:
-    """A directory of one agent, mode 0700.
+@contextlib.contextmanager
+def node_directory(memory: Path = SHARED_MEMORY) -> Iterator[Path]:
+    """Make a directory of this agent, mode 0700, for sockets, pipes and control pages; remove it after the with block.
 
     It is in /dev/shm: on a disk the kernel writes a shared page back every few seconds, and the next write to the page
     may wait for the disk. Without /dev/shm it is in TMPDIR or /tmp.
@@ -63,46 +65,45 @@ class NodeDirectory:
     An agent that was killed leaves its directory behind. In /dev/shm the next agent of the same user removes it: every
     agent locks its own (flock(2)), and the kernel unlocks those of ended processes. TMPDIR may be shared with other
     nodes, whose locks this node does not see, so abandoned directories stay there.
+
+    Raises:
+        UsageError: The directory can be made in neither.
     """
-
-    def __init__(self, purpose: str, memory: Path = SHARED_MEMORY) -> None:
-        """Make the directory.
-
-        Raises:
-            OSError: The directory can be made neither there nor in TMPDIR or /tmp.
-        """
-        self._prefix = f"slurm-elastic-{purpose}-"
-        self._fd = -1
-        self.path = Path()
+    temporary = Path(tempfile.gettempdir())
+    try:
+        _remove_abandoned(memory)
+        directory, descriptor = _make_locked(memory)
+    except OSError:
         try:
-            self._remove_abandoned(memory)
-            self._make(memory)
-        except OSError:
-            self._make(Path(tempfile.gettempdir()))
+            directory, descriptor = _make_locked(temporary)
+        except OSError as error:
+            raise UsageError(
+                f"no directory can be made in {memory} or {temporary}: {error.strerror}; make room there, or set TMPDIR"
+            ) from None
+    try:
+        yield directory
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+        os.close(descriptor)
 
-    def close(self) -> None:
-        """Remove the directory with its content; a second call does nothing."""
-        if self._fd >= 0:
-            shutil.rmtree(self.path, ignore_errors=True)
-            os.close(self._fd)
-            self._fd = -1
 
-    def _make(self, base: Path) -> None:
-        # Locked before it gets a name that other agents look for.
-        hidden = Path(tempfile.mkdtemp(prefix=f".{self._prefix}", dir=base))
-        self._fd = os.open(hidden, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        with contextlib.suppress(OSError):  # not every file system has locks
-            fcntl.flock(self._fd, fcntl.LOCK_SH)
-        self.path = hidden.rename(base / hidden.name[1:])
+def _make_locked(base: Path) -> tuple[Path, int]:
+    # Locked before it gets a name that other agents look for.
+    hidden = Path(tempfile.mkdtemp(prefix=f".{_PREFIX}", dir=base))
+    descriptor = os.open(hidden, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    with contextlib.suppress(OSError):  # not every file system has locks
+        fcntl.flock(descriptor, fcntl.LOCK_SH)
+    return hidden.rename(base / hidden.name[1:]), descriptor
 
-    def _remove_abandoned(self, base: Path) -> None:
-        for path in base.glob(f"{self._prefix}*"):
-            with contextlib.suppress(OSError):
-                if path.stat(follow_symlinks=False).st_uid != os.getuid():
-                    continue
-                descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
-                try:
-                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    shutil.rmtree(path, ignore_errors=True)
-                finally:
-                    os.close(descriptor)
+
+def _remove_abandoned(base: Path) -> None:
+    for path in base.glob(f"{_PREFIX}*"):
+        with contextlib.suppress(OSError):
+            if path.stat(follow_symlinks=False).st_uid != os.getuid():
+                continue
+            descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(path, ignore_errors=True)
+            finally:
+                os.close(descriptor)

@@ -21,7 +21,6 @@ from typing import Annotated
 import msgspec
 
 from slurm_elastic import typed_json
-from slurm_elastic.agent.node.claims import SHARED_MEMORY, NodeDirectory
 
 _LONGEST_SCOPE = 512
 _BEGINNING = b'{"version"'
@@ -117,20 +116,16 @@ class Pipe:
     Attributes:
         path: The value of TORCHELASTIC_TIMER_FILE in workers.
         fd: A descriptor for reading, which never meets an end of file and never blocks.
-        directory: The directory that was made for the pipe; None if the user has chosen the path.
     """
 
     path: Path
     fd: int
-    directory: NodeDirectory | None
 
     def close(self) -> None:
-        """Close the pipe, and remove it with its directory."""
+        """Close the pipe, and remove it."""
         os.close(self.fd)
         with contextlib.suppress(OSError):
             self.path.unlink()
-        if self.directory is not None:
-            self.directory.close()
 
 
 def is_enabled(environ: Mapping[str, str]) -> bool:
@@ -138,36 +133,24 @@ def is_enabled(environ: Mapping[str, str]) -> bool:
     return environ.get(_ENABLE, "1") == "1"
 
 
-def make_pipe(environ: Mapping[str, str], memory: Path = SHARED_MEMORY) -> Pipe | None:
+def make_pipe(environ: Mapping[str, str], directory: Path) -> Pipe:
     """Make the pipe of this agent.
 
     Its path is TORCHELASTIC_TIMER_FILE if that is set and no file exists there. Otherwise, for instance if two agents
-    of a node were given the same path, it is in a new directory with mode 0700; see
-    :class:`~slurm_elastic.agent.node.claims.NodeDirectory`.
-
-    Returns:
-        The pipe; None, with a line in the log, if it cannot be made.
+    of a node were given the same path, it is in the agent's own directory.
     """
     path = environ.get(FILE_VARIABLE)
     if path:
         try:
-            return _open(Path(path).absolute(), None)
+            return _open(Path(path).absolute())
         except OSError as error:
             logger.warning(
                 "no pipe at %s=%s (%s): the watchdog uses one of its own", FILE_VARIABLE, path, error.strerror
             )
-    directory = None
-    try:
-        directory = NodeDirectory("watchdog", memory)
-        return _open(directory.path / "timer", directory)
-    except OSError as error:
-        if directory is not None:
-            directory.close()
-        logger.warning("no watchdog: its pipe cannot be made (%s); fix TMPDIR or give --no-watchdog", error)
-        return None
+    return _open(directory / "timer")
 
 
-def _open(path: Path, directory: NodeDirectory | None) -> Pipe:
+def _open(path: Path) -> Pipe:
     # Fails if the path exists.
     os.mkfifo(path, 0o600)
     try:
@@ -184,4 +167,4 @@ def _open(path: Path, directory: NodeDirectory | None) -> Pipe:
     with contextlib.suppress(OSError):
         # The kernel refuses it beyond /proc/sys/fs/pipe-user-pages-soft.
         fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, _CAPACITY)
-    return Pipe(path, fd, directory)
+    return Pipe(path, fd)

@@ -57,8 +57,7 @@ class Node:
         self.directory, self._stack = directory, stack
         self.hangs: queue.Queue[Hang] = queue.Queue()
         self.torch_events: list[str] = []
-        pipe = make_pipe({"TORCHELASTIC_TIMER_FILE": str(directory / "timer")})
-        assert pipe is not None
+        pipe = make_pipe({}, directory)
         self.watchdog = Watchdog(pipe, self.hangs.put, None, 60.0)
         self.watchdog.start(lambda name, _request: self.torch_events.append(name))
         stack.callback(self.watchdog.stop)

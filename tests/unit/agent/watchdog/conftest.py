@@ -18,8 +18,7 @@ def make(tmp_path: Path) -> Iterator[Make]:
     made: list[Watchdog] = []
 
     def make_watchdog(timeout: HangTimeout | None) -> Watchdog:
-        pipe = make_pipe({"TORCHELASTIC_TIMER_FILE": str(tmp_path / str(len(made)))})
-        assert pipe is not None
+        pipe = make_pipe({"TORCHELASTIC_TIMER_FILE": str(tmp_path / str(len(made)))}, tmp_path)
         made.append(Watchdog(pipe, lambda _hang: None, timeout, 60.0))
         return made[-1]
 
