@@ -24,7 +24,6 @@ from slurm_elastic.control.agent_side import WorkerProgress
 from slurm_elastic.rendezvous.transport.messages import REPORT_LIMIT
 from slurm_elastic.slow_ranks import Pace, scores
 
-_STACKS_TIMEOUT = 5.0
 _TRAINS = (Stage.TRAINING, Stage.DONE)
 
 
@@ -38,7 +37,6 @@ class NodePages:
     def __init__(self, reporter: Reporter) -> None:
         self.reporter = reporter
         self.sources: Sequence[Callable[[Readings], Readings]] = ()
-        self._closing = False
 
     def last_progress(self) -> int:
         """Return the time of the agent's last activity, by this machine's clock; torch's alive callback.
@@ -70,7 +68,7 @@ class NodePages:
         """Return the stacks of all threads of the workers and of the agent; takes seconds."""
         round_info = self.reporter.state.round_info
         workers = {pid: rank for rank, _, pid in round_info.workers} if round_info is not None else {}
-        stacks = collect_stacks(sorted(workers), _STACKS_TIMEOUT, lambda: self._closing)
+        stacks = collect_stacks(sorted(workers))
         parts = [
             f"rank {workers[pid]}\n{text}" for pid, text in sorted(stacks.items(), key=lambda stack: workers[stack[0]])
         ]
@@ -82,10 +80,6 @@ class NodePages:
         pids = state.round_info.pids.values() if state.round_info is not None else ()
         letters = {pid: process.state for pid in pids if (process := process_state(pid)) is not None}
         return live_report(state, readings, letters)
-
-    def close(self) -> None:
-        """Stop collecting stacks."""
-        self._closing = True
 
     def readings(self) -> Readings:
         """Return the facts of now; from any thread."""

@@ -37,6 +37,7 @@ from slurm_elastic.agent.health.http import (
 from slurm_elastic.agent.health.pages import NodePages
 from slurm_elastic.agent.health.state import AgentState, Reporter
 from slurm_elastic.errors import SlurmElasticError, UsageError
+from slurm_elastic.rendezvous.run_in_thread import run_in_thread
 from slurm_elastic.rundir import RunDir
 
 logger = logging.getLogger("slurm_elastic")
@@ -308,7 +309,7 @@ class HealthServer(HealthCheckServer):
             )
         self._works = True
         try:
-            return await self._loop.run_in_executor(None, make)
+            return await run_in_thread(make)
         finally:
             self._works = False
 
@@ -338,7 +339,6 @@ class HealthServer(HealthCheckServer):
         for task in (tasks := tuple(self._connections)):
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await self._loop.shutdown_default_executor()
 
     def _note(self, loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
         # Such as no descriptor for one more client (asyncio, selector_events.py).
@@ -393,7 +393,6 @@ def health_port(settings: HealthSettings | None, run_dir: RunDir, state: AgentSt
         try:
             yield pages
         finally:
-            pages.close()
             over.set()
             thread.join(_STOP_TIMEOUT)
             server.stop()

@@ -102,7 +102,6 @@ def write_stacks(worker: Watched, text: str) -> str:
     return str(path)
 
 
-_STACKS_TIMEOUT = 5.0
 _DUMPS_TIMEOUT = 1.0
 """Seconds for the workers of all nodes to write their dumps, before one is killed. Each node finds the hang by itself,
 at nearly the same time, and the first worker that is killed ends the collective that the others wait in."""
@@ -120,7 +119,6 @@ class HangHandler:
         lock: The watchdog's lock; a worker is signalled only by the thread that holds it.
         report: Called with every hang, on the thread of `run`.
         record: Called with each event of torch's own watchdog, and the request of the timer, on the same thread.
-        round: The round.
         expired: The expired timers of each worker, in order of expiry.
     """
 
@@ -140,7 +138,7 @@ class HangHandler:
         self.round.agreement.ask_workers()
         pids = {timer.request.pid for timers in self.expired.values() for timer in timers}
         pids.update(worker.pid for worker in self.expired)
-        stacks = collect_stacks(sorted(pids), _STACKS_TIMEOUT, self.round.over.is_set)
+        stacks = collect_stacks(sorted(pids))
         # The whole second, where any worker answers: this node's workers may have written theirs, others' not yet.
         if any(worker.answers for worker in self.round.agreement.progress()):
             self.round.over.wait(max(0.0, by - time.monotonic()))

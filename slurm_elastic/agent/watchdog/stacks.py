@@ -14,24 +14,27 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 _MOST_THREADS = 512
 _MOST_BYTES = 1 << 20
-_POLL_INTERVAL = 0.05
+_TIMEOUT = 5.0
 
 
-def collect_stacks(pids: Iterable[int], timeout: float, should_stop: Callable[[], bool]) -> dict[int, str]:
-    """Return a description of all threads of each process, by process id; py-spy looks at all of them at once."""
+def collect_stacks(pids: Iterable[int]) -> dict[int, str]:
+    """Return a description of all threads of each process, by process id.
+
+    py-spy looks at all of them at once, for 5 s at most.
+    """
     pids = tuple(pids)
-    end = time.monotonic() + timeout
+    end = time.monotonic() + _TIMEOUT
     started = [(pid, _start_py_spy(pid)) for pid in pids]
     texts = {pid: _kernel_view(pid) for pid in pids}
     for pid, process in started:
         if process is not None:
-            texts[pid] += f"\n== py-spy\n{_finish(process, end, should_stop)}"
+            texts[pid] += f"\n== py-spy\n{_finish(process, end)}"
     return texts
 
 
@@ -100,16 +103,16 @@ def _start_py_spy(pid: int) -> subprocess.Popen[bytes] | None:
     return None
 
 
-def _finish(process: subprocess.Popen[bytes], end: float, should_stop: Callable[[], bool]) -> str:
+def _finish(process: subprocess.Popen[bytes], end: float) -> str:
     note = ""
-    while True:
-        try:
-            return process.communicate(timeout=_POLL_INTERVAL)[0][:_MOST_BYTES].decode(errors="replace") + note
-        except subprocess.TimeoutExpired:
-            if not note and (time.monotonic() > end or should_stop()):
-                note = "\n(it took too long and was ended)\n"
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
+    try:
+        output, _ = process.communicate(timeout=max(0.0, end - time.monotonic()))
+    except subprocess.TimeoutExpired:
+        note = "\n(it took too long and was ended)\n"
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        output, _ = process.communicate()
+    return output[:_MOST_BYTES].decode(errors="replace") + note
 
 
 @dataclass(frozen=True, slots=True)

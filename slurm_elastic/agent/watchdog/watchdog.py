@@ -28,7 +28,6 @@ _MOST_TIMERS = 10_000
 """Timers of one node at a time. A script has a few; more are a mistake or an attack."""
 _READ_BYTES = 1 << 16
 _STEP_SCOPE = "step"
-_STACKS_TIMEOUT = 5.0
 _SAID_AFTER = 10.0
 _WATCHED_AFTER = 60.0
 _MOST_NAMED = 8
@@ -258,7 +257,7 @@ class Watchdog:
             threading.Thread(target=self._write_stacks, args=(living,), name="slurm-elastic-hang", daemon=True).start()
 
     def _write_stacks(self, workers: Sequence[Watched]) -> None:
-        stacks = collect_stacks([worker.pid for worker in workers], _STACKS_TIMEOUT, lambda: self._stopping)
+        stacks = collect_stacks(worker.pid for worker in workers)
         paths = [write_stacks(worker, stacks[worker.pid]) for worker in workers]
         logger.warning("%s has still not ended; stacks in %s", _ranks(workers), paths[0] or "this log")
 
