@@ -40,7 +40,6 @@ def require_own(
     A directory of this user that others may write to, as with an umask of 002, loses that permission.
 
     Args:
-        path: Path of the directory.
         owners: Further user ids that count as this user's, as a file server with root_squash changes ids (exports(5)).
         fix: The advice at the end of the error.
         group: True if the group of the directory may write to it.
@@ -74,9 +73,7 @@ def require_safe_parent(path: Path, owners: Collection[int] = (), *, fix: str, g
     rename what is in it, whatever its mode.
 
     Args:
-        path: Path of the directory.
-        owners: See `require_own`.
-        fix: The advice at the end of the error.
+        owners, fix: See `require_own`.
         group: True if the group of the directory counts as this user.
 
     Raises:
@@ -223,11 +220,7 @@ def unpickle(source: int | Path) -> Any:
 
 
 def pickled(value: object, name: str) -> bytes:
-    """Return the pickle of a function and its arguments.
-
-    Args:
-        value: What is pickled, by cloudpickle.
-        name: Name of the function.
+    """Return the pickle of a function, by its name, and its arguments, by cloudpickle.
 
     Raises:
         UsageError: One of them cannot be pickled.

@@ -72,7 +72,6 @@ class Meter:
 
     Attributes:
         begin: The reading at which the present measurement has begun; None before the first step.
-        pace: The last one; None before.
     """
 
     begin: Reading | None = None
@@ -83,8 +82,6 @@ def read(meter: Meter, reading: Reading, window: float = LOOK) -> Meter:
     """Return the measurement after one more reading.
 
     Args:
-        meter: Before.
-        reading: Now.
         window: Seconds over which a pace is measured, at least.
     """
     begin = meter.begin
@@ -147,10 +144,7 @@ def _ratio(less: float, more: float) -> float:
 class SlowRank:
     """A rank that stays slow, or, with `over`, is slow no more.
 
-    Attributes:
-        rank: Its rank.
-        pace, score: As in the last look.
-        over: True if it is slow no more.
+    Its pace and its score are those of the last look.
     """
 
     rank: int
@@ -179,7 +173,6 @@ def step(state: SlowRanks, paces: Mapping[int, Pace]) -> tuple[SlowRanks, tuple[
     """Return the knowledge after one more look, and the ranks for which it has changed.
 
     Args:
-        state: Before.
         paces: By rank; one that was seen before says nothing new about its rank.
     """
     named, against = dict(state.named), dict(state.against)

@@ -72,11 +72,7 @@ def convert(value: object, kind: Any) -> Any: ...
 
 
 def convert(value: object, kind: Any) -> Any:
-    """Return the value of this type that decoded JSON describes.
-
-    Args:
-        value: Decoded JSON.
-        kind: See `decode`.
+    """Return the value of this type, see `decode`, that decoded JSON describes.
 
     Raises:
         JSONError: It describes no value of that type.

@@ -55,7 +55,6 @@ class WorkerProgress:
     """The progress of a worker.
 
     Attributes:
-        local_rank: Index of the worker among those of its node.
         attached: True if its script uses the trainer API; if not, nothing else is known.
         boundary: Number of steps that it has completed in this round: calls of should_stop.
         step: The step that the script reported last, in its own count; None before.
@@ -64,8 +63,7 @@ class WorkerProgress:
         stopped: True if should_stop has told the script to stop.
         seconds_since_first: Seconds since the first call of should_stop in this round; None before it.
         first_step: The step that the script reported by that call, in its own count; None if it reported none.
-        loss: The loss that the script reported last; None before.
-        loss_step: The step of that loss; None before.
+        loss, loss_step: The loss that the script reported last, and its step; None before.
         before_first: Use of the time before the first call of should_stop in this round, so far; None if it is not
             measured.
         since_first: Use of the time since then; None before, and if it is not measured.
@@ -108,18 +106,13 @@ class Agreement:
     2. The stop step is the maximum of the results. Every agent calls `stop_at` with it. A worker that waits at an
        earlier boundary goes on, and stops at exactly that one.
 
-    No worker can have passed the stop step. `hold` sets the flag, makes all workers execute a full memory barrier, and
-    then reads that a worker has reached boundary c. If the worker did not see the flag at a boundary n, it read the
-    flag before the barrier. Then it had also written n before the barrier, and n is at most c. So it waits at boundary
-    c + 1, if it does not wait at c already; and the stop step is at least c + 1.
-
-    `hold` waits for no worker: a worker that blocks in a collective, because a peer waits at a boundary already, counts
-    with the boundary that it reached before.
+    No worker can have passed the stop step: docs/architecture.md, "A stop at one step", says why. `hold` waits for no
+    worker: one that blocks in a collective, because a peer waits already, counts with the boundary before.
 
     The result of `hold` stays the same until `release`, whichever agent leads; after `stop_at` it is the stop step.
 
     Args:
-        pages: Control pages of the workers, by local rank; empty if they could not be made.
+        pages: Of the workers, by local rank; empty if they could not be made.
         barrier: Makes the workers execute a full memory barrier; its argument is True if all of them are registered.
     """
 

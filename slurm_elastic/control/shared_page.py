@@ -170,12 +170,8 @@ def _map(descriptor: int) -> Fields:
     return memoryview(mmap.mmap(descriptor, SIZE)).cast("q")
 
 
-# Memory barriers that the agent executes in its workers, so that the workers execute none themselves.
-#
-# A worker writes the number of its boundary and then reads the flag; the agent writes the flag and then reads the
-# number. With a full memory barrier between the two on both sides, at least one of them sees what the other one
-# wrote. The worker does this at every step and the agent once in hours, so the agent pays for both barriers, by
-# membarrier(2).
+# Memory barriers, by membarrier(2). A worker needs one at every step and the agent one in hours, so the agent executes
+# those of its workers, too.
 _NUMBERS = {"x86_64": 324, "aarch64": 283, "riscv64": 283, "ppc64le": 365, "s390x": 356}
 """Numbers of the system call, by machine; glibc has no function for it."""
 _GLOBAL = 1

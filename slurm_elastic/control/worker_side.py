@@ -32,7 +32,6 @@ class StopReason(str, enum.Enum):
     """The reason of a stop; a string, so that it can be compared, printed and stored as one."""
 
     PREEMPTED = "preempted"
-    """Slurm preempts a job of the run."""
     TIME_LIMIT = "time_limit"
     """The time limit of a job is near."""
     DRAINED = "drained"
@@ -40,7 +39,6 @@ class StopReason(str, enum.Enum):
     REQUEUED = "requeued"
     """A job goes back into the queue."""
     CANCELLED = "cancelled"
-    """A job is cancelled."""
     NODE_LEFT = "node_left"
     """A node leaves, and the cause is unknown."""
     NODE_JOINED = "node_joined"
@@ -59,11 +57,7 @@ class StopReason(str, enum.Enum):
 
 
 class Stop:
-    """The instruction to save a checkpoint and exit.
-
-    Attributes:
-        reason: Why the workers stop.
-    """
+    """The instruction to save a checkpoint and exit."""
 
     __slots__ = ("_fields", "reason")
 
