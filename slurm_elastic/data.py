@@ -1,17 +1,7 @@
 """Samples and batches of a training whose number of ranks changes: an epoch is dealt to the ranks that there are.
 
-::
-
-    sampler = ElasticSampler(data_set, global_batch_size=256)
-    sampler.load_state_dict(checkpoint["sampler"])
-    for _ in sampler.epochs(10):
-        for images, labels in DataLoader(data_set, batch_sampler=sampler):
-            loss = cross_entropy(model(images), labels, reduction="sum") * sampler.weight
-            ...
-            optimizer.step()
-            sampler.step()
-
-The batch size is that of the whole group, so a step trains on the same samples at any world size.
+The batch size is that of the whole group, so a step trains on the same samples at any world size. docs/howto/data.md
+has an example.
 """
 
 from __future__ import annotations
@@ -43,8 +33,6 @@ class ElasticSampler(Sampler[list[int]]):
 
     Attributes:
         size: number of samples.
-        batch_size: samples per step of the whole group.
-        seed: of the shuffle; None for the data set's own order.
         epoch: the present one, from 0.
         consumed: samples of it that the group has trained on.
         rank, world_size: of this process.

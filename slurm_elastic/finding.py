@@ -26,7 +26,6 @@ class Finding:
 
     Attributes:
         check: Name of the check, which programs can rely on, such as ``slurm.grace``.
-        level: Its weight.
         found: What was found, with numbers.
         why: What it means for runs.
         fix: What a person can do; empty for `Level.OK`.

@@ -1,18 +1,8 @@
 """The API for training scripts: when to stop, whether to publish a checkpoint, how far the training is.
 
-::
-
-    from slurm_elastic import trainer
-
-    for batch in batches:
-        ...
-        step += 1
-        if trainer.should_stop(step):
-            save_checkpoint()
-            break
-
 Under plain python and torchrun every function here does nothing. Import the module at the top of the script: from then
-on the agent expects that the worker calls `should_stop`. A script that never calls it should not import the module.
+on the agent expects that the worker calls `should_stop`, as docs/howto/trainer.md shows. A script that never calls it
+should not import the module.
 
 Older names stay valid: `takes_part` for `is_managed`, `checkpointed` for `report_checkpoint`, `may_publish` for
 `can_publish_checkpoint`.
@@ -202,11 +192,6 @@ def can_publish_checkpoint() -> bool:
 
 def expires(after: float, scope: str = "block") -> AbstractContextManager[None]:
     """Guard a block by the watchdog: it records the stacks of a worker that takes longer, and kills the worker.
-
-    ::
-
-        with trainer.expires(after=60, scope="step"):
-            ...
 
     This is torch.distributed.elastic.timer.expires with the client of this node. Without a watchdog it does nothing.
 

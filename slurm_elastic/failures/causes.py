@@ -37,7 +37,7 @@ class Cause:
     """A row: a cause, and how to know it.
 
     Attributes:
-        name: The name of the cause in records; never changed, as programs read it.
+        name: Never changed, as programs read it.
         title: The cause in a few words; empty for a row that says no more than the message of the failure.
         domain: The part of the run that has failed: user_code, data, node, network, storage, slurm or unknown.
         outlook: The effect that another start can have: again, not_again, elsewhere or unknown.

@@ -1,15 +1,6 @@
-"""Lightning Fabric: its arguments for the world of a run. The script has the loop, and calls the trainer API there.
+"""Lightning Fabric: its arguments for the world of a run; docs/howto/frameworks.md has an example.
 
-::
-
-    from slurm_elastic import trainer
-    from slurm_elastic.integrations.fabric import elastic_fabric
-
-    fabric = elastic_fabric(accelerator="gpu")
-    ...
-        if trainer.should_stop(step):
-            fabric.save("out/last.ckpt", state)
-            break
+The script has the loop, and calls the trainer API there.
 """
 
 from __future__ import annotations

@@ -1,11 +1,4 @@
-"""Lightning: a Trainer that saves and stops at one step.
-
-::
-
-    from slurm_elastic.integrations.lightning import ElasticCallback, elastic_world, last_checkpoint
-
-    trainer = Trainer(**elastic_world(), callbacks=[ElasticCallback(), ModelCheckpoint("out", save_last=True)])
-    trainer.fit(model, loader, ckpt_path=last_checkpoint("out"))
+"""Lightning: a Trainer that saves and stops at one step; docs/howto/frameworks.md has an example.
 
 Read in lightning 2.6. It does not requeue Slurm jobs here, since it detects TorchElasticEnvironment first.
 """

@@ -1,14 +1,6 @@
 """Transformers: a Trainer that saves and stops at one step, and keeps its batch when the number of ranks changes.
 
-::
-
-    from slurm_elastic.integrations.transformers import ElasticCallback, batch_arguments, last_checkpoint
-
-    args = TrainingArguments("out", **batch_arguments(global_batch=256, micro_batch=8), ...)
-    trainer = Trainer(model, args, train_dataset=..., callbacks=[ElasticCallback()])
-    trainer.train(resume_from_checkpoint=last_checkpoint("out"))
-
-Read in transformers 5.23.
+docs/howto/frameworks.md has an example. Read in transformers 5.23.
 """
 
 from __future__ import annotations

@@ -76,7 +76,6 @@ class AgentState:
     Attributes:
         since: Monotonic time at which the stage began.
         round_info: This node's part in the present round, or in its last one; None before the first.
-        leave: The departure that it has announced last; None before.
         rounds: The reason of each round that contained this node.
         changes: Seconds of each round change.
         changing_since: Monotonic time at which the present change began; None while workers train.
