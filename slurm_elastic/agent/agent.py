@@ -33,7 +33,7 @@ from slurm_elastic.agent.settings import AgentSettings
 from slurm_elastic.agent.signals import record_signals
 from slurm_elastic.agent.workers.processes import survivors, worker_environment
 from slurm_elastic.agent.workers.torch_agent import TorchAgent
-from slurm_elastic.control.agent_side import Agreement, RoundControl, WorkerProgress
+from slurm_elastic.control.agent_side import RoundControl, WorkerProgress
 from slurm_elastic.errors import ExitCode
 from slurm_elastic.rendezvous.connect import RendezvousConfig
 from slurm_elastic.rendezvous.membership.agents import STEPPED, WorkerFailure, root_of
@@ -103,8 +103,8 @@ class Agent:
         )
         self._state: states.State = states.Joining()
         self._directory = directory
-        self._control: RoundControl | None = None
-        self._agreement = Agreement(())
+        self._control = RoundControl(directory, 0, 0)
+        """The control pages of the newest round; none before the first."""
         self._processes: WorkerProcesses | None = None
         self.assignment: Assignment | None = None
         """The assignment of the present round; None before the first round and while the next one forms."""
@@ -133,7 +133,7 @@ class Agent:
 
     def progress(self) -> tuple[WorkerProgress, ...]:
         """Return the progress of the workers of this node, by local rank; from any thread."""
-        return self._agreement.progress()
+        return self._control.progress()
 
     def last_checkpoint(self) -> int | None:
         """Return the step of the newest checkpoint that a worker here has reported, or None; from any thread."""
@@ -270,10 +270,10 @@ class Agent:
                 if self._processes is not None and self._worker_signal is not None:
                     self._processes.signal(self._worker_signal)
             case actions.Hold(round_):
-                self._coordination.send(Held(agent, round_, self._agreement.hold()))
+                self._coordination.send(Held(agent, round_, self._control.hold()))
             case actions.StopAtStep(round_, at, reason, seconds):
                 try:
-                    self._agreement.stop_at(at, reason, seconds)
+                    self._control.stop_at(at, reason, seconds)
                 except ValueError as error:
                     logger.warning("the workers do not stop at step %d of round %d: %s", at, round_, error)
                     self._coordination.send(Held(agent, round_, None))
@@ -282,15 +282,15 @@ class Agent:
                     feature.stop_agreed(reason)
                 return events.StepAccepted(at)
             case actions.Fence():
-                self._agreement.fence()
+                self._control.fence()
             case actions.ExpectExits(unplanned):
                 self._note_ran()
-                self._agreement.await_answers(_DUMP_TIMEOUT)
+                self._control.await_answers(_DUMP_TIMEOUT)
                 for feature in self._features:
                     feature.exits_expected(unplanned=unplanned)
             case actions.TerminateWorkers(interrupt):
                 if self._processes is not None:
-                    ending = signal.SIGKILL if self._agreement.shielded() else signal.SIGTERM
+                    ending = signal.SIGKILL if self._control.shielded() else signal.SIGTERM
                     self._processes.signal(signal.SIGINT if interrupt else ending)
             case actions.CloseRound():
                 return self._close_round()
@@ -322,7 +322,7 @@ class Agent:
             )
             for worker in self.torch.workers
         }
-        self._agreement = self._control = RoundControl(self._directory, assignment.round, len(environments))
+        self._control = RoundControl(self._directory, assignment.round, len(environments))
         for local_rank, env in environments.items():
             env.update(self._control.environment(local_rank))
             self.torch.set_local_rank(env, local_rank)
@@ -336,7 +336,7 @@ class Agent:
             return events.StartFailed(self._failure(assignment, _CANNOT_RUN, str(error)))
         self._started_at = time.monotonic()
         pids = self._processes.pids()
-        self._running = RunningRound(assignment, pids, environments, self.progress, self._agreement)
+        self._running = RunningRound(assignment, pids, environments, self.progress, self._control)
         self.torch.workers_started(pids)
         for feature in self._features:
             feature.workers_started(self._running)
@@ -386,8 +386,7 @@ class Agent:
             self._processes = None
         for feature in self._features:
             feature.round_ended(self.progress())
-        if self._control is not None:
-            self._control.close()
+        self._control.close()
         return events.RoundClosed(
             self._coordination.leads, survivors(self._rendezvous_config.node, unended) if unended else ""
         )
@@ -412,9 +411,8 @@ class Agent:
             feature.run_ended()
         if self._reserved is not None:
             self._reserved.close()
-        number = signal.SIGKILL if self._agreement.shielded() else number
-        if self._control is not None:
-            self._control.close()
+        number = signal.SIGKILL if self._control.shielded() else number
+        self._control.close()
         if self._processes is not None:
             self._processes.close(number, timeout)
             self._processes = None
@@ -422,8 +420,8 @@ class Agent:
     def _worker_positions(self, dumps: bool) -> tuple[WorkerPosition, ...]:
         """Return how far the workers of this node are; from any thread."""
         if dumps:
-            self._agreement.ask_workers()
-            self._agreement.await_answers(_ANSWER_TIMEOUT)
+            self._control.ask_workers()
+            self._control.await_answers(_ANSWER_TIMEOUT)
         assignment = self.assignment
         return () if assignment is None else _positions(self.progress(), assignment.place.base_rank)
 
