@@ -69,16 +69,15 @@ def node_directory(memory: Path = SHARED_MEMORY) -> Iterator[Path]:
     Raises:
         UsageError: The directory can be made in neither.
     """
-    temporary = Path(tempfile.gettempdir())
     try:
         _remove_abandoned(memory)
         directory, descriptor = _make_locked(memory)
     except OSError:
         try:
-            directory, descriptor = _make_locked(temporary)
+            directory, descriptor = _make_locked(Path(tempfile.gettempdir()))
         except OSError as error:
             raise UsageError(
-                f"no directory can be made in {memory} or {temporary}: {error.strerror}; make room there, or set TMPDIR"
+                f"no directory can be made in {memory} or TMPDIR: {error.strerror}; make room there, or set TMPDIR"
             ) from None
     try:
         yield directory
