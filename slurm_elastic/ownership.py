@@ -106,21 +106,25 @@ def is_writable_by_others(path: Path) -> bool:
     return bool(mode & _WRITABLE) and not mode & stat.S_ISVTX
 
 
-def open_own(path: Path | str, flags: int) -> int:
+def open_own(path: Path | str, flags: int, directory: int | None = None) -> int:
     """Open a regular file of this user, and follow no link to it.
+
+    Args:
+        directory: A descriptor of its directory; None to look that up.
 
     Raises:
         PermissionError: The file belongs to another user, or is no regular file.
         OSError: The file cannot be opened, or is a link.
     """
-    descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, NEW_FILE)
+    name = path if directory is None else Path(path).name
+    descriptor = os.open(name, flags | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, NEW_FILE, dir_fd=directory)
     try:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
             raise PermissionError(1, "not a regular file", str(path))
-        directory = Path(path).parent.stat()
+        owner = (Path(path).parent.stat() if directory is None else os.fstat(directory)).st_uid
         # A file server may give what this user makes to another id; then the directory belongs to that one, too.
-        if status.st_uid not in (os.geteuid(), directory.st_uid):
+        if status.st_uid not in (os.geteuid(), owner):
             raise PermissionError(1, f"belongs to another user (uid {status.st_uid})", str(path))
         os.set_blocking(descriptor, True)
     except BaseException:
@@ -169,34 +173,21 @@ def open_trusted(path: Path) -> int:
     """
     directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        _require_owner(directory, path.parent)
         status = os.fstat(directory)
+        is_own = status.st_uid == os.geteuid()
+        with contextlib.suppress(OSError):
+            is_own = is_own or status.st_uid == owner_of_new_files(path.parent)
+        if not is_own:
+            raise PermissionError(1, f"belongs to another user (uid {status.st_uid})", str(path.parent))
         if status.st_mode & _WRITABLE:
             os.fchmod(directory, stat.S_IMODE(status.st_mode) & ~_WRITABLE)
-        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
-        descriptor = os.open(path.name, flags, dir_fd=directory)
+        descriptor = open_own(path, os.O_RDONLY, directory)
     finally:
         os.close(directory)
-    try:
-        _require_owner(descriptor, path)
-        mode = os.fstat(descriptor).st_mode
-        if not stat.S_ISREG(mode) or mode & _WRITABLE:
-            raise PermissionError(1, "open to others for writing, or no regular file", str(path))
-        os.set_blocking(descriptor, True)
-    except BaseException:
+    if os.fstat(descriptor).st_mode & _WRITABLE:
         os.close(descriptor)
-        raise
+        raise PermissionError(1, "open to others for writing", str(path))
     return descriptor
-
-
-def _require_owner(descriptor: int, path: Path) -> None:
-    owner = os.fstat(descriptor).st_uid
-    if owner == os.geteuid():
-        return
-    with contextlib.suppress(OSError):
-        if owner == owner_of_new_files(path if path.is_dir() else path.parent):
-            return
-    raise PermissionError(1, f"belongs to another user (uid {owner})", str(path))
 
 
 def unpickle(source: int | Path) -> Any:

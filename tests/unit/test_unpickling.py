@@ -55,7 +55,7 @@ def test_a_file_that_others_may_write_a_link_and_a_pipe_are_not_read(path: Path,
     with pytest.raises(OSError, match="symbolic links"):
         unpickle(path.parent / "link")
     os.mkfifo(path.parent / "pipe", 0o600)
-    with pytest.raises(PermissionError, match="no regular file"):
+    with pytest.raises(PermissionError, match="not a regular file"):
         unpickle(path.parent / "pipe")
 
 
