@@ -47,13 +47,9 @@ class StopReason(str, enum.Enum):
     __str__ = str.__str__
 
     @classmethod
-    def _missing_(cls, value: object) -> StopReason | None:
-        """Take a reason of a later release of the agent as it is."""
-        if not isinstance(value, str):
-            return None
-        reason = str.__new__(cls, value)
-        reason._name_, reason._value_ = value.upper(), value
-        return reason
+    def _missing_(cls, value: object) -> StopReason:
+        """Take a reason of a later release of the agent for one that is unknown."""
+        return cls.NODE_LEFT
 
 
 class Stop:

@@ -41,7 +41,7 @@ def test_a_stop_has_a_reason_that_is_a_string(control: RoundControl) -> None:
     assert stop.reason is trainer.StopReason.TIME_LIMIT
     assert stop.reason == "time_limit"
     assert (f"{stop.reason}", str(stop.reason), json.dumps(stop.reason)) == ("time_limit", "time_limit", '"time_limit"')
-    assert trainer.StopReason("of a later release") == "of a later release"
+    assert trainer.StopReason("of a later release") is trainer.StopReason.NODE_LEFT
 
 
 def test_every_reason_of_the_membership_is_known() -> None:
