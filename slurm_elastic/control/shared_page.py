@@ -70,7 +70,7 @@ AWAITED = 29
 framework comes to it by itself."""
 
 MEASURED = 32
-"""The time for which the fields below have been measured, in nanoseconds; 0 if they are not."""
+"""1: the fields below are measured, in nanoseconds."""
 USES = (33, 34, 35, 36)
 """Time that the worker has waited in collectives (NONE if that is unknown), for input, saved and read checkpoints."""
 WAITING, LOADING, SAVING, RESTORING = USES

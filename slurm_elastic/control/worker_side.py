@@ -91,7 +91,7 @@ class TimeMeter:
         self._fields, self._thread = fields, _thread.get_ident()
         path = f"/proc/self/task/{_thread.get_native_id()}/schedstat"
         self._times = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        self._begin, self._not_waiting, self._waited = time.monotonic_ns(), self._asleep(), 0
+        self._not_waiting, self._waited = self._asleep(), 0
         self._counts = False
         fields[page.WAITING], fields[page.MEASURED] = page.NONE, 1
 
@@ -101,11 +101,10 @@ class TimeMeter:
         run, ready = os.pread(self._times, 64, 0).split()[:2]
         return time.monotonic_ns() - int(run) - int(ready)
 
-    def note(self, now: int) -> None:
+    def note(self) -> None:
         """Write how long the thread has waited until now."""
         self._waited = max(0, self._asleep() - self._not_waiting)
         self._fields[page.WAITING] = page.NONE if is_on_gpu() else self._waited
-        self._fields[page.MEASURED] = now - self._begin
 
     @contextlib.contextmanager
     def counts(self, use: int) -> Iterator[None]:
@@ -176,7 +175,7 @@ class WorkerControl:
             return self._wait(boundary)
         if now >= self._due and self._meter is not None:
             self._due = now + _MEASURE_INTERVAL_NS
-            self._meter.note(now)
+            self._meter.note()
         if boundary == 1:
             self._note_first()
             self._raise_shield()
