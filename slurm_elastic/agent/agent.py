@@ -336,7 +336,7 @@ class Agent:
             return events.StartFailed(self._failure(assignment, _CANNOT_RUN, str(error)))
         self._started_at = time.monotonic()
         pids = self._processes.pids()
-        self._running = RunningRound(assignment, pids, environments, self.progress, self._control)
+        self._running = RunningRound(assignment, pids, environments, self._control.progress, self._control)
         self.torch.workers_started(pids)
         for feature in self._features:
             feature.workers_started(self._running)

@@ -109,7 +109,8 @@ class HealthFeature(Feature):
 
     def __init__(self, reporter: Reporter) -> None:
         self._reporter = reporter
-        self._progress: Callable[[], Sequence[WorkerProgress]] = tuple
+        self._steps: tuple[int, Callable[[], Sequence[WorkerProgress]]] = 0, tuple
+        """The steps of the workers here in all rounds before, and what returns their progress in this one."""
         self.fd = reporter.fd
 
     def loop_turned(self) -> None:
@@ -121,16 +122,9 @@ class HealthFeature(Feature):
             self._reporter.change(lambda state: enter(state, stage, now))
 
     def workers_started(self, running: RunningRound) -> None:
-        self._progress, now = running.progress, time.monotonic()
-        self._reporter.change(
-            lambda state: enter(replace(state, round_info=running, counted=False), Stage.TRAINING, now)
-        )
-
-    def round_ended(self, progress: Sequence[WorkerProgress]) -> None:
-        steps = sum(worker.boundary for worker in progress)
-        self._reporter.change(
-            lambda state: state if state.counted else replace(state, steps=state.steps + steps, counted=True)
-        )
+        before, progress = self._steps
+        self._steps, now = (before + _steps(progress()), running.progress), time.monotonic()
+        self._reporter.change(lambda state: enter(replace(state, round_info=running), Stage.TRAINING, now))
 
     def leave_announced(self, leave: AnnounceLeave) -> None:
         announced = Leave(leave.reason.value, leave.detail, time.monotonic() + leave.seconds)
@@ -146,7 +140,13 @@ class HealthFeature(Feature):
         self._reporter.over()
 
     def status(self, readings: Readings) -> Readings:
-        return replace(readings, progress=self._progress())
+        before, progress = self._steps
+        workers = progress()
+        return replace(readings, progress=workers, steps=before + _steps(workers))
+
+
+def _steps(progress: Sequence[WorkerProgress]) -> int:
+    return sum(worker.boundary for worker in progress)
 
 
 def _stage(state: State) -> Stage | None:

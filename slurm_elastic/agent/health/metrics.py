@@ -97,8 +97,7 @@ class _Collected(Collector):
         gauge, counter = self._gauge, self._counter
         here = state.round_info.workers if state.round_info is not None and state.stage is Stage.TRAINING else ()
         yield gauge("workers", "Workers that run on this node.", len(here))
-        total = state.steps + sum(worker.boundary for worker in readings.progress)
-        yield counter("steps", "Steps taken by the workers of this node together.", total)
+        yield counter("steps", "Steps taken by the workers of this node together.", readings.steps)
         ranks = {local: str(rank) for rank, local, _ in here}
         progress = {ranks[worker.local_rank]: worker for worker in readings.progress if worker.local_rank in ranks}
         for name, field, text in (

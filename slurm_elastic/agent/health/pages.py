@@ -12,7 +12,6 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from slurm_elastic._version import __version__
@@ -55,14 +54,14 @@ class NodePages:
 
     def status(self) -> bytes:
         """Return the status as JSON."""
-        return status_page(*self._contents())
+        return status_page(self.reporter.state, self.readings())
 
     def metrics(self) -> tuple[bytes, str]:
         """Return the metrics in Prometheus' format, and their content type."""
         # The import of prometheus_client takes a tenth of a second, and most agents never serve this page.
         from slurm_elastic.agent.health.metrics import CONTENT_TYPE, metrics_page
 
-        return metrics_page(*self._contents()), CONTENT_TYPE
+        return metrics_page(self.reporter.state, self.readings()), CONTENT_TYPE
 
     def stacks(self) -> bytes:
         """Return the stacks of all threads of the workers and of the agent; takes seconds."""
@@ -88,11 +87,6 @@ class NodePages:
         for source in self.sources:
             readings = source(readings)
         return readings
-
-    def _contents(self) -> tuple[AgentState, Readings]:
-        state, readings = self.reporter.state, self.readings()
-        # The steps of a round that is over are part of the state.
-        return state, replace(readings, progress=()) if state.counted else readings
 
 
 def _own_stacks() -> str:

@@ -80,7 +80,6 @@ class AgentState:
         changes: Seconds of each round change.
         changing_since: Monotonic time at which the present change began; None while workers train.
         training, lost: Seconds up to `since` in which workers ran, and in which workers should have run and did not.
-        counted: True if `steps` contains the last round of this node.
     """
 
     run: str
@@ -98,8 +97,6 @@ class AgentState:
     changing_since: float | None = None
     training: float = 0.0
     lost: float = 0.0
-    steps: int = 0
-    counted: bool = True
     hangs: int = 0
     kills: int = 0
 
@@ -119,6 +116,7 @@ class Readings:
         rejected: Records without the run's secret that the leader dropped; 0 on other agents.
         snapshot_bytes: Memory that the agent holds for snapshots.
         safe_step: Step of the newest snapshot of which other nodes have copies; None if there is none.
+        steps: Those of the workers here in all rounds together.
         slow: Ranks of the run that stay slow; only the agent of rank 0 knows them.
     """
 
@@ -133,6 +131,7 @@ class Readings:
     snapshot_bytes: int = 0
     safe_step: int | None = None
     progress: Sequence[WorkerProgress] = ()
+    steps: int = 0
     paces: Mapping[int, Pace] = field(default_factory=dict)
     slow: tuple[SlowRank, ...] = ()
 

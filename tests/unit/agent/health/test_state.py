@@ -96,7 +96,7 @@ def test_the_status_page_before_anything_happened() -> None:
 
 
 def test_the_metrics_page_says_the_same() -> None:
-    state = replace(train(START, 14.0), notices=("SIGTERM", "SIGTERM"), steps=100, kills=1)
+    state = replace(train(START, 14.0), notices=("SIGTERM", "SIGTERM"), kills=1)
     readings = Readings(
         now=20.0,
         cpu_seconds=1.5,
@@ -105,6 +105,7 @@ def test_the_metrics_page_says_the_same() -> None:
         watchdog_age=0.25,
         ignored=5,
         rejected=6,
+        steps=107,
         progress=(WorkerProgress(1, True, 7, 118, None, 1.5, False, loss=0.5),),
     )
     found = {}
