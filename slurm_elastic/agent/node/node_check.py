@@ -20,7 +20,6 @@ from pathlib import Path
 
 from slurm_elastic.agent.node.site_command import run_site_command
 from slurm_elastic.agent.signals import Notices
-from slurm_elastic.errors import ExitCode, SlurmElasticError
 from slurm_elastic.text import size_text
 
 logger = logging.getLogger("slurm_elastic")
@@ -31,12 +30,6 @@ _TIMEOUT = 60.0
 _LOOK = 0.1
 """Seconds between two looks for a signal while the check runs."""
 _OFF = "off"
-
-
-class NodeCheckError(SlurmElasticError):
-    """This node failed its check: its agent does not join the run."""
-
-    exit_code = ExitCode.FAILED
 
 
 class NodeCheck:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from slurm_elastic._version import __version__
 from slurm_elastic.cli._command import Command, Parser, add_print_completion, with_one_line_errors
 from slurm_elastic.descriptors import raise_limit, require
-from slurm_elastic.errors import UsageError
+from slurm_elastic.errors import SlurmElasticError, UsageError
 
 if TYPE_CHECKING:
     from slurm_elastic.agent.forkserver.client import ForkServer
@@ -216,7 +216,7 @@ def _submission() -> Submission:
 
 def _require_checked_node(check: NodeCheck, settings: AgentSettings) -> None:
     from slurm_elastic.agent.event_log import EventLog
-    from slurm_elastic.agent.node.node_check import NodeCheckError, tell_site
+    from slurm_elastic.agent.node.node_check import tell_site
     from slurm_elastic.agent.signals import record_signals
     from slurm_elastic.rendezvous.run_events import Entry
 
@@ -228,7 +228,7 @@ def _require_checked_node(check: NodeCheck, settings: AgentSettings) -> None:
     events.add(Entry("node_check_failed", text, {"nodes": [settings.node], "why": problem}), logging.DEBUG)
     events.close()
     tell_site(settings.values.on_bad_node, settings.node, settings.run_id, problem)
-    raise NodeCheckError(text)
+    raise SlurmElasticError(text)
 
 
 BATCH_VERSION = "SLURM_ELASTIC_BATCH_VERSION"
