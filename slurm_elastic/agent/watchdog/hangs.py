@@ -58,16 +58,14 @@ class WatchedRound:
         workers: By process id; empty when the round is over.
         agreement: Knows their progress, and asks them for their dumps.
         over: Set when no worker of the round is killed any more.
-        hung: The process ids of those that hang, and are handled now or were killed.
-        killed: The hang of each that was killed, by process id.
+        hung: Those that hang, by process id: None while one is handled, then its hang if it was killed.
         ended_at: Monotonic time at which a worker was found to have ended; None before.
     """
 
     workers: Mapping[int, Watched] = field(default_factory=dict)
     agreement: Agreement = field(default_factory=lambda: Agreement(()))
     over: threading.Event = field(default_factory=threading.Event)
-    hung: set[int] = field(default_factory=set)
-    killed: dict[int, Hang] = field(default_factory=dict)
+    hung: dict[int, Hang | None] = field(default_factory=dict)
     began: float = field(default_factory=time.monotonic)
     ended_at: float | None = None
     said: set[str] = field(default_factory=set)
@@ -170,9 +168,9 @@ class HangHandler:
             hang = Hang(worker, request.scope, request.pid, seconds, process.state, killed, path, timer.steps, waits)
             if killed is None:
                 # The worker lives on: its later timers count again.
-                self.round.hung.discard(worker.pid)
+                del self.round.hung[worker.pid]
             else:
-                self.round.killed[worker.pid] = hang
+                self.round.hung[worker.pid] = hang
                 if not dump_python_stacks(worker.pid):
                     kill(worker.pid, killed)
         self.report(hang)

@@ -102,7 +102,7 @@ class Watchdog:
     def hang_of(self, pid: int) -> Hang | None:
         """Return the hang for which the watchdog killed this worker of the newest round, None if it did not."""
         with self._lock:
-            return self._round.killed.get(pid)
+            return self._round.hung.get(pid)
 
     def stop(self) -> None:
         """End the thread, and remove the pipe; a second call does nothing."""
@@ -207,7 +207,7 @@ class Watchdog:
                 elif worker.pid not in self._round.hung:
                     expired.setdefault(worker, []).append(timer)
             if expired:
-                self._round.hung.update(worker.pid for worker in expired)
+                self._round.hung.update(dict.fromkeys(worker.pid for worker in expired))
                 # In a thread of its own, so that this one reads on.
                 work = HangHandler(self._lock, self._report, self._record_event, self._round, expired).run
                 handler = threading.Thread(target=work, name="slurm-elastic-hang", daemon=True)
