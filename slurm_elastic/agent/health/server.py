@@ -165,8 +165,7 @@ class Limits:
         requests_per_second: Requests of all clients; more have to wait, so that the training does not.
         probe_seconds: Seconds after which a request of `/healthz` on a connection is answered beside that number, so
             that no client makes the probe of another one fail.
-        request_seconds: Seconds from the connection's beginning to the end of its request.
-        idle_seconds: Seconds from an answer to the end of the next request.
+        request_seconds: Seconds from the connection's beginning, or an answer, to the end of the next request.
         answer_seconds: Seconds in which the client has to read the answer, and to close.
     """
 
@@ -174,7 +173,6 @@ class Limits:
     requests_per_second: int = 100
     probe_seconds: float = 0.5
     request_seconds: float = 5.0
-    idle_seconds: float = 75.0
     answer_seconds: float = 10.0
 
 
@@ -255,10 +253,11 @@ class HealthServer(HealthCheckServer):
         self, task: asyncio.Task[None], reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
         """Answer the requests of a client; those of others come between any two of them."""
-        seconds, probe_at, keep_open = self.limits.request_seconds, 0.0, True
+        probe_at, keep_open = 0.0, True
         while keep_open:
             try:
-                request = read_request(await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), seconds))
+                head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), self.limits.request_seconds)
+                request = read_request(head)
             except HTTPError as error:
                 writer.write(Response(error.status, f"{error}\n".encode()).encode())
                 return
@@ -273,7 +272,7 @@ class HealthServer(HealthCheckServer):
             self._connections.pop(task, None)
             self._connections[task] = True
             answer = await self._page(request)
-            keep_open, seconds = request.keep_open, self.limits.idle_seconds
+            keep_open = request.keep_open
             writer.write(answer.encode(keep_open=keep_open, head_only=request.method == "HEAD"))
             await asyncio.wait_for(writer.drain(), self.limits.answer_seconds)
             self._connections[task] = False

@@ -20,9 +20,9 @@ from slurm_elastic.agent.health.server import HealthServer, HealthSettings, Limi
 from tests.local.waiting import HANG, descriptors, eventually, meanwhile
 
 TOKEN = "0123456789abcdef"
-PATIENT = Limits(connections=8, request_seconds=60, idle_seconds=60, answer_seconds=60)
+PATIENT = Limits(connections=8, request_seconds=60, answer_seconds=60)
 """For clients that are proper, however long they have to wait for a processor."""
-STRICT = Limits(connections=8, request_seconds=0.3, idle_seconds=0.5, answer_seconds=0.5)
+STRICT = Limits(connections=8, request_seconds=0.3, answer_seconds=0.5)
 
 
 class Pages(NodePages):
