@@ -10,7 +10,7 @@ from slurm_elastic.control.shared_page import ATTACHED, DEADLINE, HOLD, NONE, ST
 from slurm_elastic.control.worker_side import Stop, WorkerControl
 from tests.simulation.interleaving import Interleaving, Memory, Processor, View
 
-REASON = "preempted by a job that is more important"  # more than one field long
+REASON = "preempted"  # more than one field long
 
 
 class StopSchedule:
