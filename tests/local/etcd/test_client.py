@@ -12,7 +12,7 @@ import pytest
 from slurm_elastic.errors import SlurmElasticError
 from slurm_elastic.rendezvous.records.api import RecordsInterruptedError
 from slurm_elastic.rendezvous.records.etcd import failover_channel
-from slurm_elastic.rendezvous.records.etcd.client import EtcdClient, Lease, key_range
+from slurm_elastic.rendezvous.records.etcd.client import EtcdClient, Lease
 from slurm_elastic.rendezvous.records.etcd.errors import EtcdError, EtcdUnavailableError
 from slurm_elastic.rendezvous.records.etcd.failover_channel import load_rpc
 from slurm_elastic.rendezvous.records.etcd.server import EtcdServer
@@ -99,14 +99,14 @@ def test_a_watch_from_before_a_compaction_ends(client: EtcdClient, prefix: str) 
     revision = client.put(prefix, b"")
     compact(client, client.put(prefix, b""))
     began = time.monotonic()
-    client.await_put([key_range(prefix + "never", False)], revision - 1, began + GUARD)
+    client.await_put(f"{prefix}never".encode(), revision - 1, began + GUARD)
     assert time.monotonic() - began < GUARD
 
 
 def test_client_that_is_closed_says_so(first_etcd: EtcdServer) -> None:
     with EtcdClient(first_etcd.config) as client:
         client.connect()
-    client.connection.watch([], time.monotonic() + GUARD)
+    client.await_put(b"key", 1, time.monotonic() + GUARD)
     with pytest.raises(EtcdError, match="is closed"):
         client.connect()
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch.distributed import DistNetworkError, DistStoreError, HashStore, PrefixStore, QueueEmptyError, Store, TCPStore
+from torch.distributed import DistNetworkError, DistStoreError, HashStore, PrefixStore, Store, TCPStore
 
 from slurm_elastic.rendezvous.records.etcd.client import EtcdClient
 from slurm_elastic.rendezvous.records.etcd.config import load_config
@@ -133,25 +133,6 @@ STEPS: dict[str, list[Step]] = {
         ("delete_key", ("key",), True),
         ("check", (["key"],), False),
     ],
-    "queue": [
-        ("queue_len", ("q",), 0),
-        ("queue_push", ("q", "a"), None),
-        ("queue_push", ("q", b"\xff"), None),
-        ("queue_push", ("q/b", "other"), None),
-        ("queue_push", ("q", "c"), None),
-        ("queue_len", ("q",), 3),
-        ("check", (["q", "q/b"],), True),
-        ("wait", (["q", "q/b"],), None),
-        ("num_keys", (), 0),
-        ("queue_pop", ("q",), b"a"),
-        ("queue_pop", ("q", False), b"\xff"),
-        ("queue_pop", ("q",), b"c"),
-        ("queue_len", ("q",), 0),
-        ("check", (["q"],), False),
-        ("queue_pop", ("q", False), QueueEmptyError),
-        ("set_timeout", (SHORT,), None),
-        ("queue_pop", ("q",), DistStoreError),
-    ],
     "has_extended_api": [("has_extended_api", (), True)],
     # torch 2.11 has none.
     **(
@@ -164,8 +145,6 @@ STEPS: dict[str, list[Step]] = {
 
 @pytest.mark.parametrize("name", STEPS)
 def test_every_store_does_the_same(store: Store, name: str) -> None:
-    if name == "queue" and isinstance(store, PrefixStore):
-        pytest.skip("torch (2.13, PythonStore in csrc/distributed/c10d/init.cpp) passes no queue on to a Python store")
     for method, arguments, expected in STEPS[name]:
         call = getattr(store, method)
         if isinstance(expected, type):
@@ -236,12 +215,6 @@ def test_get_waits_for_a_key(store: Store, write: Callable[[Store], object]) -> 
         assert store.get("key") == b"there"
 
 
-def test_wait_ends_with_a_push(etcd_store: EtcdStore) -> None:
-    other = etcd_store.clone()
-    with meanwhile(lambda: other.queue_push("queue", "value"), after=0.05):
-        etcd_store.wait(["queue"])
-
-
 def test_the_parameters_have_the_names_of_torchs_store(client: EtcdClient, prefix: str) -> None:
     store = EtcdStore(etcd_client=client, etcd_store_prefix=prefix, timeout=None)
     assert (store.client, store.prefix, store.timeout) == (client, f"{prefix.rstrip('/')}/", timedelta(seconds=300))
@@ -288,7 +261,7 @@ def test_waits_send_nothing_while_they_wait(client: EtcdClient, etcd_store: Etcd
     with meanwhile(lambda: etcd_store.wait(["a", "b"])):
         assert watching.wait(GUARD.total_seconds())
         time.sleep(0.5)
-        assert sent == ["KV/Txn", "KV/Range"], "one read of the keys, one of the first queue, then the watch"
+        assert sent == ["KV/Txn"], "one read of the keys, then the watch"
         etcd_store.multi_set(["a", "b"], ["", ""])
 
 
@@ -308,32 +281,10 @@ def test_adds_of_many_clients_are_all_counted(etcd: EtcdServer, prefix: str) -> 
     assert sorted(seen) == list(range(1, 81))
 
 
-def test_many_threads_of_one_store_leave_one_receipt(etcd_store: EtcdStore, client: EtcdClient, prefix: str) -> None:
-    with ThreadPoolExecutor(200) as threads:
+def test_each_thread_of_a_store_leaves_one_receipt(etcd_store: EtcdStore, client: EtcdClient, prefix: str) -> None:
+    with ThreadPoolExecutor(4) as threads:
         list(threads.map(lambda number: etcd_store.add(f"count{number}", 1), range(200)))
-    for _ in range(4):
-        etcd_store.add("last", 1)
-    assert client.count_prefix(f"{prefix}receipts/") == 1
-
-
-def test_queue_hands_out_each_value_once(etcd: EtcdServer, client: EtcdClient, prefix: str) -> None:
-    seen: list[bytes] = []
-
-    def pop() -> None:
-        with EtcdClient(etcd.config) as own:
-            store = EtcdStore(own, prefix, GUARD)
-            seen.extend(store.queue_pop("queue") for _ in range(5))
-
-    threads = [threading.Thread(target=pop) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    store = EtcdStore(client, prefix, GUARD)
-    for number in range(20):
-        store.queue_push("queue", str(number))
-    for thread in threads:
-        thread.join(GUARD.total_seconds())
-    assert sorted(map(int, seen)) == list(range(20))
-    assert client.count_prefix(prefix) == len([store, *threads]), "the last receipt of each store, no others"
+    assert 1 <= client.count_prefix(f"{prefix}receipts/") <= 4
 
 
 def test_keys_live_under_a_lease(client: EtcdClient, etcd_store: EtcdStore, prefix: str) -> None:

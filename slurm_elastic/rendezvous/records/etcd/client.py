@@ -8,7 +8,7 @@ import hashlib
 import logging
 import random
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -32,13 +32,11 @@ class KeyValue(Protocol):
 
     Attributes:
         key: The whole key, with all prefixes.
-        create_revision: The revision of the store at which the key came to be.
         mod_revision: The revision at which it was last written.
     """
 
     key: bytes
     value: bytes
-    create_revision: int
     mod_revision: int
 
 
@@ -49,14 +47,11 @@ class TransactionResult:
     Attributes:
         succeeded: Whether all comparisons held.
         responses: For each operation of the branch taken: the keys that a read found, () for the others.
-        retried: Whether it was sent more than once. Then an earlier attempt, whose answer was lost with its member,
-            may be what made the comparison fail.
     """
 
     succeeded: bool
     responses: Sequence[Sequence[KeyValue]]
     revision: int
-    retried: bool
 
 
 def unchanged(key: bytes | str, mod_revision: int) -> object:
@@ -77,12 +72,6 @@ def get(key: bytes | str, prefix: bool = False) -> object:
     """Read a key, or all keys that start with it."""
     etcd = load_rpc().etcd
     return etcd.RequestOp(request_range=etcd.RangeRequest(**key_range(key, prefix)))
-
-
-def delete(key: bytes | str) -> object:
-    """Delete a key."""
-    etcd = load_rpc().etcd
-    return etcd.RequestOp(request_delete_range=etcd.DeleteRangeRequest(key=to_bytes(key)))
 
 
 def to_bytes(text: bytes | str) -> bytes:
@@ -141,7 +130,7 @@ class Lease:
         """
         request = load_rpc().etcd.LeaseGrantRequest(TTL=self.ttl, ID=self.id)
         with contextlib.suppress(EtcdLeaseExistsError):
-            self.ttl = self._connection.call("Lease/LeaseGrant", request, limits)[0].TTL
+            self.ttl = self._connection.call("Lease/LeaseGrant", request, limits).TTL
 
     def close(self) -> None:
         """End the thread; its call ends with the connection, which is closed first."""
@@ -155,7 +144,7 @@ class Lease:
         # Without an answer there is no wait: the connection pauses between its attempts.
         while not self._closed.wait(wait := 0.0 if silence else self.ttl / 3 * random.uniform(0.8, 1.0)):
             try:
-                if self._connection.call("Lease/LeaseKeepAlive", request, limits)[0].TTL <= 0:
+                if self._connection.call("Lease/LeaseKeepAlive", request, limits).TTL <= 0:
                     # It has expired, and its keys with it.
                     self.grant(limits)
                 silence = 0.0
@@ -173,8 +162,8 @@ class EtcdClient:
     """A connection to etcd for one process; safe to use from several threads, not after a fork.
 
     Each call goes to one member and, when that is lost, to the next, until one answers or the time is up. A write
-    whose answer was lost with its member is sent again: a put or a delete does the same thing twice; a transaction
-    says so in its result. Keys are given whole, as bytes or str.
+    whose answer was lost with its member is sent again: a put or a delete does the same thing twice; the caller of a
+    transaction recognizes what it has written. Keys are given whole, as bytes or str.
 
     Every call may raise:
         EtcdUnavailableError: No member answered in time.
@@ -270,13 +259,13 @@ class EtcdClient:
         """
         request = self._etcd.TxnRequest(compare=compare, success=success, failure=failure)
         try:
-            response, retried = self.connection.call("KV/Txn", request, self.limits)
+            response = self.connection.call("KV/Txn", request, self.limits)
         except EtcdLeaseLostError:
             for lease in tuple(self._leases.values()):
                 lease.grant(self.limits)
-            response, retried = self.connection.call("KV/Txn", request, self.limits)
+            response = self.connection.call("KV/Txn", request, self.limits)
         reads = [part.response_range.kvs for part in response.responses]
-        return TransactionResult(response.succeeded, reads, response.header.revision, retried)
+        return TransactionResult(response.succeeded, reads, response.header.revision)
 
     def shared_lease(self, name: str, ttl: int, heard: Callable[[float], None] | None = None) -> Lease:
         """Keep a lease alive together with all others who use the same name.
@@ -293,20 +282,18 @@ class EtcdClient:
             self._leases[name] = Lease(self.connection, ttl, name, heard, self.limits)
         return self._leases[name]
 
-    def await_put(self, places: Iterable[Mapping[str, bytes]], revision: int, deadline: float) -> None:
+    def await_put(self, key: bytes, revision: int, deadline: float) -> None:
         """Wait by a watch until a key was written after a revision; a broken watch ends the wait early.
 
         The caller reads again in both cases.
 
         Args:
-            places: Any of these counts; see :func:`key_range`.
-            revision: The revision at which the caller has read them.
+            revision: The revision at which the caller has read it.
             deadline: On the monotonic clock.
         """
         create = self._etcd.WatchCreateRequest
-        fields = {"start_revision": revision + 1, "filters": [create.NODELETE]}
-        requests = [self._etcd.WatchRequest(create_request=create(**place, **fields)) for place in places]
-        self.connection.watch(requests, deadline)
+        request = create(key=key, start_revision=revision + 1, filters=[create.NODELETE])
+        self.connection.watch(self._etcd.WatchRequest(create_request=request), deadline)
 
     def close(self) -> None:
         """End all threads and the connection. Leases are left to run out."""
@@ -316,4 +303,4 @@ class EtcdClient:
         self.held.clear()
 
     def _call(self, method: str, request: Any) -> Any:
-        return self.connection.call(f"KV/{method}", request, self.limits)[0]
+        return self.connection.call(f"KV/{method}", request, self.limits)

@@ -19,7 +19,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -160,11 +160,10 @@ class Connection:
         """The member that calls go to now."""
         return self.config.endpoints[self._turn % len(self._channels)]
 
-    def call(self, path: str, request: Any, limits: Limits) -> tuple[Any, bool]:
+    def call(self, path: str, request: Any, limits: Limits) -> Any:
         """Call a method of etcd's API, such as KV/Txn, at one member after the other until one answers.
 
-        Returns:
-            The answer, and whether an earlier attempt failed in a way that may have been carried out.
+        An earlier attempt, whose answer was lost, may have been carried out.
 
         Raises:
             EtcdUnavailableError: No member answered in time.
@@ -217,16 +216,16 @@ class Connection:
                 self.pause(failures, deadline, limits)
             else:
                 self._note_answer(endpoint, lost)
-                return response, failures > 0
+                return response
 
-    def watch(self, requests: Iterable[Any], deadline: float) -> None:
-        """Wait for the first event of watches, or the end of their stream: the caller has to read again anyway.
+    def watch(self, request: Any, deadline: float) -> None:
+        """Wait for the first event of a watch, or the end of its stream: the caller has to read again anyway.
 
         The read finds another member, gets a new token, or says what is wrong.
         """
         method = self._method(self._turn, "stream_stream", "Watch/Watch", self._rpc.etcd.WatchRequest)
         with contextlib.suppress(self._rpc.grpc.RpcError, ValueError):
-            call = method(iter(requests), timeout=max(0.01, deadline - time.monotonic()), metadata=self._metadata())
+            call = method(iter([request]), timeout=max(0.01, deadline - time.monotonic()), metadata=self._metadata())
             try:
                 if any(answer.events or answer.canceled for answer in call):
                     return

@@ -20,7 +20,7 @@ from datetime import timedelta
 from typing import TypeVar
 
 from torch._C._distributed_c10d import Store
-from torch.distributed import DistNetworkError, DistStoreError, QueueEmptyError
+from torch.distributed import DistNetworkError, DistStoreError
 from torch.distributed.elastic.rendezvous.api import (
     RendezvousConnectionError,
     RendezvousHandler,
@@ -40,8 +40,6 @@ LEASE_SECONDS = 45
 
 _DEFAULT_TIMEOUT = timedelta(seconds=300)  # torch 2.13, csrc/distributed/c10d/Store.hpp, kDefaultTimeout
 _CONTENTION_SECONDS = 0.02
-_RECEIPTS = etcd.MAX_OPERATIONS // 2
-"""Receipts that one transaction deletes, of those that threads have left meanwhile."""
 
 _NAME = "etcd-v3"
 _OPEN_VARIABLE = f"{ENVIRONMENT_PREFIX}OPEN"
@@ -80,9 +78,7 @@ class EtcdStore(Store):
         self.client = etcd_client
         self.prefix = etcd_store_prefix if etcd_store_prefix.endswith("/") else f"{etcd_store_prefix}/"
         self._keys = f"{self.prefix}keys/".encode()
-        self._lock = threading.Lock()
-        self._used: list[bytes] = []
-        """Receipts of transactions whose answer is known, which the next transaction deletes."""
+        self._receipts = f"{self.prefix}receipts/{uuid.uuid4().hex}/"
         self.lease: etcd.Lease = etcd_client.shared_lease(self.prefix, LEASE_SECONDS)
         # torch's C++ side keeps the C++ half of a store only (torch 2.13: neither PrefixStore nor a process group
         # keeps the Python object), and without its Python half a store can do nothing.
@@ -121,17 +117,17 @@ class EtcdStore(Store):
         return before if value is None else value
 
     def check(self, keys: Sequence[str | bytes]) -> bool:
-        """Return whether all keys are there; a queue that holds something is."""
+        """Return whether all keys are there."""
         there, _ = self._read(keys)
-        return all(self._key(key) in there or self.queue_len(key) for key in keys)
+        return all(self._key(key) in there for key in keys)
 
     def wait(self, keys: Sequence[str | bytes], timeout: timedelta | None = None) -> None:
-        """Wait until all keys are there; a queue that holds something is."""
-        self._wait(keys, self._timeout if timeout is None else timeout, self.queue_len)
+        """Wait until all keys are there."""
+        self._wait(keys, self._timeout if timeout is None else timeout)
 
     def multi_get(self, keys: Sequence[str | bytes]) -> list[bytes]:
         """Return what several keys hold, after waiting for them if need be."""
-        there = self._wait(keys, self._timeout, lambda key: 0)
+        there = self._wait(keys, self._timeout)
         return [there[self._key(key)] for key in keys]
 
     def multi_set(self, keys: Sequence[str | bytes], values: Sequence[str | bytes]) -> None:
@@ -154,33 +150,6 @@ class EtcdStore(Store):
         """Return the names of all keys."""
         pairs, _ = self._call(lambda client: client.get_prefix(self._keys))
         return [pair.key[len(self._keys) :].decode(errors="backslashreplace") for pair in pairs]
-
-    def queue_push(self, key: str | bytes, value: str | bytes) -> None:
-        """Put a value at the end of a queue. Queues and keys have names of their own, but for `check`."""
-        self._once([], [etcd.put(self._queue(key) + uuid.uuid4().hex.encode(), etcd.to_bytes(value), self.lease.id)])
-
-    def queue_pop(self, key: str | bytes, block: bool = True) -> bytes:
-        """Take the first value out of a queue, after waiting for it if need be.
-
-        Raises:
-            QueueEmptyError: There is none, and `block` is False.
-        """
-        deadline = time.monotonic() + self._timeout.total_seconds()
-        queue = self._queue(key)
-        while True:
-            pairs, revision = self._call(lambda client: client.get_prefix(queue))
-            for value in sorted(pairs, key=lambda value: value.create_revision):
-                if self._once([etcd.unchanged(value.key, value.mod_revision)], [etcd.delete(value.key)])[0]:
-                    return value.value
-            if pairs:
-                continue  # Others took all of them.
-            if not block:
-                raise QueueEmptyError("queue is empty")
-            self._await_put([key], key, revision, deadline, self._timeout)
-
-    def queue_len(self, key: str | bytes) -> int:
-        """Return how many values a queue holds."""
-        return self._call(lambda client: client.count_prefix(self._queue(key)))
 
     def has_extended_api(self) -> bool:
         """Return True: there are append, multi_get and multi_set."""
@@ -205,38 +174,28 @@ class EtcdStore(Store):
     def _read(self, keys: Sequence[str | bytes]) -> tuple[dict[bytes, bytes], int]:
         return self._call(lambda client: client.get_present(self._key(key) for key in dict.fromkeys(keys)))
 
-    def _wait(
-        self, keys: Sequence[str | bytes], timeout: timedelta, queue_len: Callable[[str | bytes], int]
-    ) -> dict[bytes, bytes]:
-        """Return what keys hold as soon as all are there, or have a queue."""
+    def _wait(self, keys: Sequence[str | bytes], timeout: timedelta) -> dict[bytes, bytes]:
+        """Return what keys hold as soon as all are there."""
         deadline = time.monotonic() + timeout.total_seconds()
         while True:
             there, revision = self._read(keys)
-            missing = (key for key in keys if self._key(key) not in there and not queue_len(key))
             # The others are read again when the first has come, and most of them are there then.
-            first = next(missing, None)
+            first = next((whole for key in keys if (whole := self._key(key)) not in there), None)
             if first is None:
                 return there
-            self._await_put(keys, first, revision, deadline, timeout)
-
-    def _queue(self, key: str | bytes) -> bytes:
-        # In hexadecimal, so that the name of no queue is the beginning of another's.
-        return f"{self.prefix}queues/{etcd.to_bytes(key).hex()}/".encode()
-
-    def _await_put(
-        self, keys: Sequence[str | bytes], key: str | bytes, revision: int, deadline: float, timeout: timedelta
-    ) -> None:
-        """Wait until one of the keys, or its queue, was written after a revision, or raise if the time is up."""
-        if time.monotonic() >= deadline:
-            # The words are TCPStore's.
-            names = ", ".join("/" + etcd.to_bytes(name).decode(errors="replace") for name in keys)
-            raise DistStoreError(f"wait timeout after {round(timeout.total_seconds() * 1000)}ms, keys: {names}")
-        places = [etcd.key_range(self._key(key), False), etcd.key_range(self._queue(key), True)]
-        self._call(lambda client: client.await_put(places, revision, deadline))
+            if time.monotonic() >= deadline:
+                # The words are TCPStore's.
+                names = ", ".join("/" + etcd.to_bytes(name).decode(errors="replace") for name in keys)
+                raise DistStoreError(f"wait timeout after {round(timeout.total_seconds() * 1000)}ms, keys: {names}")
+            self.client.await_put(first, revision, deadline)
 
     def _update(self, key: str | bytes, change: Callable[[bytes | None], bytes | None]) -> bytes | None:
-        """Replace what a key holds by what ``change`` makes of it, exactly once; None stands for no key."""
-        whole = self._key(key)
+        """Replace what a key holds by what ``change`` makes of it, exactly once; None stands for no key.
+
+        A transaction whose answer was lost with its member may have been carried out. So each thread leaves the number
+        of its last one, by which it knows.
+        """
+        whole, receipt = self._key(key), f"{self._receipts}{threading.get_ident()}"
         pair = self._call(lambda client: client.get(whole))
         contentions = 0
         while True:
@@ -244,31 +203,17 @@ class EtcdStore(Store):
             value = change(before)
             if value is None or value == before:
                 return value
-            compare = etcd.unchanged(whole, pair.mod_revision if pair else 0)
-            done, (pairs, *_) = self._once([compare], [etcd.put(whole, value, self.lease.id)], etcd.get(whole))
-            if done:
+            number = uuid.uuid4().bytes
+            result = self._transact(
+                [etcd.unchanged(whole, pair.mod_revision if pair else 0)],
+                [etcd.put(whole, value, self.lease.id), etcd.put(receipt, number, self.lease.id)],
+                [etcd.get(whole), etcd.get(receipt)],
+            )
+            if result.succeeded or any(last.value == number for last in result.responses[1]):
                 return value
-            pair = pairs[0] if pairs else None
+            pair = next(iter(result.responses[0]), None)
             contentions += 1
             time.sleep(random.uniform(0, _CONTENTION_SECONDS * min(contentions, 10)))
-
-    def _once(
-        self, compare: Sequence[object], write: Sequence[object], *read: object
-    ) -> tuple[bool, Sequence[Sequence[etcd.KeyValue]]]:
-        """Write if the comparisons hold, and read if not, where doing it twice is not the same as once.
-
-        A transaction whose answer was lost with its member may have been carried out. So it also leaves a receipt, by
-        which the next attempt knows.
-        """
-        receipt = f"{self.prefix}receipts/{uuid.uuid4().hex}".encode()
-        with self._lock:
-            used, self._used = self._used[:_RECEIPTS], self._used[_RECEIPTS:]
-        success = [*write, etcd.put(receipt, b"", self.lease.id), *map(etcd.delete, used)]
-        result = self._transact([*compare, etcd.unchanged(receipt, 0)], success, [*read, etcd.get(receipt)])
-        done = result.succeeded or bool(result.responses[-1])
-        with self._lock:
-            self._used += [receipt] if done else used
-        return done, result.responses
 
     def _transact(
         self, compare: Sequence[object], success: Sequence[object], failure: Sequence[object] = ()
@@ -336,8 +281,8 @@ class EtcdV3RendezvousBackend(RendezvousBackend):
         if result.succeeded:
             return state, result.revision, True
         for pair in result.responses[0]:
-            # An attempt whose answer was lost may have been the one that wrote what is there.
-            return _open(pair.value), pair.mod_revision, result.retried and pair.value == content
+            # Then an attempt whose answer was lost may have written it; another agent's is as good.
+            return _open(pair.value), pair.mod_revision, pair.value == content
         return None
 
 
