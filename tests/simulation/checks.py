@@ -243,12 +243,11 @@ class Checks:
         blocking = sum(agent.status is not Status.WAITING for agent in agents)
         require(state.blocking == blocking, "the books are right", ("blocking", state.blocking, "counted", blocking))
         if state.phase is not Phase.CLOSED:
-            broken = {name for name, agent in state.agents.items() if agent.disconnected_at is not None}
-            require(state.broken == broken, "the books are right", ("broken", state.broken, "counted", broken))
-            moments = [agent.disconnected_at for agent in state.agents.values() if agent.disconnected_at is not None]
-            if moments:
-                first = state.first_broken_at
-                require(first is not None and first <= min(moments), "the books are right", ("first broken at", first))
+            require(state.broken.keys() <= state.agents.keys(), "the books are right", ("broken", state.broken))
+            first = state.first_broken_at
+            if state.broken:
+                earliest = min(state.broken.values())
+                require(first is not None and first <= earliest, "the books are right", ("first broken at", first))
         require(state.restarts <= state.settings.max_restarts, "restarts stay within the limit", state.restarts)
 
     def _check_publish(self, after: State, table: Table) -> None:

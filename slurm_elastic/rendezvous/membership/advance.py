@@ -109,15 +109,14 @@ def _give_up_lost(state: State, now: float) -> Result:
     for name, agent in state.agents.items():
         if agent.departed:
             continue
-        if agent.disconnected_at is not None and now >= agent.disconnected_at + settings.reconnect_grace:
+        if name in state.broken and now >= state.broken[name] + settings.reconnect_grace:
             lost[name] = "its connection broke"
         elif now - agent.last_message_at > state.heartbeat_limit:
             lost[name] = "silent"
     for name, why in sorted(lost.items()):
         state, more = transitions.give_up(state, name, why, now)
         decisions += more
-    since = [moment for name in state.broken if (moment := state.agents[name].disconnected_at) is not None]
-    return replace(state, first_broken_at=min(since, default=None)), decisions
+    return replace(state, first_broken_at=min(state.broken.values(), default=None)), decisions
 
 
 def _running(state: State, now: float, ticked: bool) -> Result:

@@ -212,7 +212,6 @@ class Agent:
         candidate: its data in its newest join.
         attempt: number of that join; an agent counts its joins from 1.
         last_message_at: leader's monotonic time of the last sign of life.
-        disconnected_at: since when its connection is broken; None while it is not.
         round: the last round it had a place in, None before the first.
         leave_reason: set from the announcement on.
         leave_deadline: when its workers have to stop, in leader's monotonic time, by its newest announcement.
@@ -225,7 +224,6 @@ class Agent:
     attempt: int
     status: Status
     last_message_at: float
-    disconnected_at: float | None = None
     round: int | None = None
     leave_reason: LeaveReason | None = None
     leave_deadline: float | None = None

@@ -10,7 +10,7 @@ from __future__ import annotations
 from slurm_elastic.rendezvous.membership import config, transitions
 from slurm_elastic.rendezvous.membership.agents import Agent, AgentInfo, LeaveReason, Status
 from slurm_elastic.rendezvous.membership.events import Claim, Decision, Gone, Leaving, Left, Resign, Resigned
-from slurm_elastic.rendezvous.membership.persistent import NameSet, replace
+from slurm_elastic.rendezvous.membership.persistent import NamedMap, NameSet, replace
 from slurm_elastic.rendezvous.membership.state import Phase, Result, State, with_agent
 
 
@@ -163,5 +163,5 @@ def resign(state: State) -> Result:
     if state.blocking or own in state.agents or own in state.lingering:
         return state, ()
     resigned = Resigned(own, tuple(sorted(state.gone - state.lingering)))
-    closed = replace(state, phase=Phase.CLOSED, broken=NameSet())
+    closed = replace(state, phase=Phase.CLOSED, broken=NamedMap())
     return closed, (Resign(tuple(state.agents), resigned, everyone=True),)

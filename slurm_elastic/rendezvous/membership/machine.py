@@ -38,9 +38,9 @@ def _forgive_own_pause(state: State, now: float) -> State:
     if gap <= state.heartbeat_limit / (2 if state.calm else 3) and not late:
         return replace(state, seen_until=now)
 
-    def later(moment: float | None) -> float | None:
+    def later(moment: float) -> float:
         # Rounded, a sum may be later than now.
-        return None if moment is None else min(moment + gap, now)
+        return min(moment + gap, now)
 
     # A message of an agent that was overdue already, and only waited for a tick, may have arrived meanwhile, too.
     latest = now - state.heartbeat_limit
@@ -49,20 +49,14 @@ def _forgive_own_pause(state: State, now: float) -> State:
     return replace(
         state,
         agents=NamedMap(
-            (
-                name,
-                replace(
-                    agent,
-                    last_message_at=max(agent.last_message_at + gap, latest),
-                    disconnected_at=later(agent.disconnected_at),
-                ),
-            )
+            (name, replace(agent, last_message_at=max(agent.last_message_at + gap, latest)))
             for name, agent in state.agents.items()
         ),
-        first_broken_at=later(state.first_broken_at),
+        broken=NamedMap((name, later(moment)) for name, moment in state.broken.items()),
+        first_broken_at=None if state.first_broken_at is None else later(state.first_broken_at),
         inquest=None if inquest is None else replace(inquest, since=inquest.since + gap),
         forming_since=state.forming_since + gap,
-        complete_since=later(state.complete_since),
+        complete_since=None if state.complete_since is None else later(state.complete_since),
         newcomers=None if state.newcomers is None else (state.newcomers[0] + gap, state.newcomers[1] + gap),
         # Not its deadline: what ends a departing agent does not wait either.
         planned_stop=None if stop_planned is None else replace(stop_planned, since=stop_planned.since + gap),
@@ -174,11 +168,10 @@ def _disconnected(state: State, event: events.Disconnected, now: float) -> Resul
     """Note that the connection of an agent is broken."""
     state = transitions.withdraw(state, event.agent)
     agent = state.agents.get(event.agent)
-    if agent is None or agent.departed or agent.disconnected_at is not None or state.phase is Phase.CLOSED:
+    if agent is None or agent.departed or event.agent in state.broken or state.phase is Phase.CLOSED:
         return state, ()
-    state = with_agent(state, replace(agent, disconnected_at=now))
     first = state.first_broken_at if state.broken else now
-    return replace(state, broken=state.broken | {event.agent}, first_broken_at=first), ()
+    return replace(state, broken=state.broken.set(event.agent, now), first_broken_at=first), ()
 
 
 def _returning(state: State, event: events.Returning, now: float) -> Result:
@@ -186,11 +179,7 @@ def _returning(state: State, event: events.Returning, now: float) -> Result:
 
     It has not proved who it is. So this is no sign of life: it may be silent for as long as any other agent.
     """
-    agent = state.agents.get(event.agent)
-    if agent is None or event.agent not in state.broken:
-        return state, ()
-    state = with_agent(state, replace(agent, disconnected_at=None))
-    return replace(state, broken=state.broken - {event.agent}), ()
+    return replace(state, broken=state.broken.without(event.agent)), ()
 
 
 def _leaving(state: State, event: events.Leaving, now: float) -> Result:

@@ -111,11 +111,9 @@ class NamedMap(Mapping[str, _V]):
     def update(self, changes: Mapping[str, _V]) -> NamedMap[_V]:
         """This map with other values for some names."""
         buckets, count, size = list(self._buckets), len(self._buckets), self._size
-        own: set[int] = set()
         for name, value in changes.items():
             number = _number(name, count)
-            if number not in own:
-                own.add(number)
+            if buckets[number] is self._buckets[number]:
                 buckets[number] = dict(buckets[number])
             size += name not in buckets[number]
             buckets[number][name] = value
@@ -123,12 +121,17 @@ class NamedMap(Mapping[str, _V]):
             return NamedMap({**self._together(), **changes})
         return self._with(buckets, size)
 
-    def remove(self, name: str) -> NamedMap[_V]:
-        """This map without a name that is in it."""
-        buckets, number = list(self._buckets), _number(name, len(self._buckets))
-        buckets[number] = dict(buckets[number])
-        del buckets[number][name]
-        return self._with(buckets, self._size - 1)
+    def without(self, *names: str) -> NamedMap[_V]:
+        """This map without these names, as far as they are in it."""
+        buckets, size = list(self._buckets), self._size
+        for name in names:
+            number = _number(name, len(buckets))
+            if name in buckets[number]:
+                if buckets[number] is self._buckets[number]:
+                    buckets[number] = dict(buckets[number])
+                del buckets[number][name]
+                size -= 1
+        return self if size == self._size else self._with(buckets, size)
 
     def _with(self, buckets: list[dict[str, _V]], size: int) -> NamedMap[_V]:
         changed: NamedMap[_V] = object.__new__(NamedMap)
@@ -137,7 +140,7 @@ class NamedMap(Mapping[str, _V]):
 
 
 class NameSet(AbstractSet[str]):
-    """Names; with another set it makes a `NameSet`, at the price of the smaller one where that is possible."""
+    """Names; with other ones it makes a `NameSet`, at their price."""
 
     __slots__ = ("_names",)
 
@@ -157,32 +160,18 @@ class NameSet(AbstractSet[str]):
 
     def __len__(self) -> int:
         """See Set."""
-        return self._names._size
+        return len(self._names)
 
     def __repr__(self) -> str:
         """As of a set."""
         return f"NameSet({sorted(self)})"
 
-    def __hash__(self) -> int:
-        """Equal to that of a frozenset. A field of a dataclass can begin as one, too."""
-        return hash(frozenset(self))
-
     def __or__(self, other: AbstractSet[_W]) -> NameSet:
         """See Set."""
         added = [name for name in cast(AbstractSet[str], other) if name not in self._names]
-        if len(added) > _SMALL:
-            return NameSet([*self, *added])
-        names = self._names
-        for name in added:
-            names = names.set(name, None)
-        return NameSet(names) if added else self
+        return NameSet(self._names.update(dict.fromkeys(added))) if added else self
 
     def __sub__(self, other: AbstractSet[Any]) -> NameSet:
         """See Set."""
-        if len(other) > _SMALL:
-            return NameSet(name for name in self if name not in other)
-        names = self._names
-        for name in other:
-            if name in names:
-                names = names.remove(name)
+        names = self._names.without(*other)
         return self if names is self._names else NameSet(names)

@@ -28,9 +28,6 @@ class Phase(enum.Enum):
     """The run has ended; every agent gets the message."""
 
 
-_EMPTY = NameSet()
-
-
 @dataclass(frozen=True)
 class FailureInquest:
     """A worker failure whose cause is being looked into.
@@ -87,7 +84,7 @@ class State:
             numbers of agents of that status, `present`, the number of those of `base` that wait, and `on_node` and
             `cohorts`, their numbers by node and by cohort.
         quorate: True if those that wait were found to be a quorum, and none of them has gone since.
-        broken: Identities of the agents whose connection is broken.
+        broken: Since when the connection of an agent is broken, by identity.
         first_broken_at: A time before which none of these connections broke. A tick finds out which one broke first;
             looked for after each event, it would cost the square of their number where many break at once.
         table: The newest round that this leader has published; None before its first.
@@ -139,7 +136,7 @@ class State:
     quorate: bool = False
     on_node: NamedMap[int] = field(default_factory=NamedMap)
     cohorts: NamedMap[int] = field(default_factory=NamedMap)
-    broken: AbstractSet[str] = _EMPTY
+    broken: NamedMap[float] = field(default_factory=NamedMap)
     first_broken_at: float | None = None
     table: Table | None = None
     complete_since: float | None = None
@@ -150,18 +147,18 @@ class State:
     unusable: AbstractSet[int] = frozenset()
     unusable_failure: WorkerFailure | None = None
     inquest: FailureInquest | None = None
-    gone_nodes: AbstractSet[str] = _EMPTY
+    gone_nodes: AbstractSet[str] = field(default_factory=NameSet)
     gone_agents: NamedMap[int] = field(default_factory=NamedMap)
     not_joined: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
     newcomers: tuple[float, float] | None = None
-    coming: AbstractSet[str] = _EMPTY
+    coming: AbstractSet[str] = field(default_factory=NameSet)
     planned_stop: PlannedStop | None = None
     probe: int = 0
     base: Base | None = None
-    gone: AbstractSet[str] = _EMPTY
-    lingering: AbstractSet[str] = _EMPTY
-    ended: AbstractSet[str] = _EMPTY
-    awaited: AbstractSet[str] = _EMPTY
+    gone: AbstractSet[str] = field(default_factory=NameSet)
+    lingering: AbstractSet[str] = field(default_factory=NameSet)
+    ended: AbstractSet[str] = field(default_factory=NameSet)
+    awaited: AbstractSet[str] = field(default_factory=NameSet)
     claimed: bool = True
     claiming: bool = False
     resigning: bool = False
@@ -292,14 +289,14 @@ def _located(state: State, before: Agent | None, after: Agent | None) -> dict[st
 
 def _added(counts: NamedMap[int], name: str, change: int) -> NamedMap[int]:
     count = counts.get(name, 0) + change
-    return counts.set(name, count) if count else counts.remove(name)
+    return counts.set(name, count) if count else counts.without(name)
 
 
 def alive(state: State, agent: Agent, now: float, **changes: Any) -> State:
     """Return the state after a message of an agent, which changes these fields of it."""
     name = agent.candidate.agent
-    state = with_agent(state, replace(agent, last_message_at=now, disconnected_at=None, departed=False, **changes))
-    return replace(state, broken=state.broken - {name}) if name in state.broken else state
+    state = with_agent(state, replace(agent, last_message_at=now, departed=False, **changes))
+    return replace(state, broken=state.broken.without(name)) if name in state.broken else state
 
 
 def without_agent(state: State, name: str) -> State:
@@ -310,8 +307,8 @@ def without_agent(state: State, name: str) -> State:
         state,
         **_counted(state, before, None),
         **located,
-        agents=state.agents.remove(name),
-        broken=state.broken - {name},
+        agents=state.agents.without(name),
+        broken=state.broken.without(name),
         gone_nodes=state.gone_nodes if node in located["on_node"] else state.gone_nodes | {node},
         gone_agents=state.gone_agents.set(name, before.attempt),
     )

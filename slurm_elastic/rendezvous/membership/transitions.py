@@ -17,7 +17,7 @@ from slurm_elastic.rendezvous.membership.agents import (
 )
 from slurm_elastic.rendezvous.membership.assignment import build_table, members_by_segment, nodes_in_segments
 from slurm_elastic.rendezvous.membership.config import Base
-from slurm_elastic.rendezvous.membership.persistent import NameSet, replace
+from slurm_elastic.rendezvous.membership.persistent import NamedMap, NameSet, replace
 from slurm_elastic.rendezvous.membership.state import Phase, Result, State, with_agent, without_agent
 
 _SHARE = 0.25
@@ -74,11 +74,11 @@ def _remove(state: State, name: str, decision: events.Decision, reason: Reason, 
 
 def _depart(state: State, agent: Agent) -> State:
     name = agent.candidate.agent
-    state = with_agent(state, replace(agent, departed=True, disconnected_at=None))
+    state = with_agent(state, replace(agent, departed=True))
     inquest = state.inquest
     if inquest is not None:
         inquest = replace(inquest, unanswered=inquest.unanswered - {name})
-    return replace(state, broken=state.broken - {name}, inquest=inquest)
+    return replace(state, broken=state.broken.without(name), inquest=inquest)
 
 
 def start_forming(
@@ -212,7 +212,7 @@ def finish(state: State, outcome: events.Outcome, failure: WorkerFailure | None 
         state,
         phase=Phase.CLOSED,
         finish=decision,
-        broken=NameSet(),
+        broken=NamedMap(),
         **_ROUND_OVER,
     )
     return state, (decision,)

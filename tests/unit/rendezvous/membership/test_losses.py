@@ -27,5 +27,5 @@ def test_a_pause_of_the_leader_puts_no_broken_connection_into_the_future() -> No
     run.on(Disconnected("n0"))
     run.now = 13.19
     run.on(Disconnected("n1"))
-    assert run.state.broken == {"n0", "n1"}
+    assert run.state.broken == {"n0": 13.19, "n1": 13.19}
     assert run.state.first_broken_at == 13.19

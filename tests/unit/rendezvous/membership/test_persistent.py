@@ -20,7 +20,7 @@ def test_a_map_is_the_dict_of_what_was_set_and_removed(size: int) -> None:
         before, unchanged = tested, dict(expected)
         if name in expected and rng.random() < 0.5:
             del expected[name]
-            tested = tested.remove(name)
+            tested = tested.without(name)
         else:
             expected[name] = step
             tested = tested.set(name, step)
