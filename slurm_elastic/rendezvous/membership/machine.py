@@ -188,14 +188,15 @@ def _leaving(state: State, event: events.Leaving, now: float) -> Result:
     agent = state.agents.get(event.agent)
     margin = state.settings.leave_margin
     deadline = None if event.seconds is None else now + planned_stop.seconds_to_stop(event.seconds, margin)
+    # The leader may be none of the agents: it can lead without ever having workers.
+    state = leader_change.leader_goes(state, event, deadline)
     if agent is None or state.phase is Phase.CLOSED:
-        # The leader may be none of the agents: it can lead without ever having workers.
-        return leader_change.absent_member_leaves(leader_change.leader_goes(state, event, deadline), event), ()
+        return leader_change.absent_member_leaves(state, event), ()
     if agent.leave_reason is not None:
         # It knows more by now.
         again = replace(state.agents[event.agent], leave_reason=event.reason, leave_deadline=deadline)
         return planned_stop.revise(with_agent(state, again), now)
-    state = leader_change.leader_goes(alive(state, agent, now), event, deadline)
+    state = alive(state, agent, now)
     if agent.status is Status.WAITING:
         return transitions.retire(state, event.agent, event.reason, now)
     leaving = replace(state.agents[event.agent], leave_reason=event.reason, leave_deadline=deadline)
@@ -217,9 +218,9 @@ def _left(state: State, event: events.Left, now: float) -> Result:
     if state.base is not None and event.agent in state.base.node_of:
         state = replace(state, ended=state.ended | {event.agent})
     agent = state.agents.get(event.agent)
-    if agent is None or agent.departed or state.phase is Phase.CLOSED:
-        return leader_change.absent_member_leaves(leader_change.leader_goes(state, event, state.resign_by), event), ()
     state = leader_change.leader_goes(state, event, state.resign_by)
+    if agent is None or agent.departed or state.phase is Phase.CLOSED:
+        return leader_change.absent_member_leaves(state, event), ()
     if event.reason is LeaveReason.FINISHED and state.is_member(agent):
         state = with_agent(state, replace(agent, status=Status.FINISHED))
     elif event.stopped and agent.status is Status.RUNNING and state.planned_stop is not None:

@@ -31,7 +31,7 @@ def seconds_to_stop(seconds: float, margin: float) -> float:
 
 
 def request(state: State, reason: Reason, node: str, detail: str, deadline: float | None, now: float) -> Result:
-    """Ask the members of a running round for a step to stop at; if they are asked already, note one more cause.
+    """Ask the members of a running round for a step to stop at; if they are asked already, one more of them leaves.
 
     No worker failure is being judged. At the deadline members that still run are interrupted.
     """
@@ -39,7 +39,12 @@ def request(state: State, reason: Reason, node: str, detail: str, deadline: floa
     if planned is None:
         state = replace(state, planned_stop=PlannedStop(reason, node, detail, since=now, deadline=deadline))
         return state, request_stop(state, tuple(_running(state)), now)
-    return _revised(state, planned, _merge(planned, reason, node, detail, deadline), now)
+    if planned.reason is reason:
+        node, detail = f"{planned.node}, {node}", _together([*planned.detail.split(", "), detail])
+    deadlines = [moment for moment in (planned.deadline, deadline) if moment is not None]
+    earliest = min(deadlines, default=None)
+    revised = replace(planned, reason=reason, node=node, detail=detail, deadline=earliest)
+    return _revised(state, planned, revised, now)
 
 
 def revise(state: State, now: float) -> Result:
@@ -175,14 +180,3 @@ def _together(reasons: Iterable[str]) -> str:
     if len(distinct) > 1:
         distinct.pop(LeaveReason.NODE_LEFT.value, None)
     return ", ".join(distinct)
-
-
-def _merge(planned: PlannedStop, reason: Reason, node: str, detail: str, deadline: float | None) -> PlannedStop:
-    """A leave outweighs growth; several leaves are named together."""
-    if reason is Reason.NODE_LEFT and planned.reason is Reason.NODE_LEFT:
-        node = f"{planned.node}, {node}"
-        detail = _together([*planned.detail.split(", "), detail])
-    elif reason is Reason.NODE_JOINED:
-        reason, node, detail = planned.reason, planned.node, planned.detail
-    deadlines = [moment for moment in (planned.deadline, deadline) if moment is not None]
-    return replace(planned, reason=reason, node=node, detail=detail, deadline=min(deadlines, default=None))
