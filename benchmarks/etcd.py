@@ -63,8 +63,7 @@ def _measure(results: Results, repetitions: int) -> None:
     idle = Table(
         "What an idle run asks of etcd",
         ["agents", "requests per agent and second"],
-        note=f"By etcd's own count, over {_IDLE_SECONDS:g} s: all renew the run's lease, the leader also looks after "
-        "its records.",
+        note=f"By etcd's own count, over {_IDLE_SECONDS:g} s: all renew the run's lease.",
     )
     idle.rows.append([_IDLE_AGENTS, f"{rate:.3f}"])
     results.add(idle)

@@ -101,7 +101,7 @@ def test_a_loss_that_several_threads_notice_is_one_line(client: EtcdClient, warn
 
 def test_a_watch_of_a_member_that_goes_has_no_answer(cluster: Cluster, client: EtcdClient, prefix: str) -> None:
     member_of(cluster, client).kill()
-    client.connection.watch([], time.monotonic() + GUARD)
+    client.await_put(f"{prefix}never".encode(), 1, time.monotonic() + GUARD)
     write_and_read(client, prefix + "after", b"1")
 
 
@@ -191,7 +191,7 @@ def test_operation_whose_answer_was_lost_is_done_once(
         worker = threading.Thread(target=lambda: results.append(operation(store)))
         original = far.connection.call
 
-        def mute_before_the_write(path: str, request: Any, limits: Limits) -> tuple[Any, bool]:
+        def mute_before_the_write(path: str, request: Any, limits: Limits) -> Any:
             if any(one.HasField("request_put") for one in getattr(request, "success", ())):
                 far.connection.call = original  # type: ignore[method-assign]
                 proxy.mute()

@@ -20,7 +20,7 @@ from slurm_elastic.rendezvous.membership.assignment import build_table
 from slurm_elastic.rendezvous.records.api import Records, RecordsInterruptedError, RecordsUnreachableError, Situation
 from slurm_elastic.rendezvous.records.etcd import failover_channel
 from slurm_elastic.rendezvous.records.etcd import records as etcd_records
-from slurm_elastic.rendezvous.records.etcd.client import EtcdClient, KeyValue
+from slurm_elastic.rendezvous.records.etcd.client import EtcdClient
 from slurm_elastic.rendezvous.records.etcd.records import EtcdRecords
 from slurm_elastic.rendezvous.records.etcd.server import EtcdServer
 from slurm_elastic.rundir import RunDir
@@ -89,7 +89,6 @@ def test_every_key_is_under_the_run_s_lease_and_the_run_s_prefix(
         "round",
         "scopes/7.0/endpoint",
         "scopes/7.0/epochs/000001",
-        "scopes/7.0/failure",
     ]
     assert len({kv.lease for kv in written}) == 1
     assert 0 not in {kv.lease for kv in written}
@@ -160,7 +159,7 @@ def test_what_has_to_outlive_the_lease_is_in_the_run_directory_too(
     open_records: OpenRecords, run_dir: RunDir, first_client: EtcdClient, keys: str
 ) -> None:
     write_all(open_records())
-    assert first_client.delete(keys, prefix=True) == 5
+    assert first_client.delete(keys, prefix=True) == 4
     later = open_records()
     assert later.is_done()
     assert later.last_round() == 2
@@ -168,44 +167,21 @@ def test_what_has_to_outlive_the_lease_is_in_the_run_directory_too(
     assert run_dir.read_record("failures", "7.0") == {}
 
 
-def test_records_that_etcd_lost_are_written_again_by_who_wrote_them(
-    open_records: OpenRecords, warnings: list[str], first_client: EtcdClient, keys: str
+def test_records_that_etcd_lost_are_those_of_the_run_directory(
+    open_records: OpenRecords, first_client: EtcdClient, keys: str
 ) -> None:
-    leader, other = open_records(limit=5.0), open_records(limit=5.0)
+    leader, other = open_records(), open_records()
     leader.claim_epoch(1, {"agent": "n1"})
     leader.publish_endpoint({"port": 1})
     leader.claim_round(4, {"places": [1]})
     # As after an outage of the lease's length: the lease is gone, and its keys with it.
-    kept, revision = first_client.get_prefix(keys)
     revoke(first_client, first_client.shared_lease(keys, 45))
-
-    def again() -> list[KeyValue]:
-        found, _ = first_client.get_prefix(keys)
-        return [kv for kv in found if kv.mod_revision > revision]
-
-    eventually(lambda: len(again()) == 3)
-    assert {kv.version for kv in again()} == {1}
-    assert {kv.lease for kv in again()} == {kept[0].lease}
-    assert other.situation().endpoint == {"port": 1}
-    assert other.situation().round == {"places": [1]}
+    assert other.situation() == Situation({"port": 1}, 4, {"places": [1]})
     assert other.newest_epoch() == 1
-    assert warnings == ["etcd had lost 3 records of the run; they are written again"]
-
-
-def test_a_leader_that_was_followed_leaves_lost_records_to_the_next(
-    open_records: OpenRecords, first_client: EtcdClient, keys: str
-) -> None:
-    old, new = open_records(limit=5.0), open_records(limit=5.0)
-    old.claim_epoch(1, {})
-    old.publish_endpoint({"port": 1})
-    new.claim_epoch(2, {})
-    first_client.delete(keys, prefix=True)
-    new.publish_endpoint({"port": 2})
-    first_client.delete(keys, prefix=True)
-    eventually(lambda: not old.written)
-    eventually(lambda: first_client.count_prefix(keys) == 2)
-    assert old.situation().endpoint == {"port": 2}
-    assert old.newest_epoch() == 2
+    assert not other.claim_epoch(1, {})
+    assert not other.claim_round(4, {})
+    assert leader.claim_round(5, {"places": [2]})
+    assert other.situation().round == {"places": [2]}
 
 
 def test_what_was_not_written_with_the_secret_is_dropped_and_told_once(

@@ -6,20 +6,15 @@ Under the run's prefix::
     round                              the newest round; earlier ones are not kept in etcd
     scopes/<incarnation>/epochs/000001 one per leader's term
     scopes/<incarnation>/endpoint      address and port of the leader
-    scopes/<incarnation>/failure       why the run failed in that incarnation
 
-All keys are under one lease of the run, and etcd deletes them within a minute after its end. DONE and the numbers of
-rounds and epochs, which later starts need, have a copy in the run directory; so has the leader's endpoint, for the
-commands of operators, and for agents if etcd has none that the run has written. etcd decides while the run lives.
-
-All agents keep the lease alive, so that the end of one agent deletes no records. If etcd loses them all the same
-(it was cut off from every agent for longer than the lease, or came back empty), the agent that wrote them writes them
-again.
+All keys are under one lease of the run, and etcd deletes them within a minute after its end. All agents keep the lease
+alive, so that the end of one agent deletes no records. Each record has a copy in the run directory, which counts as
+well: for later starts, for the commands of operators, and if etcd loses its own (it was cut off from every agent for
+longer than the lease, or came back empty). Why the run failed is in the run directory alone.
 """
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import logging
@@ -78,9 +73,6 @@ class EtcdRecords:
         UsageError: The endpoint is no etcd, or etcd refuses user, password or certificate, or the run's secret cannot
             be read.
         RecordsError: etcd does not answer, or is full.
-
-    Attributes:
-        written: Signed records of this agent, by key, that it writes again if etcd loses them.
     """
 
     def __init__(
@@ -101,8 +93,6 @@ class EtcdRecords:
         self._opening: dict[tuple[str, ...], dict[str, dict[str, Any]]] = {}
         self._opening_ends = 0.0
         self._foreign: set[str] = set()
-        self.written: dict[str, bytes] = {}
-        self._leads: Callable[[], bool] = lambda: True
         self._lost: Callable[[RecordsError], None] = lambda error: None
         self._ending = threading.Event()
         self.client = EtcdClient(config)
@@ -146,8 +136,6 @@ class EtcdRecords:
     def claim_epoch(self, number: int, record: api.Record) -> bool:
         """See RunDirRecords."""
         self._opening.clear()
-        self.written.clear()
-        self._leads = lambda: (self.newest_epoch() or number) <= number
         won = self._create(f"{self._epochs}{number:06d}", record)
         if won and self._copied(lambda: self._copy.claim_epoch(number, record), True):
             self.client.connection.quiet, self._logs = False, True
@@ -156,7 +144,9 @@ class EtcdRecords:
 
     def publish_endpoint(self, record: api.Record) -> None:
         """See RunDirRecords."""
-        self._put(self._endpoint, record)
+        name = self.prefix + self._endpoint
+        signed = signed_value(self._secret, name, record)
+        self._ask(lambda etcd: etcd.put(name, signed, self._lease.id))
         # For `slurm-elastic drain` and the like, which know the run directory only.
         self._copied(lambda: self._copy.publish_endpoint(record), None)
 
@@ -178,7 +168,7 @@ class EtcdRecords:
 
     def last_round(self) -> int | None:
         """See RunDirRecords."""
-        newest = self._get(_ROUND)
+        newest = self._read(_ROUND).get(_ROUND)
         return _newest([newest["number"] if newest else None, self._copied(self._copy.last_round, None)])
 
     def situation(self, known_round: int | None = None) -> api.Situation:
@@ -215,14 +205,12 @@ class EtcdRecords:
         return self._copied(self._copy.is_done, False) or bool(self._read(_DONE))
 
     def publish_failure(self, record: api.Record) -> None:
-        """See RunDirRecords. The copy alone is enough, so the end of a run does not wait for etcd."""
+        """See RunDirRecords."""
         self._copied(lambda: self._copy.publish_failure(record), None)
-        with contextlib.suppress(RecordsError):
-            self._put(f"{self._own}failure", record, can_wait=False)
 
     def failure(self) -> api.Record | None:
         """See RunDirRecords."""
-        return self._get(f"{self._own}failure")
+        return self._copied(self._copy.failure, None)
 
     def on_loss(self, report: Callable[[RecordsError], None]) -> None:
         """See RunDirRecords."""
@@ -249,9 +237,6 @@ class EtcdRecords:
             self._copy_failed = True
             logger.warning("%s; the run goes on with etcd alone", error)
 
-    def _get(self, key: str) -> api.Record | None:
-        return self._read(key).get(key)
-
     def _read(self, *keys: str, can_wait: bool = True) -> dict[str, dict[str, Any]]:
         """Return the records that exist, by key, all as of one moment; once what an agent that starts has read of them.
 
@@ -270,12 +255,6 @@ class EtcdRecords:
         """Write a record; return False if there is one."""
         return self._swap(key, 0, signed_value(self._secret, self.prefix + key, record), can_wait=can_wait)
 
-    def _put(self, key: str, record: api.Record, *, can_wait: bool = True) -> None:
-        """Write a record in place of any other."""
-        signed = signed_value(self._secret, self.prefix + key, record)
-        self._ask(lambda etcd: etcd.put(self.prefix + key, signed, self._lease.id), can_wait=can_wait)
-        self.written[key] = signed
-
     def _swap(self, key: str, revision: int, signed: bytes, *, can_wait: bool = True) -> bool:
         name = self.prefix + key
 
@@ -285,9 +264,7 @@ class EtcdRecords:
         result = self._ask(write, can_wait=can_wait)
         # An attempt whose answer was lost may have been the one that wrote what is there.
         won = result.succeeded or any(pair.value == signed for pair in result.responses[0])
-        if won:
-            self.written[key] = signed
-        else:
+        if not won:
             for pair in result.responses[0]:
                 self._open(pair, in_the_way=True)
         return won
@@ -321,35 +298,10 @@ class EtcdRecords:
             raise RecordsError(str(error)) from error
 
     def _heard(self, silence: float) -> None:
-        """Report an etcd that is lost, and restore records that it has lost."""
+        """Report once an etcd that is lost."""
         if silence > self._limit:
-            self._lose(api.RecordsUnreachableError(f"etcd at {self.client.config} is silent for {silence:.0f} s"))
-        elif self.written and not silence:
-            try:
-                self._restore()
-            except api.RecordsUnreachableError as error:
-                if not self._ending.is_set():
-                    self._lose(error)
-            except RecordsError as error:
-                if not (isinstance(error, api.RecordsInterruptedError) or self.client.connection.is_closed()):
-                    # The next renewal tries again.
-                    logger.warning("%s", error)
-
-    def _lose(self, error: RecordsError) -> None:
-        report, self._lost = self._lost, lambda error: None
-        report(error)
-
-    def _restore(self) -> None:
-        """Write again what this agent wrote and etcd has lost."""
-        written = dict(self.written)
-        present, _ = self._ask(lambda etcd: etcd.get_present([self.prefix + key for key in written]))
-        lost = [key for key in written if (self.prefix + key).encode() not in present]
-        if lost and not self._leads():
-            self.written.clear()
-        elif lost:
-            for key in lost:
-                self._swap(key, 0, written[key])
-            logger.warning("etcd had lost %d records of the run; they are written again", len(lost))
+            report, self._lost = self._lost, lambda error: None
+            report(api.RecordsUnreachableError(f"etcd at {self.client.config} is silent for {silence:.0f} s"))
 
 
 def _newest(numbers: list[int | None]) -> int | None:
