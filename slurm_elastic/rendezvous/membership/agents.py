@@ -199,9 +199,7 @@ class Status(enum.Enum):
     FINISHED = "finished"
     """Member of the current round; its workers have ended well. It keeps its place, even when it leaves or is lost."""
     STOPPING = "stopping"
-    """Was interrupted; may still have workers of the round that ended."""
-    LEAVING = "leaving"
-    """Announced that it goes; may still have workers of the round that ended."""
+    """Was interrupted, or is to go; may still have workers of the round that ended."""
 
 
 @dataclass(frozen=True)

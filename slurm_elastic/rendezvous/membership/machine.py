@@ -147,7 +147,7 @@ def _connected(state: State, event: events.Connected, now: float) -> Result:
     if event.running is None:
         return state, decisions
     current = state.round if state.phase is Phase.RUNNING else None
-    if agent is not None and agent.status not in (Status.STOPPING, Status.LEAVING) and event.running == current:
+    if agent is not None and agent.status is not Status.STOPPING and event.running == current:
         reminder = planned_stop.request_stop(state, (event.agent,), now) if agent.status is Status.RUNNING else ()
         return state, (*decisions, *reminder)
     # It runs workers of a round that is over; the interruption may have been lost.
@@ -200,11 +200,9 @@ def _leaving(state: State, event: events.Leaving, now: float) -> Result:
     if agent.status is Status.WAITING:
         return transitions.retire(state, event.agent, event.reason, now)
     leaving = replace(state.agents[event.agent], leave_reason=event.reason, leave_deadline=deadline)
-    if agent.status is Status.FINISHED:
-        return with_agent(state, leaving), ()
-    if state.phase is not Phase.RUNNING:
-        return with_agent(state, replace(leaving, status=Status.LEAVING)), ()
     state = with_agent(state, leaving)
+    if agent.status is not Status.RUNNING:
+        return state, ()
     node, detail = leaving.candidate.node, event.reason.value
     if state.inquest is not None:
         # Its workers may have got the signal before it, so the failure does not count.

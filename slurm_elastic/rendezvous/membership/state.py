@@ -221,8 +221,6 @@ class State:
 Result = tuple[State, tuple[Decision, ...]]
 """The result of an event: the next state, and the decisions, in the order in which they are carried out."""
 
-_BLOCKING = frozenset({Status.RUNNING, Status.FINISHED, Status.STOPPING, Status.LEAVING})
-
 
 def initial_state(settings: Settings, now: float) -> State:
     """Return the state of a leader that begins its term."""
@@ -271,7 +269,7 @@ def _counted(state: State, before: Agent | None, after: Agent | None) -> dict[st
     member = state.base is not None and newest is not None and newest.candidate.agent in state.base.node_of
     return {
         "present": state.present + member * ((new is Status.WAITING) - (old is Status.WAITING)),
-        "blocking": state.blocking + (new in _BLOCKING) - (old in _BLOCKING),
+        "blocking": state.blocking + (new not in (None, Status.WAITING)) - (old not in (None, Status.WAITING)),
         "running": state.running + (new is Status.RUNNING) - (old is Status.RUNNING),
         "finished": state.finished + (new is Status.FINISHED) - (old is Status.FINISHED),
         "quorate": state.quorate and old is not Status.WAITING,

@@ -108,8 +108,7 @@ def start_forming(
         elif agent.status in (Status.RUNNING, Status.FINISHED):
             if agent.status is Status.RUNNING or agent.leave_reason is None:
                 interrupted.append(place.agent)
-            status = Status.STOPPING if agent.leave_reason is None else Status.LEAVING
-            ending[place.agent] = replace(agent, status=status)
+            ending[place.agent] = replace(agent, status=Status.STOPPING)
     message = events.Interrupted(state.round, reason, node, detail, state.restarts)
     state = replace(
         state,
