@@ -2,7 +2,7 @@
 
 Under the run's prefix::
 
-    done                               the run is finished
+    done                               the run is finished; only if the run directory cannot be written
     round                              the newest round; earlier ones are not kept in etcd
     scopes/<incarnation>/epochs/000001 one per leader's term
     scopes/<incarnation>/endpoint      address and port of the leader
@@ -89,7 +89,7 @@ class EtcdRecords:
         self._own = f"scopes/{quote(incarnation, safe='')}/"
         self._epochs = f"{self._own}epochs/"
         self._endpoint = f"{self._own}endpoint"
-        self._copy_failed = self._silent = self._logs = False
+        self._copy_failed = self._logs = False
         self._opening: dict[tuple[str, ...], dict[str, dict[str, Any]]] = {}
         self._opening_ends = 0.0
         self._foreign: set[str] = set()
@@ -129,7 +129,6 @@ class EtcdRecords:
         except api.RecordsUnreachableError:
             if not hurried:
                 raise
-            self._silent = True
             return copied
         return _newest([*(int(key.removeprefix(self._epochs)) for key in epochs), copied])
 
@@ -186,19 +185,10 @@ class EtcdRecords:
     def mark_done(self, record: api.Record) -> bool:
         """See RunDirRecords. The copy is enough, so the end of a run does not wait for etcd."""
         try:
-            first = self._copy.mark_done(record)
+            return self._copy.mark_done(record)
         except RecordsError as error:
             self._log_failure(error)
             return self._create(_DONE, record)
-        try:
-            # One call that found etcd silent is enough.
-            if not self._silent:
-                self._create(_DONE, record, can_wait=False)
-                return first
-        except RecordsError as error:
-            logger.debug("%s", error)
-        logger.warning("only the run directory has the record that the run is finished: etcd does not take it")
-        return first
 
     def is_done(self) -> bool:
         """See RunDirRecords."""
@@ -251,17 +241,17 @@ class EtcdRecords:
         responses = self._ask(lambda etcd: etcd.transaction((), reads), can_wait=can_wait).responses
         return self._opened(kv for response in responses for kv in response)
 
-    def _create(self, key: str, record: api.Record, *, can_wait: bool = True) -> bool:
+    def _create(self, key: str, record: api.Record) -> bool:
         """Write a record; return False if there is one."""
-        return self._swap(key, 0, signed_value(self._secret, self.prefix + key, record), can_wait=can_wait)
+        return self._swap(key, 0, signed_value(self._secret, self.prefix + key, record))
 
-    def _swap(self, key: str, revision: int, signed: bytes, *, can_wait: bool = True) -> bool:
+    def _swap(self, key: str, revision: int, signed: bytes) -> bool:
         name = self.prefix + key
 
         def write(etcd: EtcdClient) -> TransactionResult:
             return etcd.transaction([unchanged(name, revision)], [put(name, signed, self._lease.id)], [get(name)])
 
-        result = self._ask(write, can_wait=can_wait)
+        result = self._ask(write)
         # An attempt whose answer was lost may have been the one that wrote what is there.
         won = result.succeeded or any(pair.value == signed for pair in result.responses[0])
         if not won:
