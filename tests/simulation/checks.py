@@ -338,7 +338,7 @@ class Checks:
         # and an agent that still answers while its node is dying, and whose end becomes known only after the verdict.
         settled = self._world.now >= inquest.since + before.settings.settle_time
         answered_dying = settled and any(
-            agent.answered >= inquest.probe and agent.name in self._connected for agent in self._ragged.get(round_, ())
+            agent.answered >= before.probe and agent.name in self._connected for agent in self._ragged.get(round_, ())
         )
         require(
             round_ in self._own_failures or round_ in self._cut_rounds or answered_dying,

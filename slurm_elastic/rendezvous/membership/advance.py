@@ -101,21 +101,17 @@ def _timeout_due(state: State) -> float | None:
 
 
 def _give_up_lost(state: State, now: float) -> Result:
-    settings = state.settings
-    decisions: tuple[Decision, ...] = ()
     if state.phase is Phase.CLOSED:
-        return state, decisions
+        return state, ()
     lost = {}
     for name, agent in state.agents.items():
         if agent.departed:
             continue
-        if name in state.broken and now >= state.broken[name] + settings.reconnect_grace:
+        if name in state.broken and now >= state.broken[name] + state.settings.reconnect_grace:
             lost[name] = "its connection broke"
         elif now - agent.last_message_at > state.heartbeat_limit:
             lost[name] = "silent"
-    for name, why in sorted(lost.items()):
-        state, more = transitions.give_up(state, name, why, now)
-        decisions += more
+    state, decisions = transitions.give_up_all(state, lost, now)
     return replace(state, first_broken_at=min(state.broken.values(), default=None)), decisions
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from slurm_elastic.rendezvous.membership import config, transitions
 from slurm_elastic.rendezvous.membership.agents import Agent, AgentInfo, LeaveReason, Status
-from slurm_elastic.rendezvous.membership.events import Claim, Decision, Gone, Leaving, Left, Resign, Resigned
+from slurm_elastic.rendezvous.membership.events import Claim, Gone, Leaving, Left, Resign, Resigned
 from slurm_elastic.rendezvous.membership.persistent import NamedMap, NameSet, replace
 from slurm_elastic.rendezvous.membership.state import Phase, Result, State, with_agent
 
@@ -70,11 +70,8 @@ def missing(state: State) -> tuple[str, ...]:
 
 def gone(state: State, event: Gone, now: float) -> Result:
     """Note that some processes have ended."""
-    decisions: tuple[Decision, ...] = ()
-    for name in sorted(event.agents & state.agents.keys()):
-        if not state.agents[name].departed:
-            state, more = transitions.give_up(state, name, "its process has ended", now)
-            decisions += more
+    there = [name for name in event.agents & state.agents.keys() if not state.agents[name].departed]
+    state, decisions = transitions.give_up_all(state, dict.fromkeys(there, "its process has ended"), now)
     base = state.base
     if base is None:
         return state, decisions

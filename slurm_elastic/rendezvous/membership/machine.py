@@ -13,7 +13,7 @@ from slurm_elastic.rendezvous.membership import events, leader_change, planned_s
 from slurm_elastic.rendezvous.membership.advance import advance, next_deadline
 from slurm_elastic.rendezvous.membership.agents import Agent, LeaveReason, Reason, Status, node_of, root_of
 from slurm_elastic.rendezvous.membership.persistent import NamedMap, NameSet, replace
-from slurm_elastic.rendezvous.membership.state import FailureInquest, Phase, Result, State, alive, with_agent
+from slurm_elastic.rendezvous.membership.state import FailureInquest, Phase, Result, State, alive, answered, with_agent
 
 _FEW = 64
 """Agents that are asked for signs of life all together."""
@@ -90,11 +90,8 @@ def _joined(state: State, event: events.Joined, now: float) -> Result:
     # It has stopped its own workers without an interruption.
     state = alive(state, agent, now, **asked, status=Status.WAITING, cut_off=event.cut_off)
     if state.inquest is not None:
-        if event.cut_off:
-            # The answer of an agent whose workers have stopped.
-            unanswered = state.inquest.unanswered - {name}
-            state = replace(state, inquest=replace(state.inquest, unanswered=unanswered))
-        return state, ()
+        # The answer of an agent whose workers have stopped.
+        return answered(state, name) if event.cut_off else state, ()
     if state.planned_stop is not None:
         # As agreed, unless there was no agreement yet.
         return (state, ()) if state.planned_stop.stop is not None else planned_stop.end(state, now)
@@ -143,7 +140,7 @@ def _connected(state: State, event: events.Connected, now: float) -> Result:
         state = alive(state, agent, now)
         if state.inquest is not None and event.agent in state.inquest.unanswered:
             # The question or the answer was lost with the connection before.
-            decisions = (events.Send((event.agent,), events.Probed(state.inquest.probe, state.inquest.dumps)),)
+            decisions = (events.Send((event.agent,), events.Probed(state.probe, state.inquest.dumps)),)
     if event.running is None:
         return state, decisions
     current = state.round if state.phase is Phase.RUNNING else None
@@ -241,11 +238,9 @@ def _ponged(state: State, event: events.Ponged, now: float) -> Result:
         return state, ()
     state = alive(state, agent, now)
     inquest = state.inquest
-    if inquest is not None and inquest.probe == event.probe:
-        if event.agent in inquest.unanswered:
-            inquest = replace(inquest, positions=(*inquest.positions, *event.positions))
-        inquest = replace(inquest, unanswered=inquest.unanswered - {event.agent})
-        state = replace(state, inquest=inquest)
+    if inquest is not None and state.probe == event.probe and event.agent in inquest.unanswered:
+        state = replace(state, inquest=replace(inquest, positions=(*inquest.positions, *event.positions)))
+        state = answered(state, event.agent)
     return state, ()
 
 
@@ -256,32 +251,23 @@ def _worker_failed(state: State, event: events.WorkerFailed, now: float) -> Resu
     state = alive(state, agent, now)
     if event.round != state.round or not state.is_member(agent):
         return state, ()
-    roots = frozenset({event.agent} if not event.failure.consequence else ())
-    if (inquest := state.inquest) is not None:
-        inquest = replace(inquest, failed=inquest.failed | {event.agent}, roots=inquest.roots | roots)
-        root = root_of((inquest.failure, event.failure))
-        if root is not inquest.failure:
-            inquest = replace(inquest, failure=root)
-        asks = event.failure.stalled and not inquest.dumps
-        inquest = replace(inquest, dumps=inquest.dumps or asks)
-        # Again, to members that have answered a probe that asked for no dumps.
-        decisions = (events.Send(_members(state), events.Probed(inquest.probe, dumps=True)),) if asks else ()
-        return replace(state, inquest=inquest), decisions
-    # A dead node makes the workers of its peers fail: all members are probed before a worker is charged. The one that
-    # reports it is probed, too, as its own node may be dying.
-    asked, dumps = _members(state), event.failure.stalled
-    inquest = FailureInquest(
-        event.failure,
-        now,
-        state.probe + 1,
-        NameSet(asked),
-        dumps=dumps,
-        failed=frozenset({event.agent}),
-        roots=roots,
+    inquest = state.inquest
+    asks = inquest is None or (event.failure.stalled and not inquest.dumps)
+    if inquest is None:
+        # A dead node makes the workers of its peers fail: all members are probed before a worker is charged. The one
+        # that reports it is probed, too, as its own node may be dying.
+        state = replace(state, probe=state.probe + 1)
+        inquest = FailureInquest(event.failure, now, NameSet(_members(state)))
+    inquest = replace(
+        inquest,
+        failure=root_of((inquest.failure, event.failure)),
+        dumps=inquest.dumps or event.failure.stalled,
+        failed=inquest.failed | {event.agent},
+        roots=inquest.roots if event.failure.consequence else inquest.roots | {event.agent},
     )
-    return replace(state, inquest=inquest, probe=state.probe + 1), (
-        events.Send(asked, events.Probed(inquest.probe, dumps)),
-    )
+    # Again also to members that have answered a probe that asked for no dumps.
+    decisions = (events.Send(_members(state), events.Probed(state.probe, inquest.dumps)),) if asks else ()
+    return replace(state, inquest=inquest), decisions
 
 
 def _members(state: State) -> tuple[str, ...]:
@@ -322,10 +308,7 @@ def _nodes_down(state: State, event: events.NodesDown, now: float) -> Result:
         for name, agent in state.agents.items()
         if agent.candidate.node in event.down and now - agent.last_message_at > silence and not agent.departed
     ]
-    decisions: tuple[events.Decision, ...] = ()
-    for name in down:
-        state, more = transitions.lose(state, name, "Slurm says that its node is down", now)
-        decisions += more
+    state, decisions = transitions.give_up_all(state, dict.fromkeys(down, "Slurm says that its node is down"), now)
     return leader_change.nodes_down(state, event.down), decisions
 
 

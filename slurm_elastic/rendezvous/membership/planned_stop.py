@@ -85,15 +85,12 @@ def answer(state: State, event: Held, now: float) -> Result:
 
 def member_left(state: State, event: Left) -> Result:
     """Let a member go whose workers have stopped at the agreed step: the others run on to it."""
-    planned, inquest = state.planned_stop, state.inquest
+    planned = state.planned_stop
     assert planned is not None
-    if inquest is not None:
-        inquest = replace(inquest, unanswered=inquest.unanswered - {event.agent})
     node = state.agents[event.agent].candidate.node
     state = replace(
         without_agent(state, event.agent),
         planned_stop=replace(planned, gone=(*planned.gone, event.agent)),
-        inquest=inquest,
         gone=state.gone | {event.agent},
     )
     return state, (Retire(event.agent, node, event.reason),)

@@ -34,14 +34,13 @@ class FailureInquest:
 
     Attributes:
         since: Leader's monotonic time of the first one.
-        unanswered: Members that have not answered it.
+        unanswered: Members that have not answered the newest probe, which asks about it.
         dumps: True if the members were asked for the dumps of their workers.
         failed, roots: Agents that have reported a failure; those of them whose failure is no consequence.
     """
 
     failure: WorkerFailure
     since: float
-    probe: int
     unanswered: AbstractSet[str]
     positions: tuple[WorkerPosition, ...] = ()
     dumps: bool = False
@@ -297,8 +296,17 @@ def alive(state: State, agent: Agent, now: float, **changes: Any) -> State:
     return replace(state, broken=state.broken.without(name)) if name in state.broken else state
 
 
+def answered(state: State, name: str) -> State:
+    """Return the state in which no answer of an agent to a probe is awaited."""
+    inquest = state.inquest
+    if inquest is None or name not in inquest.unanswered:
+        return state
+    return replace(state, inquest=replace(inquest, unanswered=inquest.unanswered - {name}))
+
+
 def without_agent(state: State, name: str) -> State:
     """Return the state without an agent that does not come back; its node is gone unless another agent is there."""
+    state = answered(state, name)
     before = state.agents[name]
     node, located = before.candidate.node, _located(state, before, None)
     return replace(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 from slurm_elastic.rendezvous.membership import events
@@ -18,7 +19,7 @@ from slurm_elastic.rendezvous.membership.agents import (
 from slurm_elastic.rendezvous.membership.assignment import build_table, members_by_segment, nodes_in_segments
 from slurm_elastic.rendezvous.membership.config import Base
 from slurm_elastic.rendezvous.membership.persistent import NamedMap, NameSet, replace
-from slurm_elastic.rendezvous.membership.state import Phase, Result, State, with_agent, without_agent
+from slurm_elastic.rendezvous.membership.state import Phase, Result, State, answered, with_agent, without_agent
 
 _SHARE = 0.25
 """Of the time in which the workers of a round have failed: a round of another number that ran longer has worked. The
@@ -30,19 +31,21 @@ _ROUND_OVER: dict[str, Any] = dict.fromkeys(("complete_since", "inquest", "newco
 """What the leader knows of a round that runs, and no more when it is over."""
 
 
+def give_up_all(state: State, lost: Mapping[str, str], now: float) -> Result:
+    """Go on without these agents, of each of which it is said why."""
+    decisions: tuple[events.Decision, ...] = ()
+    for name, why in sorted(lost.items()):
+        state, more = give_up(state, name, why, now)
+        decisions += more
+    return state, decisions
+
+
 def give_up(state: State, name: str, why: str, now: float) -> Result:
     """Go on without an agent, whether it has announced its departure or not."""
     agent = state.agents[name]
-    if agent.leave_reason is None:
-        return lose(state, name, why, now)
-    return retire(state, name, agent.leave_reason, now, lingers=agent.status is not Status.WAITING)
-
-
-def lose(state: State, name: str, why: str, now: float) -> Result:
-    """Give up an agent that has not announced its departure."""
-    agent = state.agents[name]
-    seconds = now - agent.last_message_at
-    drop = events.Drop(name, agent.candidate.node, why, seconds)
+    if agent.leave_reason is not None:
+        return retire(state, name, agent.leave_reason, now, lingers=agent.status is not Status.WAITING)
+    drop = events.Drop(name, agent.candidate.node, why, now - agent.last_message_at)
     return _remove(state, name, drop, Reason.NODE_LOST, why, now)
 
 
@@ -74,11 +77,8 @@ def _remove(state: State, name: str, decision: events.Decision, reason: Reason, 
 
 def _depart(state: State, agent: Agent) -> State:
     name = agent.candidate.agent
-    state = with_agent(state, replace(agent, departed=True))
-    inquest = state.inquest
-    if inquest is not None:
-        inquest = replace(inquest, unanswered=inquest.unanswered - {name})
-    return replace(state, broken=state.broken.without(name), inquest=inquest)
+    state = answered(with_agent(state, replace(agent, departed=True)), name)
+    return replace(state, broken=state.broken.without(name))
 
 
 def start_forming(
