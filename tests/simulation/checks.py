@@ -140,7 +140,7 @@ class Checks:
             ]
             require(not missing, "a round ends when all have stopped", missing)
             return
-        late = planned.deadline is not None and now >= planned.deadline
+        late = now >= planned.deadline
         unanswered = planned.stop is None and now >= planned.since + before.heartbeat_limit
         away = any(isinstance(decision, events.Drop | events.Retire) for decision in decisions)
         told = isinstance(event, events.Held) and event.step is None

@@ -8,6 +8,7 @@ counts in how many schedules each is found, and by which promise. The mistakes i
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -550,8 +551,8 @@ def waits_for_no_old_workers(right: Any, *arguments: Any, **options: Any) -> Any
     of=(advance, "_inquest_due"),
     among=one_leader,
 )
-def charges_a_lost_node(_: Any, state: State) -> float | None:
-    return state.inquest and state.inquest.since + state.settings.settle_time
+def charges_a_lost_node(_: Any, state: State) -> float:
+    return math.inf if state.inquest is None else state.inquest.since + state.settings.settle_time
 
 
 @mutation(

@@ -2,11 +2,13 @@
 
 All that depends on time has one moment at which it is due. The leader gets the earliest one, and acts on it when a
 tick arrives, never earlier: before a tick the leader has processed all that agents had sent by then, so that no
-agent is given up, and no failure charged, while the explanation waits in the leader's own queue.
+agent is given up, and no failure charged, while the explanation waits in the leader's own queue. What is not due is due
+at infinity.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from slurm_elastic.rendezvous.membership import leader_change, planned_stop, transitions
@@ -39,7 +41,7 @@ def next_deadline(state: State) -> float:
 
     It may lie in the past: then something became possible that only waits for a tick.
     """
-    moments = (
+    return min(
         state.ticked_at + state.tick_interval,
         _loss_due(state),
         _inquest_due(state),
@@ -49,23 +51,22 @@ def next_deadline(state: State) -> float:
         _timeout_due(state),
         leader_change.waiting_ends(state),
     )
-    return min([moment for moment in moments if moment is not None])
 
 
-def _loss_due(state: State) -> float | None:
+def _loss_due(state: State) -> float:
     """Return when an agent with a broken connection may have to be given up."""
     if not state.broken or state.first_broken_at is None:
-        return None
+        return math.inf
     return state.first_broken_at + state.settings.reconnect_grace
 
 
-def _inquest_due(state: State) -> float | None:
-    """Return when a worker failure is charged; None while the fate of a member is open."""
+def _inquest_due(state: State) -> float:
+    """Return when a worker failure is charged; not while the fate of a member is open."""
     inquest = state.inquest
     if inquest is None or inquest.unanswered:
-        return None
+        return math.inf
     if any(state.agents[name].round == state.round for name in state.broken):
-        return None
+        return math.inf
     if _cut_off(state) is not None:
         return inquest.since
     # The worker that made this one fail may end later than it, and dumps take a while.
@@ -77,26 +78,26 @@ def _inquest_due(state: State) -> float | None:
     return inquest.since + wait
 
 
-def _admission_due(state: State) -> float | None:
-    """Return when the running round ends for new agents; None while it should not."""
+def _admission_due(state: State) -> float:
+    """Return when the running round ends for new agents."""
     if state.newcomers is None or state.inquest is not None or state.broken:
-        return None
+        return math.inf
     if state.planned_stop is not None or state.finished:
-        return None
+        return math.inf
     return max(transitions.gathered_at(state, *state.newcomers), state.published_at + state.settings.min_round_time)
 
 
-def _last_call_due(state: State) -> float | None:
-    """Return when the round closes without the nodes whose fate is unknown; None while others keep it open."""
+def _last_call_due(state: State) -> float:
+    """Return when the round closes without the nodes whose fate is unknown; not while others keep it open."""
     if state.complete_since is None or state.blocking or state.broken:
-        return None
+        return math.inf
     return state.complete_since + state.settings.last_call_timeout
 
 
-def _timeout_due(state: State) -> float | None:
-    """Return when a round that lacks its minimum is given up; None as long as there is no agent."""
+def _timeout_due(state: State) -> float:
+    """Return when a round that lacks its minimum is given up; not as long as there is no agent."""
     if state.phase is not Phase.FORMING or state.complete_since is not None or not state.agents:
-        return None
+        return math.inf
     return state.forming_since + state.settings.join_timeout
 
 
@@ -126,12 +127,11 @@ def _running(state: State, now: float, ticked: bool) -> Result:
     state, decisions = planned_stop.advance(state, now)
     if decisions or not ticked:
         return state, decisions
-    inquest_due, forced_due, admission_due = _inquest_due(state), planned_stop.due(state), _admission_due(state)
-    if inquest_due is not None and now >= inquest_due:
+    if now >= _inquest_due(state):
         return _charge(state, now)
-    if forced_due is not None and now >= forced_due:
+    if now >= planned_stop.due(state):
         return planned_stop.end(state, now)
-    if admission_due is not None and now >= admission_due:
+    if now >= _admission_due(state):
         return _admit(state, now)
     return state, ()
 
@@ -199,7 +199,7 @@ def _admit(state: State, now: float) -> Result:
     nodes = planned_stop.newcomers(state)
     if not nodes or not transitions.makes_larger(state):
         return replace(state, newcomers=None), ()
-    return planned_stop.request(state, Reason.NODE_JOINED, nodes, "", None, now)
+    return planned_stop.request(state, Reason.NODE_JOINED, nodes, "", math.inf, now)
 
 
 def _forming(state: State, now: float, ticked: bool) -> Result:
@@ -216,8 +216,7 @@ def _forming(state: State, now: float, ticked: bool) -> Result:
     if not state.round_size(usable) or not quorum or not state.claimed:
         if state.complete_since is not None:
             state = replace(state, complete_since=None)
-        timeout_due = _timeout_due(state)
-        if ticked and timeout_due is not None and now >= timeout_due:
+        if ticked and now >= _timeout_due(state):
             detail = f"{waiting} of at least {settings.min_nodes} nodes came within {settings.join_timeout:g} s"
             if waiting >= settings.min_nodes:
                 detail = f"no majority of the last round came within {settings.join_timeout:g} s"
@@ -234,10 +233,7 @@ def _forming(state: State, now: float, ticked: bool) -> Result:
         state = replace(state, complete_since=now)
     if state.blocking or state.broken or state.awaited:
         return state, ()
-    if not _may_become_larger(state, waiting, usable):
-        return transitions.publish(state, now)
-    last_call_due = _last_call_due(state)
-    if ticked and last_call_due is not None and now >= last_call_due:
+    if (ticked and now >= _last_call_due(state)) or not _may_become_larger(state, waiting, usable):
         return transitions.publish(state, now)
     return state, ()
 
@@ -248,8 +244,7 @@ def _usable(state: State, waiting: int, now: float) -> int:
         return waiting
     missing = _missing_by_count(state)
     more_come = missing > 0 and state.round_size(waiting + missing) > state.round_size(waiting)
-    due = (_last_call_due(state), _timeout_due(state))
-    if (state.blocking or more_come) and all(time is None or now < time for time in due):
+    if (state.blocking or more_come) and now < min(_last_call_due(state), _timeout_due(state)):
         # Nothing is decided before the others are here, and thousands join one by one.
         return waiting
     here = (agent for agent in state.agents.values() if agent.status is Status.WAITING)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import functools
+import math
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -224,7 +225,7 @@ class Agent:
     last_message_at: float
     round: int | None = None
     leave_reason: LeaveReason | None = None
-    leave_deadline: float | None = None
+    leave_deadline: float = math.inf
     departed: bool = False
     cut_off: bool = False
     proven: bool = False

@@ -7,6 +7,8 @@ moment for members that have not connected yet.
 
 from __future__ import annotations
 
+import math
+
 from slurm_elastic.rendezvous.membership import config, transitions
 from slurm_elastic.rendezvous.membership.agents import Agent, AgentInfo, LeaveReason, Status
 from slurm_elastic.rendezvous.membership.events import Claim, Gone, Leaving, Left, Resign, Resigned
@@ -121,17 +123,17 @@ def expect_join(state: State, name: str, now: float) -> State:
     return with_agent(replace(state, awaited=state.awaited - {name}), agent)
 
 
-def waiting_ends(state: State) -> float | None:
-    """Return when the wait for members that have not connected ends; None without such a wait."""
+def waiting_ends(state: State) -> float:
+    """Return when the wait for members that have not connected ends; infinity without such a wait."""
     if not state.awaited or state.phase is not Phase.FORMING:
-        return None
+        return math.inf
     return state.forming_since + state.heartbeat_limit
 
 
 def stop_waiting(state: State, now: float) -> State:
     """Wait no longer for members that have had their time to come."""
-    base, due = state.base, waiting_ends(state)
-    if base is None or due is None or now < due:
+    base = state.base
+    if base is None or now < waiting_ends(state):
         return state
     nodes = {node for agent, node in base.node_of.items() if agent in state.awaited}
     return replace(state, awaited=NameSet(), gone_nodes=state.gone_nodes | nodes)
@@ -144,7 +146,7 @@ def claim(state: State) -> Result:
     return replace(state, claiming=True), (Claim(lost),)
 
 
-def leader_goes(state: State, event: Leaving | Left, deadline: float | None = None) -> State:
+def leader_goes(state: State, event: Leaving | Left, deadline: float) -> State:
     """Note, of any agent's leave, if the leader's own agent goes; it stays for the end of a run that it has finished.
 
     The workers of others have to stop for it by the deadline.

@@ -6,6 +6,7 @@ state after each of them in :mod:`.advance`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -183,24 +184,22 @@ def _leaving(state: State, event: events.Leaving, now: float) -> Result:
     """Note that an agent has announced its leave."""
     state = transitions.withdraw(state, event.agent)
     agent = state.agents.get(event.agent)
-    margin = state.settings.leave_margin
-    deadline = None if event.seconds is None else now + planned_stop.seconds_to_stop(event.seconds, margin)
+    deadline = math.inf
+    if event.seconds is not None:
+        deadline = now + planned_stop.seconds_to_stop(event.seconds, state.settings.leave_margin)
     # The leader may be none of the agents: it can lead without ever having workers.
     state = leader_change.leader_goes(state, event, deadline)
     if agent is None or state.phase is Phase.CLOSED:
         return leader_change.absent_member_leaves(state, event), ()
+    state = alive(state, agent, now, leave_reason=event.reason, leave_deadline=deadline)
     if agent.leave_reason is not None:
         # It knows more by now.
-        again = replace(state.agents[event.agent], leave_reason=event.reason, leave_deadline=deadline)
-        return planned_stop.revise(with_agent(state, again), now)
-    state = alive(state, agent, now)
+        return planned_stop.revise(state, now)
     if agent.status is Status.WAITING:
         return transitions.retire(state, event.agent, event.reason, now)
-    leaving = replace(state.agents[event.agent], leave_reason=event.reason, leave_deadline=deadline)
-    state = with_agent(state, leaving)
     if agent.status is not Status.RUNNING:
         return state, ()
-    node, detail = leaving.candidate.node, event.reason.value
+    node, detail = agent.candidate.node, event.reason.value
     if state.inquest is not None:
         # Its workers may have got the signal before it, so the failure does not count.
         return transitions.start_forming(state, Reason.NODE_LEFT, node, now, detail)

@@ -7,6 +7,7 @@ keep to it, makes it an ordinary interruption.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 
 from slurm_elastic.rendezvous.membership import transitions
@@ -30,7 +31,7 @@ def seconds_to_stop(seconds: float, margin: float) -> float:
     return max(0.0, seconds - margin, seconds / 2)
 
 
-def request(state: State, reason: Reason, node: str, detail: str, deadline: float | None, now: float) -> Result:
+def request(state: State, reason: Reason, node: str, detail: str, deadline: float, now: float) -> Result:
     """Ask the members of a running round for a step to stop at; if they are asked already, one more of them leaves.
 
     No worker failure is being judged. At the deadline members that still run are interrupted.
@@ -41,10 +42,8 @@ def request(state: State, reason: Reason, node: str, detail: str, deadline: floa
         return state, request_stop(state, tuple(_running(state)), now)
     if planned.reason is reason:
         node, detail = f"{planned.node}, {node}", _together([*planned.detail.split(", "), detail])
-    deadlines = [moment for moment in (planned.deadline, deadline) if moment is not None]
-    earliest = min(deadlines, default=None)
-    revised = replace(planned, reason=reason, node=node, detail=detail, deadline=earliest)
-    return _revised(state, planned, revised, now)
+    deadline = min(planned.deadline, deadline)
+    return _revised(state, planned, replace(planned, reason=reason, node=node, detail=detail, deadline=deadline), now)
 
 
 def revise(state: State, now: float) -> Result:
@@ -54,7 +53,7 @@ def revise(state: State, now: float) -> Result:
         return state, ()
     members = [state.agents[place.agent] for place in state.places if place.agent in state.agents]
     leaving = [agent for agent in members if agent.leave_reason is not None]
-    deadline = min((agent.leave_deadline for agent in leaving if agent.leave_deadline is not None), default=None)
+    deadline = min((agent.leave_deadline for agent in leaving), default=math.inf)
     detail = planned.detail
     if planned.reason is Reason.NODE_LEFT:
         detail = _together(agent.leave_reason.value for agent in leaving if agent.leave_reason is not None)
@@ -63,7 +62,7 @@ def revise(state: State, now: float) -> Result:
 
 def _revised(state: State, planned: PlannedStop, revised: PlannedStop, now: float) -> Result:
     state = replace(state, planned_stop=revised)
-    if planned.stop is None or not _differs(revised.deadline, planned.deadline):
+    if planned.stop is None or math.isclose(revised.deadline, planned.deadline, rel_tol=0.0, abs_tol=_MUCH_EARLIER):
         return state, ()
     return state, request_stop(state, tuple(_running(state)), now)
 
@@ -104,7 +103,7 @@ def request_stop(state: State, agents: tuple[str, ...], now: float) -> tuple[Dec
     leaving = tuple(name for name, agent in state.agents.items() if agent.leave_reason is not None)
     if planned.stop is None:
         return (Send(agents, Holding(state.round, leaving)),)
-    seconds = None if planned.deadline is None else max(0.0, planned.deadline - now)
+    seconds = None if planned.deadline == math.inf else max(0.0, planned.deadline - now)
     reason, node, detail = planned.reason, planned.node, planned.detail
     return (Send(agents, Stopping(state.round, planned.stop, reason, node, detail, seconds, leaving)),)
 
@@ -124,14 +123,14 @@ def advance(state: State, now: float) -> Result:
     return state, request_stop(state, tuple(_running(state)), now)
 
 
-def due(state: State) -> float | None:
-    """Return when the members that still run are interrupted; None without a time limit."""
+def due(state: State) -> float:
+    """Return when the members that still run are interrupted; infinity without a time limit."""
     planned = state.planned_stop
     if planned is None or _inquest_first(state, planned):
-        return None
+        return math.inf
     # Workers stand still from their answer on until all have answered, so a missing one is not waited for long.
-    unanswered = planned.since + state.heartbeat_limit if planned.stop is None else None
-    return min((moment for moment in (planned.deadline, unanswered) if moment is not None), default=None)
+    unanswered = planned.since + state.heartbeat_limit if planned.stop is None else math.inf
+    return min(planned.deadline, unanswered)
 
 
 def end(state: State, now: float) -> Result:
@@ -155,12 +154,6 @@ def newcomers(state: State) -> str:
 def _inquest_first(state: State, planned: PlannedStop) -> bool:
     """Return whether a worker failure has to be charged before the round ends, as no departure may explain it."""
     return state.inquest is not None and planned.reason is not Reason.NODE_LEFT
-
-
-def _differs(first: float | None, other: float | None) -> bool:
-    if first is None or other is None:
-        return first is not other
-    return abs(first - other) > _MUCH_EARLIER
 
 
 def _running(state: State) -> Iterator[str]:

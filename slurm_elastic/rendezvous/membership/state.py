@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
@@ -54,8 +55,7 @@ class PlannedStop:
 
     Attributes:
         since: Leader's monotonic time when it asked the members for the earliest step at which their workers can stop.
-        deadline: Leader's monotonic time at which it interrupts members that still run; None while no agent has a
-            deadline.
+        deadline: Leader's monotonic time at which it interrupts members that still run.
         answers: The step that each member named, by its identity.
         gone: Members that left after their workers had stopped there. They may wait, to serve the workers' store, until
             the others have left.
@@ -65,7 +65,7 @@ class PlannedStop:
     node: str
     detail: str
     since: float
-    deadline: float | None = None
+    deadline: float = math.inf
     answers: NamedMap[int] = field(default_factory=NamedMap)
     stop: int | None = None
     gone: tuple[str, ...] = ()
@@ -114,7 +114,7 @@ class State:
         claimed, claiming: True if the records name this leader as that of the incarnation; True if it has asked for
             that.
         resigning: True if the leader's own agent leaves, so that another agent has to lead.
-        resign_by: When workers have to stop for that; None if they may take their time.
+        resign_by: When workers have to stop for that.
         finish: How the run ended; None until it has.
     """
 
@@ -161,7 +161,7 @@ class State:
     claimed: bool = True
     claiming: bool = False
     resigning: bool = False
-    resign_by: float | None = None
+    resign_by: float = math.inf
     finish: Finish | None = None
 
     @property
