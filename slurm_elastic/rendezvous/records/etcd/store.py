@@ -229,10 +229,6 @@ class EtcdStore(Store):
             raise DistStoreError(str(error)) from error
 
 
-class _ProtocolError(UsageError, ValueError):
-    """The error for such a protocol, a ValueError as in torch's backend."""
-
-
 class EtcdV3RendezvousBackend(RendezvousBackend):
     """Holds torch's rendezvous state under one key, with the key's mod revision as fencing token.
 
@@ -297,8 +293,7 @@ def create_backend(params: RendezvousParameters) -> tuple[EtcdV3RendezvousBacken
     ``$SLURM_JOB_ID.$SLURM_RESTART_COUNT``, because torch's handler closes a run id for good.
 
     Raises:
-        UsageError: An option is wrong, etcd is not what the options say, or there is neither a user nor a certificate;
-            also a ValueError for a wrong protocol.
+        UsageError: An option is wrong, etcd is not what the options say, or there is neither a user nor a certificate.
         RendezvousConnectionError: etcd did not answer, or the name service does not know its host.
     """
     config = load_config(_with_scheme(params.endpoint, params.get("protocol")), params.config)
@@ -331,7 +326,7 @@ def _with_scheme(endpoint: str, protocol: object) -> str:
     schemes = {"": "", "http": "etcd://", "https": "etcds://"}
     scheme = schemes.get(str(protocol or "").strip().lower())
     if scheme is None:
-        raise _ProtocolError(f"the protocol in --rdzv-conf is {protocol!r}; it must be http or https")
+        raise UsageError(f"the protocol in --rdzv-conf is {protocol!r}; it must be http or https")
     if not endpoint:
         return endpoint
     if "://" not in endpoint:
