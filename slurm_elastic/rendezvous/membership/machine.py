@@ -16,6 +16,8 @@ from slurm_elastic.rendezvous.membership.agents import Agent, LeaveReason, Reaso
 from slurm_elastic.rendezvous.membership.persistent import NamedMap, NameSet, replace
 from slurm_elastic.rendezvous.membership.state import FailureInquest, Phase, Result, State, alive, answered, with_agent
 
+Handler = Callable[[State, Any, float], Result]
+
 _FEW = 64
 """Agents that are asked for signs of life all together."""
 
@@ -231,11 +233,17 @@ def _signs_of_life(state: State, event: events.SignsOfLife, now: float) -> Resul
     return (replace(state, agents=state.agents.update(updated)) if updated else state), ()
 
 
+def _of_known(handler: Handler) -> Handler:
+    """Return a handler that takes the message of a known agent, as a sign of life too, and drops any other one."""
+
+    def handle(state: State, event: Any, now: float) -> Result:
+        agent = state.agents.get(event.agent)
+        return (state, ()) if agent is None else handler(alive(state, agent, now), event, now)
+
+    return handle
+
+
 def _ponged(state: State, event: events.Ponged, now: float) -> Result:
-    agent = state.agents.get(event.agent)
-    if agent is None:
-        return state, ()
-    state = alive(state, agent, now)
     inquest = state.inquest
     if inquest is not None and state.probe == event.probe and event.agent in inquest.unanswered:
         state = replace(state, inquest=replace(inquest, positions=(*inquest.positions, *event.positions)))
@@ -244,11 +252,7 @@ def _ponged(state: State, event: events.Ponged, now: float) -> Result:
 
 
 def _worker_failed(state: State, event: events.WorkerFailed, now: float) -> Result:
-    agent = state.agents.get(event.agent)
-    if agent is None:
-        return state, ()
-    state = alive(state, agent, now)
-    if event.round != state.round or not state.is_member(agent):
+    if event.round != state.round or not state.is_member(state.agents[event.agent]):
         return state, ()
     inquest = state.inquest
     asks = inquest is None or (event.failure.stalled and not inquest.dumps)
@@ -279,12 +283,9 @@ def _members(state: State) -> tuple[str, ...]:
 
 
 def _finished(state: State, event: events.Finished, now: float) -> Result:
-    agent = state.agents.get(event.agent)
-    if agent is None:
-        return state, ()
-    state = alive(state, agent, now)
+    agent = state.agents[event.agent]
     if state.is_member(agent) and agent.round == event.round and agent.status is Status.RUNNING:
-        state = with_agent(state, replace(state.agents[event.agent], status=Status.FINISHED))
+        state = with_agent(state, replace(agent, status=Status.FINISHED))
     return state, ()
 
 
@@ -311,11 +312,6 @@ def _nodes_down(state: State, event: events.NodesDown, now: float) -> Result:
     return leader_change.nodes_down(state, event.down), decisions
 
 
-def _held(state: State, event: events.Held, now: float) -> Result:
-    agent = state.agents.get(event.agent)
-    return planned_stop.answer(alive(state, agent, now), event, now) if agent is not None else (state, ())
-
-
 def _tick(state: State, event: events.Tick, now: float) -> Result:
     overdue = now - state.heartbeat_limit
     if state.calm and any(agent.last_message_at < overdue for agent in state.agents.values()):
@@ -331,21 +327,21 @@ def _tick(state: State, event: events.Tick, now: float) -> Result:
     return replace(state, ticked_at=now, calm=calm), ()
 
 
-_HANDLERS: dict[type, Callable[[State, Any, float], Result]] = {
+_HANDLERS: dict[type, Handler] = {
     events.Claimed: _claimed,
     events.Closed: _closed,
     events.Connected: _connected,
     events.Disconnected: _disconnected,
-    events.Finished: _finished,
+    events.Finished: _of_known(_finished),
     events.Gone: leader_change.gone,
     events.SignsOfLife: _signs_of_life,
-    events.Held: _held,
+    events.Held: _of_known(planned_stop.answer),
     events.Joined: _joined,
     events.Leaving: _leaving,
     events.Left: _left,
     events.NodesDown: _nodes_down,
-    events.Ponged: _ponged,
+    events.Ponged: _of_known(_ponged),
     events.Returning: _returning,
     events.Tick: _tick,
-    events.WorkerFailed: _worker_failed,
+    events.WorkerFailed: _of_known(_worker_failed),
 }

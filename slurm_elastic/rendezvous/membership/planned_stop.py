@@ -69,8 +69,8 @@ def _revised(state: State, planned: PlannedStop, revised: PlannedStop, now: floa
 
 def answer(state: State, event: Held, now: float) -> Result:
     """Note from which step on the workers of a member can stop; None from a member that does not, or no more."""
-    agent, planned = state.agents.get(event.agent), state.planned_stop
-    if agent is None or planned is None or event.round != state.round:
+    agent, planned = state.agents[event.agent], state.planned_stop
+    if planned is None or event.round != state.round:
         return state, ()
     if agent.status is not Status.RUNNING or not state.is_member(agent):
         return state, ()
