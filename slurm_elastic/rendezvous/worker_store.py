@@ -152,7 +152,6 @@ class ServedStore:
             os.close(self._process)
 
     def __del__(self) -> None:
-        """See :meth:`close`."""
         with contextlib.suppress(Exception):
             self.close()
 

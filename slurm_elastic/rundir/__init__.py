@@ -25,4 +25,4 @@ from slurm_elastic.rundir._job_runs import (
     runs_of_job,
 )
 from slurm_elastic.rundir._run_dir import RUNS, RunDir, incarnation
-from slurm_elastic.rundir._signed_files import is_signature, signature
+from slurm_elastic.rundir._signed_files import is_signature, log_drop, signature

@@ -68,8 +68,8 @@ logger = logging.getLogger("slurm_elastic")
 
 _REMOVAL = b"slurm_elastic run directory removal 1\0"
 _MOST_LOGGED = 16
-_logged: set[Path] = set()
-"""Foreign files that were named in the log; of further ones it says nothing."""
+_logged: set[str] = set()
+"""Foreign files and keys that were named in the log; of further ones it says nothing."""
 _BYTES = 32
 _LINE = re.compile(rb"[0-9a-f]{%d}\n" % (2 * _BYTES))
 
@@ -92,7 +92,7 @@ def read(directory: Path, path: Path) -> bytes | None:
         if error.errno in (errno.EPERM, errno.ELOOP, errno.EFBIG) or (
             error.errno == errno.EACCES and not _is_own(path)
         ):
-            return _log_drop(path, os.strerror(error.errno))
+            return log_drop(str(path), os.strerror(error.errno))
         raise
     if content is None:
         return None
@@ -111,8 +111,8 @@ def read(directory: Path, path: Path) -> bytes | None:
             raise RecordError(
                 f"{path} is not one complete JSON object: truncated, or written by another program; {fix}"
             )
-        return _log_drop(path, "no JSON object")
-    return content if secret is None else _log_drop(path, "no signature of this run")
+        return log_drop(str(path), "no JSON object")
+    return content if secret is None else log_drop(str(path), "no signature of this run")
 
 
 def counts(directory: Path, path: Path) -> bool:
@@ -170,12 +170,12 @@ def _is_json_object(content: bytes) -> bool:
         return False
 
 
-def _log_drop(path: Path, why: str) -> bytes | None:
-    """Log, once, that a file counts as missing; return None, what is read in its place."""
-    if path not in _logged and len(_logged) < _MOST_LOGGED:
-        _logged.add(path)
+def log_drop(name: str, why: str) -> bytes | None:
+    """Log, once, that a file, or a key in etcd, counts as missing; return None, what is read in its place."""
+    if name not in _logged and len(_logged) < _MOST_LOGGED:
+        _logged.add(name)
         more = "; more are dropped without a word" if len(_logged) == _MOST_LOGGED else ""
-        logger.warning("dropped %s: it was not written by this run (%s)%s", printable(str(path)), why, more)
+        logger.warning("dropped %s: it was not written by this run (%s)%s", printable(name), why, more)
     return None
 
 

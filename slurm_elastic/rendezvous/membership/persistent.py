@@ -68,11 +68,9 @@ class NamedMap(Mapping[str, _V]):
         return self._buckets[_number(name, len(self._buckets))]
 
     def __getitem__(self, name: str) -> _V:
-        """See Mapping."""
         return self._bucket(name)[name]
 
     def __contains__(self, name: object) -> bool:
-        """See Mapping."""
         return name in self._bucket(cast(str, name))
 
     def get(self, name: str, default: Any = None) -> Any:
@@ -80,7 +78,6 @@ class NamedMap(Mapping[str, _V]):
         return self._bucket(name).get(name, default)
 
     def __iter__(self) -> Iterator[str]:
-        """See Mapping."""
         return itertools.chain.from_iterable(self._buckets)
 
     def values(self) -> ValuesView[_V]:
@@ -97,11 +94,9 @@ class NamedMap(Mapping[str, _V]):
         return buckets[0] if len(buckets) == 1 else dict(itertools.chain.from_iterable(b.items() for b in buckets))
 
     def __len__(self) -> int:
-        """See Mapping."""
         return self._size
 
     def __repr__(self) -> str:
-        """As of a dict."""
         return repr(self._together())
 
     def set(self, name: str, value: _V) -> NamedMap[_V]:
@@ -151,27 +146,21 @@ class NameSet(AbstractSet[str]):
         self._names = names if isinstance(names, NamedMap) else NamedMap(dict.fromkeys(names))
 
     def __contains__(self, name: object) -> bool:
-        """See Set."""
         return name in self._names
 
     def __iter__(self) -> Iterator[str]:
-        """See Set."""
         return iter(self._names)
 
     def __len__(self) -> int:
-        """See Set."""
         return len(self._names)
 
     def __repr__(self) -> str:
-        """As of a set."""
         return f"NameSet({sorted(self)})"
 
     def __or__(self, other: AbstractSet[_W]) -> NameSet:
-        """See Set."""
         added = [name for name in cast(AbstractSet[str], other) if name not in self._names]
         return NameSet(self._names.update(dict.fromkeys(added))) if added else self
 
     def __sub__(self, other: AbstractSet[Any]) -> NameSet:
-        """See Set."""
         names = self._names.without(*other)
         return self if names is self._names else NameSet(names)

@@ -223,7 +223,7 @@ def test_a_key_of_others_that_keeps_an_agent_from_leading_is_named(
     key = f"{keys}scopes/7.0/epochs/000001"
     first_client.put(key, b"{}")
     assert not records.claim_epoch(1, {})
-    assert warnings == [f"dropped the etcd key {key}: it was not written by this run"]
+    assert warnings == [f"dropped the etcd key {key}: it was not written by this run (no signature of this run)"]
 
 
 def test_an_outage_is_waited_through(lone_etcd: EtcdServer, open_records: OpenRecords) -> None:

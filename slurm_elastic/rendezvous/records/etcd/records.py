@@ -32,8 +32,7 @@ from slurm_elastic.rendezvous.records import api
 from slurm_elastic.rendezvous.records.etcd.client import EtcdClient, KeyValue, TransactionResult, get, put, unchanged
 from slurm_elastic.rendezvous.records.etcd.config import EtcdConfig
 from slurm_elastic.rendezvous.records.etcd.errors import EtcdError
-from slurm_elastic.rundir import RunDir, is_signature, signature
-from slurm_elastic.text import printable
+from slurm_elastic.rundir import RunDir, is_signature, log_drop, signature
 
 logger = logging.getLogger(__name__)
 
@@ -50,9 +49,6 @@ _FRESH_SECONDS = 2.0
 
 _HURRIED_SECONDS = 2.0
 """How long the end of a run waits for one."""
-
-_FOREIGN_KEYS = 16
-"""Keys of other programs that the log names."""
 
 _CONTEXT = b"slurm_elastic etcd record 1\0"
 _DIGEST_BYTES = hashlib.sha256().digest_size
@@ -92,7 +88,6 @@ class EtcdRecords:
         self._copy_failed = self._logs = False
         self._opening: dict[tuple[str, ...], dict[str, dict[str, Any]]] = {}
         self._opening_ends = 0.0
-        self._foreign: set[str] = set()
         self._lost: Callable[[RecordsError], None] = lambda error: None
         self._ending = threading.Event()
         self.client = EtcdClient(config)
@@ -266,12 +261,9 @@ class EtcdRecords:
     def _open(self, pair: KeyValue, *, in_the_way: bool = False) -> dict[str, Any] | None:
         key = _name(pair)
         record = verified(self._secret, key, pair.value)
-        is_logged = key in self._foreign or len(self._foreign) == _FOREIGN_KEYS
         # All agents of the run read the same keys; the leader logs them.
-        if record is None and (self._logs or in_the_way) and not is_logged:
-            self._foreign.add(key)
-            more = "; more are dropped without a word" if len(self._foreign) == _FOREIGN_KEYS else ""
-            logger.warning("dropped the etcd key %s: it was not written by this run%s", printable(key), more)
+        if record is None and (self._logs or in_the_way):
+            log_drop(f"the etcd key {key}", "no signature of this run")
         return record
 
     def _ask(self, call: Callable[[EtcdClient], _T], *, can_wait: bool = True) -> _T:
