@@ -13,6 +13,7 @@ import os
 import select
 import signal
 import socket
+from collections import deque
 from datetime import timedelta
 from typing import NoReturn
 
@@ -81,25 +82,19 @@ class FreshPorts:
 
     def __init__(self, address: str = "") -> None:
         self._name = address
-        self._given: dict[int, None] = {}
+        self._given = deque[int](maxlen=_REMEMBERED)
 
     def reserve(self) -> ReservedPort:
         """Reserve one more."""
-        old: list[ReservedPort] = []
         address = resolve(self._name) if self._name else None
         if address is None or ":" in address or address.startswith("127."):
             # Nothing that other nodes reach by IPv4; a run of this node alone withdraws to the loopback.
             address = ""
-        try:
+        with contextlib.ExitStack() as others:
             while (fresh := ReservedPort(address)).port in self._given:
                 # Kept until another one is found, so that it is not given again.
-                old.append(fresh)
-        finally:
-            for port in old:
-                port.close()
-        self._given[fresh.port] = None
-        if len(self._given) > _REMEMBERED:
-            del self._given[next(iter(self._given))]
+                others.callback(fresh.close)
+        self._given.append(fresh.port)
         return fresh
 
 
