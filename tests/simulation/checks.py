@@ -244,10 +244,9 @@ class Checks:
         require(state.blocking == blocking, "the books are right", ("blocking", state.blocking, "counted", blocking))
         if state.phase is not Phase.CLOSED:
             require(state.broken.keys() <= state.agents.keys(), "the books are right", ("broken", state.broken))
-            first = state.first_broken_at
             if state.broken:
-                earliest = min(state.broken.values())
-                require(first is not None and first <= earliest, "the books are right", ("first broken at", first))
+                first = state.first_broken_at
+                require(first <= min(state.broken.values()), "the books are right", ("first broken at", first))
         require(state.restarts <= state.settings.max_restarts, "restarts stay within the limit", state.restarts)
 
     def _check_publish(self, after: State, table: Table) -> None:

@@ -55,9 +55,7 @@ def next_deadline(state: State) -> float:
 
 def _loss_due(state: State) -> float:
     """Return when an agent with a broken connection may have to be given up."""
-    if not state.broken or state.first_broken_at is None:
-        return math.inf
-    return state.first_broken_at + state.settings.reconnect_grace
+    return state.first_broken_at + state.settings.reconnect_grace if state.broken else math.inf
 
 
 def _inquest_due(state: State) -> float:
@@ -113,7 +111,7 @@ def _give_up_lost(state: State, now: float) -> Result:
         elif now - agent.last_message_at > state.heartbeat_limit:
             lost[name] = "silent"
     state, decisions = transitions.give_up_all(state, lost, now)
-    return replace(state, first_broken_at=min(state.broken.values(), default=None)), decisions
+    return replace(state, first_broken_at=min(state.broken.values(), default=math.inf)), decisions
 
 
 def _running(state: State, now: float, ticked: bool) -> Result:

@@ -56,7 +56,7 @@ def _forgive_own_pause(state: State, now: float) -> State:
             for name, agent in state.agents.items()
         ),
         broken=NamedMap((name, later(moment)) for name, moment in state.broken.items()),
-        first_broken_at=None if state.first_broken_at is None else later(state.first_broken_at),
+        first_broken_at=later(state.first_broken_at),
         inquest=None if inquest is None else replace(inquest, since=inquest.since + gap),
         forming_since=state.forming_since + gap,
         complete_since=None if state.complete_since is None else later(state.complete_since),

@@ -136,7 +136,7 @@ class State:
     on_node: NamedMap[int] = field(default_factory=NamedMap)
     cohorts: NamedMap[int] = field(default_factory=NamedMap)
     broken: NamedMap[float] = field(default_factory=NamedMap)
-    first_broken_at: float | None = None
+    first_broken_at: float = math.inf
     table: Table | None = None
     complete_since: float | None = None
     published_at: float = 0.0
