@@ -109,12 +109,9 @@ def open_worker_store(placed: Assignment, reserved: ReservedPort) -> ServedStore
     return serve_store(reserved.address or _LOOPBACK, reserved.port, reserved.take())
 
 
-# Serves each worker store in a process of its own, forked from one that has no threads.
-#
-# A fork copies locks as they are. TCPStore's constructor looks up names (getnameinfo), for which glibc (2.36,
-# resolv_conf.c) takes a lock. In a copy of a process in which another thread looked up a name at that moment, no
-# thread gives that lock back, and the workers of the round wait for their store in vain. So an agent forks one
-# process before it starts its first thread, and that one forks the stores.
+# A store is forked from a process that the agent has forked before its first thread. A fork copies locks as they are:
+# TCPStore's constructor looks up names (getnameinfo), for which glibc (2.36, resolv_conf.c) takes a lock. If another
+# thread had it at that moment, the workers of the round would wait for their store in vain.
 _TIMEOUT = timedelta(seconds=300)
 _LONGEST_ORDER = 256
 

@@ -73,11 +73,8 @@ def numbered(number: int) -> str:
     return f"{number:06d}"
 
 
-# Atomic creation, replacement and reading of files that other nodes read at the same time.
-#
-# The functions rely only on guarantees of NFS v3 and v4 and of Lustre: link() and rename() are atomic at the server,
-# and open() revalidates (nfs(5), "close-to-open cache consistency"). They use neither locks nor time stamps. A
-# process that opens a file by its name finds it complete.
+# These rely only on guarantees of NFS v3 and v4 and of Lustre: link() and rename() are atomic at the server, and open()
+# revalidates (nfs(5), "close-to-open cache consistency"). A process that opens a file by its name finds it complete.
 _T = TypeVar("_T")
 
 _STALE_ATTEMPTS = 5

@@ -239,12 +239,6 @@ def _require_same(run_dir: RunDir, begun: RunStart | None, start: RunStart) -> N
 class JobRecords:
     """Records of a job in its run's directory, by restart count.
 
-    ::
-
-        notices/<job id>.<restart count>.json    why this start of the job has to end; replaced as more becomes known
-        graces/<job id>.<restart count>.json     the seconds that a SIGTERM leaves at the least
-        requeues/<job id>.<restart count>.json   created exclusively by the process that requeues the job
-
     Methods block for as long as the file system does, and raise `RunDirError` if the disk fails.
     """
 

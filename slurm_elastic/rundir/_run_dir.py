@@ -28,27 +28,9 @@ _NO_HARD_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS)  # link(2)
 
 @dataclass(frozen=True, slots=True)
 class RunDir:
-    """The directory of one run.
+    """The directory of one run, ``<base>/elastic-runs/<run id>/``; docs/reference.md has its files.
 
-    ::
-
-        <base>/elastic-runs/<run id>/
-            secret                        hex, mode 0600
-            done.json                           the run is finished
-            command.json                        how the run was started, mode 0600, created exclusively
-            rounds/000003.json                  one per round, created exclusively
-            epochs/<incarnation>/000001.json    one per term, created exclusively
-            failures/<incarnation>.json         why that incarnation failed
-            starts/000000.json                  step and command of a start of the job, created exclusively
-            replacements/000001.json            a job for nodes that were lost, created exclusively before sbatch
-            replaced/000001.json                what has become of it, created exclusively
-            health/<node>.<job>.json            address of an agent's health port, while it is open
-            notified/<event>.json               a notification, created exclusively before it is delivered
-            health-token                        token for all pages of health ports but liveness, mode 0600
-            endpoints/<incarnation>.json        address of the leader, replaced when it changes
-            events/<node>.jsonl                 appended to by the agents of that node
-            progress/<node>.<job>.jsonl         appended to by the agent of that node and job
-            logs/round_0003/<node>/rank_05/
+    Rounds, terms and what one process does for all, such as a requeue, are records that are created exclusively.
 
     Records of different incarnations are separate: a requeued allocation reads neither terms nor endpoint of the start
     before. Rounds and DONE belong to the whole run.

@@ -110,10 +110,7 @@ def build_table(round_: int, reason: Reason, candidates: Iterable[AgentInfo], re
     )
 
 
-# Segments: rounds of whole groups of K nodes of one failure domain (``--segment K``). Pure.
-#
-# `advance` and `transitions` count by them, and `transitions` chooses members by them. What is left of a domain after
-# its whole segments are spares. Without ``--segment`` each node is a segment, and nothing here costs anything.
+# Segments are whole groups of K nodes of one failure domain (``--segment K``). What is left of a domain are spares.
 def nodes_in_segments(agents: Iterable[Agent], segment: int) -> int:
     """Return how many of the agents are in whole segments of their domains."""
     nodes = Counter(agent.candidate.domain for agent in agents)

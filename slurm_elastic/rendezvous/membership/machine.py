@@ -298,8 +298,7 @@ def _claimed(state: State, event: events.Claimed, now: float) -> Result:
 
 
 def _nodes_down(state: State, event: events.NodesDown, now: float) -> Result:
-    present = {agent.candidate.node for agent in state.agents.values()}
-    state = replace(state, gone_nodes=state.gone_nodes | (event.down - present))
+    state = replace(state, gone_nodes=state.gone_nodes | (event.down - state.on_node.keys()))
     # Slurm also calls a node down whose slurmd alone has died. Signs of life come three times in a limit, and are
     # taken in before this, or with a tick.
     silence = state.heartbeat_limit * 2 / 3

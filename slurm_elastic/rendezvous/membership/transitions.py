@@ -217,11 +217,8 @@ def finish(state: State, outcome: events.Outcome, failure: WorkerFailure | None 
     return state, (decision,)
 
 
-# New agents on their way into a running round: who is known to come, and how long those that are there wait for them.
-#
-# A round that ends for new agents costs the members time, so it ends once for all that come together. Two things tell
-# the leader of an agent before it joins: it has connected and says that it will, while it still imports what its
-# workers need; and one srun starts a known number of agents, its cohort, which join as fast as their nodes let them.
+# New agents on their way into a running round, which ends once for all that come together. Two things tell the leader
+# of an agent before it joins: it has connected and says that it will, and one srun starts a known number, its cohort.
 def announce(state: State, name: str) -> State:
     """Note that an agent which has no place yet will join soon."""
     if name in state.agents or name in state.gone_agents:
