@@ -12,7 +12,7 @@ import math
 from slurm_elastic.rendezvous.membership import config, transitions
 from slurm_elastic.rendezvous.membership.agents import Agent, AgentInfo, LeaveReason, Status
 from slurm_elastic.rendezvous.membership.events import Claim, Gone, Leaving, Left, Resign, Resigned
-from slurm_elastic.rendezvous.membership.persistent import NamedMap, NameSet, replace
+from slurm_elastic.rendezvous.membership.persistent import NamedMap, replace
 from slurm_elastic.rendezvous.membership.state import Phase, Result, State, with_agent
 
 
@@ -136,7 +136,7 @@ def stop_waiting(state: State, now: float) -> State:
     if base is None or now < waiting_ends(state):
         return state
     nodes = {node for agent, node in base.node_of.items() if agent in state.awaited}
-    return replace(state, awaited=NameSet(), gone_nodes=state.gone_nodes | nodes)
+    return replace(state, awaited=frozenset(), gone_nodes=state.gone_nodes | nodes)
 
 
 def claim(state: State) -> Result:

@@ -13,7 +13,7 @@ from typing import Any
 from slurm_elastic.rendezvous.membership import events, leader_change, planned_stop, transitions
 from slurm_elastic.rendezvous.membership.advance import advance, next_deadline
 from slurm_elastic.rendezvous.membership.agents import Agent, LeaveReason, Reason, Status, node_of, root_of
-from slurm_elastic.rendezvous.membership.persistent import NamedMap, NameSet, replace
+from slurm_elastic.rendezvous.membership.persistent import NamedMap, replace
 from slurm_elastic.rendezvous.membership.state import FailureInquest, Phase, Result, State, alive, answered, with_agent
 
 Handler = Callable[[State, Any, float], Result]
@@ -260,7 +260,7 @@ def _worker_failed(state: State, event: events.WorkerFailed, now: float) -> Resu
         # A dead node makes the workers of its peers fail: all members are probed before a worker is charged. The one
         # that reports it is probed, too, as its own node may be dying.
         state = replace(state, probe=state.probe + 1)
-        inquest = FailureInquest(event.failure, now, NameSet(_members(state)))
+        inquest = FailureInquest(event.failure, now, frozenset(_members(state)))
     inquest = replace(
         inquest,
         failure=root_of((inquest.failure, event.failure)),

@@ -1,4 +1,4 @@
-"""Changed copies of what is never changed itself: frozen dataclasses, maps and sets. Every event makes several."""
+"""Changed copies of what is never changed itself: frozen dataclasses and maps. Every event makes several."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ import itertools
 import math
 import zlib
 from collections.abc import ItemsView, Iterable, Iterator, Mapping, ValuesView
-from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-__all__ = ["NameSet", "NamedMap", "replace"]
+__all__ = ["NamedMap", "replace"]
 
 T = TypeVar("T")
 
@@ -33,14 +32,13 @@ else:
         return changed
 
 
-# Maps and sets that are never changed, of which a copy with one difference is cheap also where they are large.
+# Maps that are never changed, of which a copy with one difference is cheap also where they are large.
 #
 # A state of the machine shares nearly everything with the one before it. A dict that is copied for each of n events
 # costs n times n steps; these keep their entries in buckets, as many as there are entries in one of them, and copy
 # one bucket. Order depends on the keys and on how they came alone, never on the process: simulations repeat what they
 # did.
 _V = TypeVar("_V")
-_W = TypeVar("_W")
 
 _SMALL = 64
 """Entries that one bucket holds before there are more."""
@@ -132,35 +130,3 @@ class NamedMap(Mapping[str, _V]):
         changed: NamedMap[_V] = object.__new__(NamedMap)
         changed._size, changed._buckets = size, tuple(buckets)
         return changed
-
-
-class NameSet(AbstractSet[str]):
-    """Names; with other ones it makes a `NameSet`, at their price."""
-
-    __slots__ = ("_names",)
-
-    def __init__(self, names: Iterable[str] | NamedMap[None] = ()) -> None:
-        if isinstance(names, set | frozenset):
-            # Their order differs from process to process.
-            names = sorted(names)
-        self._names = names if isinstance(names, NamedMap) else NamedMap(dict.fromkeys(names))
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._names
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
-
-    def __len__(self) -> int:
-        return len(self._names)
-
-    def __repr__(self) -> str:
-        return f"NameSet({sorted(self)})"
-
-    def __or__(self, other: AbstractSet[_W]) -> NameSet:
-        added = [name for name in cast(AbstractSet[str], other) if name not in self._names]
-        return NameSet(self._names.update(dict.fromkeys(added))) if added else self
-
-    def __sub__(self, other: AbstractSet[Any]) -> NameSet:
-        names = self._names.without(*other)
-        return self if names is self._names else NameSet(names)

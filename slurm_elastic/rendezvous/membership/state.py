@@ -5,7 +5,6 @@ from __future__ import annotations
 import enum
 import math
 from collections.abc import Mapping
-from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
@@ -14,7 +13,7 @@ from slurm_elastic.rendezvous.membership.agents import Agent, AgentInfo, Reason,
 from slurm_elastic.rendezvous.membership.assignment import Place, Table, nodes_in_segments
 from slurm_elastic.rendezvous.membership.config import Base, Settings
 from slurm_elastic.rendezvous.membership.events import Decision, Finish
-from slurm_elastic.rendezvous.membership.persistent import NamedMap, NameSet, replace
+from slurm_elastic.rendezvous.membership.persistent import NamedMap, replace
 from slurm_elastic.rendezvous.membership.stragglers import WorkerPosition
 
 
@@ -42,11 +41,11 @@ class FailureInquest:
 
     failure: WorkerFailure
     since: float
-    unanswered: AbstractSet[str]
+    unanswered: frozenset[str]
     positions: tuple[WorkerPosition, ...] = ()
     dumps: bool = False
-    failed: AbstractSet[str] = frozenset()
-    roots: AbstractSet[str] = frozenset()
+    failed: frozenset[str] = frozenset()
+    roots: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -143,21 +142,21 @@ class State:
     restarts: int = 0
     last_failure: str = ""
     ran: Mapping[int, float] = field(default_factory=lambda: MappingProxyType({}))
-    unusable: AbstractSet[int] = frozenset()
+    unusable: frozenset[int] = frozenset()
     unusable_failure: WorkerFailure | None = None
     inquest: FailureInquest | None = None
-    gone_nodes: AbstractSet[str] = field(default_factory=NameSet)
+    gone_nodes: frozenset[str] = frozenset()
     gone_agents: NamedMap[int] = field(default_factory=NamedMap)
     not_joined: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
     newcomers: tuple[float, float] | None = None
-    coming: AbstractSet[str] = field(default_factory=NameSet)
+    coming: frozenset[str] = frozenset()
     planned_stop: PlannedStop | None = None
     probe: int = 0
     base: Base | None = None
-    gone: AbstractSet[str] = field(default_factory=NameSet)
-    lingering: AbstractSet[str] = field(default_factory=NameSet)
-    ended: AbstractSet[str] = field(default_factory=NameSet)
-    awaited: AbstractSet[str] = field(default_factory=NameSet)
+    gone: frozenset[str] = frozenset()
+    lingering: frozenset[str] = frozenset()
+    ended: frozenset[str] = frozenset()
+    awaited: frozenset[str] = frozenset()
     claimed: bool = True
     claiming: bool = False
     resigning: bool = False
@@ -224,7 +223,7 @@ Result = tuple[State, tuple[Decision, ...]]
 def initial_state(settings: Settings, now: float) -> State:
     """Return the state of a leader that begins its term."""
     members = settings.base.members if settings.base is not None else ()
-    awaited = NameSet(members) - settings.gone - settings.silent
+    awaited = frozenset(members) - settings.gone - settings.silent
     return State(
         settings=settings,
         phase=Phase.FORMING,
@@ -240,7 +239,7 @@ def initial_state(settings: Settings, now: float) -> State:
         ran=dict(settings.first_ran),
         unusable=frozenset(settings.first_unusable),
         base=settings.base,
-        gone=NameSet(settings.gone),
+        gone=settings.gone,
         awaited=awaited,
         claimed=settings.claimed,
     )

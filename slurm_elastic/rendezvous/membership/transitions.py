@@ -18,7 +18,7 @@ from slurm_elastic.rendezvous.membership.agents import (
 )
 from slurm_elastic.rendezvous.membership.assignment import build_table, members_by_segment, nodes_in_segments
 from slurm_elastic.rendezvous.membership.config import Base
-from slurm_elastic.rendezvous.membership.persistent import NamedMap, NameSet, replace
+from slurm_elastic.rendezvous.membership.persistent import NamedMap, replace
 from slurm_elastic.rendezvous.membership.state import Phase, Result, State, answered, with_agent, without_agent
 
 _SHARE = 0.25
@@ -184,7 +184,7 @@ def publish(state: State, now: float) -> Result:
         complete_since=None,
         published_at=now,
         # Nodes that have not come by now are not waited for again.
-        gone_nodes=state.gone_nodes | NameSet(absent),
+        gone_nodes=state.gone_nodes | frozenset(absent),
         base=Base(
             table.round,
             tuple(place.agent for place in table.places),
@@ -194,10 +194,10 @@ def publish(state: State, now: float) -> Result:
             origin,
         ),
         heartbeat_limit=limit,
-        gone=NameSet(),
-        lingering=NameSet(),
-        ended=NameSet(),
-        awaited=NameSet(),
+        gone=frozenset(),
+        lingering=frozenset(),
+        ended=frozenset(),
+        awaited=frozenset(),
     )
     return state, (events.Publish(table, now - state.forming_since), *spares)
 

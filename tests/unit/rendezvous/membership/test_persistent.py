@@ -1,4 +1,4 @@
-"""Maps and sets that are never changed behave as those of Python, few entries or many."""
+"""Maps that are never changed behave as those of Python, few entries or many."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from slurm_elastic.rendezvous.membership.persistent import NamedMap, NameSet
+from slurm_elastic.rendezvous.membership.persistent import NamedMap
 
 
 @pytest.mark.parametrize("size", [0, 1, 64, 65, 1000])
@@ -35,18 +35,3 @@ def test_a_map_is_the_dict_of_what_was_set_and_removed(size: int) -> None:
     assert [(name in tested, tested.get(name, "none")) for name in names] == [
         (name in expected, expected.get(name, "none")) for name in names
     ]
-
-
-@pytest.mark.parametrize("size", [0, 1, 64, 65, 1000])
-def test_a_set_is_the_set_of_its_names(size: int) -> None:
-    rng = random.Random(size)
-    names = [f"n{number}" for number in range(2 * size + 1)]
-    one, other = ({*rng.sample(names, size)} for _ in range(2))
-    tested = NameSet(one)
-    assert tested == one
-    assert tested | other == one | other
-    assert tested - other == one - other
-    assert tested & other == one & other
-    assert tested.isdisjoint(other) == one.isdisjoint(other)
-    assert len(tested) == len(one)
-    assert bool(tested) == bool(one)
