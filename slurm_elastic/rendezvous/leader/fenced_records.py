@@ -57,7 +57,6 @@ def last_round(situation: Situation, incarnation: str) -> LastRound | None:
     base = Base(
         number,
         tuple(str(place["agent"]) for place in places),
-        tuple(str(place["node"]) for place in places),
         str(record["leader"]),
         float(record.get("heartbeat_limit", 0.0)),
         str(record.get("origin", "")),

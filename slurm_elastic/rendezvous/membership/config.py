@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
-from slurm_elastic.rendezvous.membership.agents import Reason
+from slurm_elastic.rendezvous.membership.agents import Reason, node_of
 
 
 class OnTie(enum.Enum):
@@ -39,7 +39,6 @@ class Base:
 
     round: int
     members: tuple[str, ...]
-    nodes: tuple[str, ...]
     leader: str
     heartbeat_limit: float = 0.0
     origin: str = ""
@@ -47,7 +46,7 @@ class Base:
     @functools.cached_property
     def node_of(self) -> Mapping[str, str]:
         """The node of each member."""
-        return dict(zip(self.members, self.nodes, strict=True))
+        return {name: node_of(name) for name in self.members}
 
 
 def has_quorum(

@@ -188,7 +188,6 @@ def publish(state: State, now: float) -> Result:
         base=Base(
             table.round,
             tuple(place.agent for place in table.places),
-            tuple(place.node for place in table.places),
             settings.agent,
             limit,
             origin,

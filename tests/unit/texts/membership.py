@@ -92,7 +92,7 @@ def settings(given: str) -> dict[str, Any]:
     for name, value in re.findall(r"(\w+)=(\S+)", given):
         if name == "last_round":
             last, members, leader = value.split(":")
-            found["base"] = Base(int(last), names(members), names(members), leader)
+            found["base"] = Base(int(last), names(members), leader)
             found |= {"claimed": False, "first_round": int(last) + 1}
             found["first_reason"] = Reason.NODE_LOST
         elif name == "origins":

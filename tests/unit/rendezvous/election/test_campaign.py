@@ -50,7 +50,7 @@ def test_a_term_follows_the_newest_on_record() -> None:
     campaign = plan(config(), SEEN, LOST)
     settings = campaign.settings
     assert (campaign.term, campaign.follows, campaign.endpoints["n2/7.0/2"]) == (3, 3, ("n2", 2))
-    assert settings.base == Base(3, ("n1/7.0/1", "n2/7.0/2"), ("n1", "n2"), "n1/7.0/1")
+    assert settings.base == Base(3, ("n1/7.0/1", "n2/7.0/2"), "n1/7.0/1")
     assert (settings.first_round, settings.first_reason) == (4, Reason.NODE_LOST)
     assert (settings.gone, settings.claimed, settings.expected_nodes) == (LOST.gone, False, ())
 

@@ -49,7 +49,7 @@ def probed(actions: list[TermAction]) -> list[tuple[str, ...]]:
 
 def test_thousands_of_missing_members_may_come_by_themselves_before_they_are_probed() -> None:
     members = tuple(f"n{rank}" for rank in range(4608))
-    play = Play(base=Base(4, members, members, "n0"), first_round=5, claimed=False)
+    play = Play(base=Base(4, members, "n0"), first_round=5, claimed=False)
     assert probed(play.wait(0.9)) == []
     play.join("n2")
     assert probed(play.wait(0.2)) == [tuple(name for name in members if name != "n2")]
@@ -76,7 +76,7 @@ def test_members_that_come_one_after_the_other_are_not_all_looked_at_each_time(a
 
     count = 400
     members = Members(f"m{number}" for number in range(count))
-    base = Base(4, members, members, members[0])
+    base = Base(4, members, members[0])
     play = Play(base=base, first_round=5, claimed=False, agent=agent, max_nodes=count)
     # One of those that come last has the first rank.
     for name in reversed([*members]):

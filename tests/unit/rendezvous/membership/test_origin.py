@@ -26,7 +26,7 @@ def test_a_leader_that_follows_reads_the_origin_from_the_record() -> None:
     record = {"scope": "7.0", "leader": "n0", **msgspec.to_builtins(table)}
     found = last_round(Situation(None, 4, record), "7.0")
     assert found is not None
-    assert found.base == Base(4, ("n0",), ("n0",), "n0", 3.0, "from step 7")
+    assert found.base == Base(4, ("n0",), "n0", 3.0, "from step 7")
 
 
 def test_an_inventory_is_limited() -> None:

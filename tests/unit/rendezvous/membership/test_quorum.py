@@ -12,7 +12,7 @@ NAMES = ("a", "b", "c", "d", "e")
 
 
 def base(size: int, leader: str = "a") -> Base:
-    return Base(3, NAMES[:size], NAMES[:size], leader)
+    return Base(3, NAMES[:size], leader)
 
 
 @pytest.mark.parametrize(

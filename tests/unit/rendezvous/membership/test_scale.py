@@ -121,5 +121,5 @@ def test_the_limit_in_force_is_that_of_the_round() -> None:
 
 
 def test_a_leader_that_follows_waits_as_long_as_members_of_the_last_round_take_to_stop() -> None:
-    base = Base(0, ("a", "b"), ("a", "b"), "a", heartbeat_limit=12.0)
+    base = Base(0, ("a", "b"), "a", heartbeat_limit=12.0)
     assert initial_state(Settings(1, 2, base=base), 0.0).heartbeat_limit == 12.0
