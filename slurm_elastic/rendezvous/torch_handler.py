@@ -38,7 +38,7 @@ from slurm_elastic.rendezvous.records.api import etcd_wanted, open_records
 from slurm_elastic.rendezvous.run_events import describe
 from slurm_elastic.rendezvous.thread import Coordination
 from slurm_elastic.rendezvous.transport.messages import Assignment
-from slurm_elastic.rundir import RunDir, RunDirError, incarnation, join_own
+from slurm_elastic.rundir import RunDir, incarnation, join_own
 from slurm_elastic.slurm import (
     AddressPreference,
     Controller,
@@ -205,27 +205,21 @@ def create_handler(params: RendezvousParameters) -> SlurmRendezvousHandler:
     if job is not None:
         preference = AddressPreference(local_addr=params.local_addr)
         address = choose_address(preference, gather_facts(preference, node, toward=leader, controller=Controller()))
+    restart_count = job.restart_count if job is not None else 0
+    options = RendezvousOptions.from_config(params.config)
+    least, most = options.node_range(params.min_nodes, params.max_nodes)
+    etcd = etcd_wanted(params.endpoint, params.config, {**os.environ, **take_private(os.environ)})
     try:
         if job is not None and not asked_id:
             run_dir = join_own(base, job, _command(sys.argv))
         else:
             run_dir = RunDir.for_run(base, asked_id or f"local-{secrets.token_hex(4)}").open()
-    except RunDirError as error:
-        raise RendezvousConnectionError(str(error)) from error
-    run_id = run_dir.run_id
-    ports = port_sequence(run_id, job.restart_count if job else 0, ephemeral_low(), job.reserved_ports if job else ())
-    restart_count = job.restart_count if job is not None else 0
-    options = RendezvousOptions.from_config(params.config)
-    least, most = options.node_range(params.min_nodes, params.max_nodes)
-    etcd = etcd_wanted(params.endpoint, params.config, {**os.environ, **take_private(os.environ)})
-    shared = bool(asked_id)
-    own = incarnation(run_id, 0 if shared else restart_count)
-    try:
+        own = incarnation(run_dir.run_id, 0 if asked_id else restart_count)
         records = open_records(run_dir, own, etcd, limit=options.etcd_limit)
     except RecordsError as error:
         raise RendezvousConnectionError(str(error)) from error
     config = RendezvousConfig(
-        run_id=run_id,
+        run_id=run_dir.run_id,
         run_dir=run_dir,
         records=records,
         restart_count=restart_count,
@@ -236,14 +230,16 @@ def create_handler(params: RendezvousParameters) -> SlurmRendezvousHandler:
         address=address,
         local_world_size=1,
         role="default",
-        expected_nodes=job.nodes if job is not None and not (shared and job.array) else (node,),
+        expected_nodes=job.nodes if job is not None and not (asked_id and job.array) else (node,),
         min_nodes=least,
         max_nodes=most,
         # torch's agent counts worker failures, and joins again after each.
         max_restarts=0,
         may_lead=may_lead,
         leader_host=leader if job is not None else "127.0.0.1",
-        ports=ports,
+        ports=port_sequence(
+            run_dir.run_id, restart_count, ephemeral_low(), job.reserved_ports if job is not None else ()
+        ),
         options=options,
         cohort=job.cohort if job is not None else ("", 1),
         domain=job.failure_domain if job is not None else "",
