@@ -85,7 +85,7 @@ class EtcdRecords:
         self._own = f"scopes/{quote(incarnation, safe='')}/"
         self._epochs = f"{self._own}epochs/"
         self._endpoint = f"{self._own}endpoint"
-        self._copy_failed = self._logs = False
+        self._copy_failed = False
         self._opening: dict[tuple[str, ...], dict[str, dict[str, Any]]] = {}
         self._opening_ends = 0.0
         self._lost: Callable[[RecordsError], None] = lambda error: None
@@ -102,7 +102,10 @@ class EtcdRecords:
     def enter(self, timeout: float) -> None:
         """Check that etcd can be used, and read by the same request all records that an agent needs when it starts."""
         etcd = self.client.limited(timeout, self._interrupted)
-        records = self._opened(etcd.connect(get(self.prefix, prefix=True)))
+        pairs = etcd.connect(get(self.prefix, prefix=True))
+        # From here on only the leader logs members of etcd that are lost or back, and keys of others.
+        self.client.connection.quiet = True
+        records = self._opened(pairs)
         # The answer to each question that an agent asks soon after, once. A leader may have come since then.
         self._opening = {
             keys: answer
@@ -111,8 +114,6 @@ class EtcdRecords:
             or keys == (_DONE,)
         }
         self._opening_ends = time.monotonic() + _FRESH_SECONDS
-        # From here on only the leader logs members of etcd that are lost or back.
-        self.client.connection.quiet = True
 
     def newest_epoch(self, *, can_wait: bool = True) -> int | None:
         """See RunDirRecords."""
@@ -132,7 +133,7 @@ class EtcdRecords:
         self._opening.clear()
         won = self._create(f"{self._epochs}{number:06d}", record)
         if won and self._copied(lambda: self._copy.claim_epoch(number, record), True):
-            self.client.connection.quiet, self._logs = False, True
+            self.client.connection.quiet = False
             return True
         return False
 
@@ -261,8 +262,7 @@ class EtcdRecords:
     def _open(self, pair: KeyValue, *, in_the_way: bool = False) -> dict[str, Any] | None:
         key = _name(pair)
         record = verified(self._secret, key, pair.value)
-        # All agents of the run read the same keys; the leader logs them.
-        if record is None and (self._logs or in_the_way):
+        if record is None and (in_the_way or not self.client.connection.quiet):
             log_drop(f"the etcd key {key}", "no signature of this run")
         return record
 
