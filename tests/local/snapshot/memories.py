@@ -8,9 +8,11 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
 import torch
 import torch.distributed as dist
 
@@ -19,7 +21,8 @@ from slurm_elastic.snapshot.agent_side import AgentMemory
 from slurm_elastic.snapshot.lineage import Group, choose
 from slurm_elastic.snapshot.transfer import Settings
 
-_fork = multiprocessing.get_context("fork")
+_template = multiprocessing.get_context("forkserver")
+_template.set_forkserver_preload([__name__, "pytest", "torch.testing._internal.distributed.fake_pg", "torch._dynamo"])
 Fork = Callable[..., Any]
 """`ForkServer.fork_child`."""
 
@@ -86,20 +89,10 @@ class Agents:
 def start_worker(variables: dict[str, str], work: Any) -> Callable[[], Any]:
     """Start a worker with this environment; the answer waits for it, and returns what it returns.
 
-    It is forked, and its memory is gone with it. For the main thread, so that no lock of another one is forked, too. It
-    has no descriptors but its own: a thread of an agent here, which starts a process, waits until all have closed the
-    pipe on which that process says that it runs.
+    It is forked from a process without threads: agents have many here, which may hold locks.
     """
-    receiving, sending = _fork.Pipe(duplex=False)
-
-    def main() -> None:
-        os.closerange(3, sending.fileno())
-        os.closerange(sending.fileno() + 1, os.sysconf("SC_OPEN_MAX"))
-        os.environ.update(variables)
-        torch.set_num_threads(1)
-        sending.send(work())
-
-    process = _fork.Process(target=main)
+    receiving, sending = _template.Pipe(duplex=False)
+    process = _template.Process(target=_work, args=(sending, {**os.environ, **variables}, cloudpickle.dumps(work)))
     process.start()
     sending.close()
 
@@ -111,6 +104,13 @@ def start_worker(variables: dict[str, str], work: Any) -> Callable[[], Any]:
         return returned
 
     return result
+
+
+def _work(sending: Connection, variables: dict[str, str], work: bytes) -> None:
+    os.environ.clear()
+    os.environ.update(variables)
+    torch.set_num_threads(1)
+    sending.send(cloudpickle.loads(work)())
 
 
 def meet(directory: Path, step: int, is_over: Callable[[], bool] = lambda: False) -> None:
