@@ -29,10 +29,10 @@ from slurm_elastic.snapshot.hand_over import (
 )
 from slurm_elastic.snapshot.lineage import ALONE, SLOTS, Copy, Group, Holder, Origin, Protection
 from slurm_elastic.snapshot.memory import HEADER, OutOfMemoryError, Slot, copies_in, require_memory
-from slurm_elastic.snapshot.replicator import Ended, Members, ReplicatorProcess, Slots, Wanted
+from slurm_elastic.snapshot.replicator import Members, Participant, Replicator
 from slurm_elastic.snapshot.sharding import Ranges, expected_ranges
 from slurm_elastic.snapshot.state import read_layout
-from slurm_elastic.snapshot.transfer import Sender, Settings, TransferError, accepted, receive
+from slurm_elastic.snapshot.transfer import Settings, TransferError, accepted, receive
 
 logger = logging.getLogger("slurm_elastic")
 
@@ -51,10 +51,9 @@ class _Round:
             and ranges.
         asked: Those of them that a worker has asked for.
         expected: Parts, with their ranges, that workers will probably ask for; empty if that is not known.
-        collector: The process that finds steps for the disk, if no parts are copied to other nodes.
+        collector: The agent that finds the next step to become safe, or to be written to disk; None if none does.
         writers: The slots of the local ranks that write parts.
-        reports: True if the other process of this agent copies parts to another node, or reports them.
-        settled: True if that process knows that the workers have ended.
+        participant: Copies parts to another node, or reports them; None if neither is done.
     """
 
     def __init__(self, number: int, origin: Origin, group: Group, slot: int | None = None) -> None:
@@ -66,7 +65,7 @@ class _Round:
         self.expected: frozenset[tuple[int, Ranges | None]] = frozenset()
         self.collector: Holder | None = None
         self.writers: dict[int, Sequence[Slot]] = {}
-        self.reports = self.settled = False
+        self.participant: Participant | None = None
 
     def fail(self, why: str) -> None:
         """Have the workers fail, unless the round is over: another state than that of the others is not theirs."""
@@ -77,16 +76,7 @@ class _Round:
 
     def start_thread(self, work: Callable[..., None], *arguments: object) -> None:
         """Do a part of the preparation in a thread of its own."""
-
-        def prepare() -> None:
-            try:
-                work(self, *arguments)
-            except OSError:
-                # An agent that ends closes its slots.
-                if not self.cancelled.is_set():
-                    raise
-
-        threading.Thread(target=prepare, name="slurm-elastic-snapshot-fetch", daemon=True).start()
+        threading.Thread(target=work, args=(self, *arguments), name="slurm-elastic-snapshot-fetch", daemon=True).start()
 
     def log_origin(self) -> None:
         """Log the snapshot that the round starts from."""
@@ -129,18 +119,14 @@ class AgentMemory:
         self._slots = [Slot.make() for _ in range(slots)]
         self._parts: dict[int, list[Slot]] = {}
         """Slots for the parts of each local rank."""
-        self._replicas: dict[int, list[Slot]] = {}
-        """Slots for copies of the parts of each local rank of another agent."""
         self._lock = threading.Lock()
-        self._sender: Sender | None = None
         self._path = directory / "snapshot"
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._listener.bind(str(self._path))
         self._listener.listen(128)
         self._round = _Round(-1, Origin(), ALONE)
         self._disk = DiskWriter(self._held_slots, self._ask_for_step, fork)
-        self._replicator = ReplicatorProcess(settings, self._add_replicas, self._disk.agree)
-        """Copies parts to other nodes; without that it finds the steps that agents write to disk, if they do."""
+        self._replicator = Replicator(settings, self._all_slots, self._disk.agree)
         threading.Thread(target=self._serve, name="slurm-elastic-snapshot-workers", daemon=True).start()
 
     def inventory(self, is_leaving: Callable[[], bool] = lambda: False, *, members_leave: bool | None = None) -> str:
@@ -155,32 +141,33 @@ class AgentMemory:
         # The parts of agents that stay are here for the next round. What a lost node took after its last copy is gone,
         # and the parts of the others are of no use without it.
         self._settle(until, is_leaving, moves=members_leave is not False)
-        if members_leave and self._round.reports and not self._replicates:
+        if members_leave and self._round.participant is not None and not self._replicates:
             # The parts of those who leave are on disk alone.
             self._disk.flush(until, is_leaving)
         self._end_round()
         copies = [contents.copy for slot in self._all_slots() if (contents := slot.contents()) is not None]
         if not copies and not self._replicates:
             return ""
-        if self._sender is None:
-            try:
-                replicator = self._replicator.port if self._replicates else None
-                self._sender = Sender(self._settings, self._all_slots, replicator)
-            except OSError as error:
-                logger.warning("%s cannot send snapshots to other nodes: %s", self._node, error)
-        # With port 0 this node alone can use what it holds.
-        holder = Holder(self._settings.address, 0 if self._sender is None else self._sender.port)
+        try:
+            holder = self._replicator.holder()
+        except OSError as error:
+            logger.warning("%s cannot send snapshots to other nodes: %s", self._node, error)
+            # With port 0 this node alone can use what it holds.
+            holder = Holder(self._settings.address, 0)
         return lineage.take_inventory(copies, holder, self._node, INVENTORY_LIMIT, replicates=self._replicates)
 
     def begin(self, round_: int, text: str, group: Group) -> dict[str, str]:
         """Prepare the memory for the workers of a round, by its origin; returns variables for their environment."""
         self._end_round()
+        if self._round.participant is not None:
+            self._round.participant.abandon()
         origin = lineage.read_origin(text)
         for held in self._all_slots():
             if (contents := held.contents()) is not None and not origin.keeps(contents.copy):
                 held.clear()
         slot, fetch = lineage.prepare(copies_in(self._slots), origin)
         current = self._round = _Round(round_, origin, group, slot)
+        current.collector = origin.collector if self._replicates else None
         if group.rank == 0:
             current.log_origin()
         # Nothing is to be taken yet.
@@ -205,13 +192,9 @@ class AgentMemory:
     def held(self) -> tuple[int, int | None]:
         """Return the bytes of all slots, and the newest step of which other nodes have copies; from any thread."""
         safe = self._replicator.safe if self._replicates else None
-        size = 0
-        # The agent may be closing.
-        with contextlib.suppress(OSError):
-            with self._lock:
-                loans = [loan for loan in self._round.borrowed.values() if loan.done() and loan.exception() is None]
-            size = sum(slot.size - HEADER for slot in self._all_slots())
-            size += sum(loan.result().allocated for loan in loans)
+        with self._lock:
+            loans = [loan for loan in self._round.borrowed.values() if loan.done() and loan.exception() is None]
+        size = sum(slot.size - HEADER for slot in self._all_slots()) + sum(loan.result().allocated for loan in loans)
         return size, None if safe is None else safe.step
 
     def close(self, until: float | None = None, is_leaving: Callable[[], bool] = lambda: False) -> str:
@@ -225,61 +208,47 @@ class AgentMemory:
         self._end_round()
         missing = self._disk.close(until, is_leaving)
         self._replicator.close()
-        if self._sender is not None:
-            self._sender.close()
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self._path)  # noqa: PTH108 (as the rest of this package, which workers import)
-        for slot in self._all_slots():
-            slot.close()
+        # Each slot is gone with the last thread that uses it.
+        with self._lock:
+            self._slots = []
+            self._parts.clear()
+            self._replicator.replicas.clear()
         return missing
 
     def _held_slots(self) -> HeldSlots:
         with self._lock:
             parts, replicas = (
-                [slot for slots in groups.values() for slot in slots] for groups in (self._parts, self._replicas)
+                [slot for slots in [*groups.values()] for slot in slots]
+                for groups in (self._parts, self._replicator.replicas)
             )
             return HeldSlots(tuple(self._slots), parts, replicas)
 
     def _all_slots(self) -> tuple[Slot, ...]:
         return tuple(slot for slots in self._held_slots() for slot in slots)
 
-    def _add_replicas(self, local_rank: int, slots: list[Slot]) -> None:
-        with self._lock:
-            self._replicas[local_rank] = slots
-
     def _ask_for_step(self) -> None:
-        with contextlib.suppress(OSError):
-            self._replicator.order(Wanted())
+        if (participant := self._round.participant) is not None:
+            participant.wanted = True
 
     def _settle(self, until: float, is_leaving: Callable[[], bool], *, moves: bool, leaving: bool = False) -> None:
         """Wait until the newest parts are where they are needed, if this agent leaves or others do."""
-        current = self._round
-        if not current.reports or current.settled:
-            return
-        current.settled = True
-        with contextlib.suppress(OSError):
-            self._replicator.order(Ended(moves))
-            if self._replicates and moves:
-                self._replicator.settle(current.number, leaving=leaving, until=until, is_leaving=is_leaving)
+        participant = self._round.participant
+        if participant is not None and participant.end(moves=moves) and self._replicates and moves:
+            self._replicator.settle(participant, leaving=leaving, until=until, is_leaving=is_leaving)
 
-    def _replicate(self, current: _Round, local_rank: int, slots: Sequence[Slot]) -> None:
-        """Have the parts of a local rank copied to another node, or reported, from now on."""
-        collector = current.origin.collector if self._replicates else current.collector
-        if collector is None:
-            return
-        try:
-            with self._lock:
-                first, current.reports = not current.reports, True
-            if first:
-                safe = current.origin.protected if self._replicates else None
-                members = Members(current.number, current.group, collector, safe, self._replicates)
-                self._replicator.order(members, self._slots)
-            self._replicator.order(Slots(local_rank), slots)
-        except OSError as error:
-            logger.warning("%s copies no snapshots to another node: %s", self._node, error)
+    def _replicate(self, current: _Round) -> None:
+        """Have the parts of local ranks copied to another node, or reported, from now on."""
+        with self._lock:
+            if current.collector is None or not current.writers or current.participant is not None:
+                return
+            safe = current.origin.protected if self._replicates else None
+            members = Members(current.number, current.group, current.collector, safe, self._replicates)
+            current.participant = self._replicator.begin(members, [*self._slots], current.writers)
 
     def _end_round(self) -> None:
         """Cancel a transfer that is under way; it may go on for a moment, in memory that no slot of ours has."""
@@ -408,21 +377,18 @@ class AgentMemory:
         self._disk.aim(Target(directory, current.number, current.group, origin))
 
     def _find_steps(self, directory: Directory, current: _Round) -> Holder | None:
-        """Have steps found that all agents keep for the disk; returns the process that finds them if it is ours."""
+        """Have steps found that all agents keep for the disk; returns the agent that finds them."""
         if self._replicates or not directory.has_parts or current.group.nodes == 1:
             return None
         collector = directory.collector
         if current.group.rank == 0:
             try:
-                collector = Holder(self._settings.address, self._replicator.port())
+                collector = self._replicator.holder()
             except OSError as error:
                 # Training goes on, and memory holds the snapshots.
                 logger.warning("shards get to disk only when the workers end: %s", error)
         current.collector = collector
-        with self._lock:
-            writers = dict(current.writers)
-        for local_rank, slots in writers.items():
-            self._replicate(current, local_rank, slots)
+        self._replicate(current)
         return collector
 
     def _wanted(self, request: Request, current: _Round) -> Sequence[Slot]:
@@ -436,6 +402,6 @@ class AgentMemory:
                 # Nor is the rest of it needed any more.
                 current.expected = frozenset()
                 current.writers[request.writes] = slots
-            self._replicate(current, request.writes, slots)
+            self._replicate(current)
             return slots
         return self._slots

@@ -163,13 +163,14 @@ class Slot:
         """
         if self._map is not None and least is not None and least <= len(self._map):
             return memoryview(self._map)
-        size = self.size
-        if self._map is None or len(self._map) != size:
-            # Views into the old mapping keep that one.
-            self._map = mmap.mmap(self.descriptor, size)
-            self._map.madvise(mmap.MADV_DONTFORK)
-            self._fields = memoryview(self._map)[:HEADER].cast("q")
-        return memoryview(self._map)
+        size, mapping = self.size, self._map
+        if mapping is None or len(mapping) != size:
+            # Views into the old mapping keep that one. Another thread that sees the new one sees its fields.
+            mapping = mmap.mmap(self.descriptor, size)
+            mapping.madvise(mmap.MADV_DONTFORK)
+            self._fields = memoryview(mapping)[:HEADER].cast("q")
+            self._map = mapping
+        return memoryview(mapping)
 
     @property
     def mapped(self) -> int:

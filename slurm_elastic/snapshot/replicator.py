@@ -1,43 +1,70 @@
-"""Copies the parts of snapshots to another node, in a process of its own: no heartbeat and no worker waits for it.
+"""Exchanges snapshots with the other agents of a run, in threads of the agent: sends what they ask for, copies parts.
 
-The agent starts the process when a worker saves a part, or another agent asks for it, and sends orders with the
-descriptors of slots. The process reads the headers of these slots again and again, reports to the collector, says to
-workers which slots to keep, sends the parts that become safe to the agent on another node, and takes those of another
-one. When the workers have ended because agents leave, it sends the newest parts.
+When a worker saves its first part of a round, a thread begins to take part in it: it reads the headers of the slots
+again and again, reports to the collector, says to workers which slots to keep, and sends the parts that become safe to
+the agent on another node. When the workers have ended because agents leave, it sends the newest parts. Threads of the
+server take what other agents send. All wait or copy without the interpreter's lock.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
-import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
 
 import msgspec
 
-from slurm_elastic.snapshot._child_process import Child, start_child
-from slurm_elastic.snapshot.hand_over import receive, send
-from slurm_elastic.snapshot.lineage import Group, Holder, SnapshotId
-from slurm_elastic.snapshot.memory import Slot
-from slurm_elastic.snapshot.transfer import Settings, listen
+from slurm_elastic.rendezvous.transport.session import SessionError
+from slurm_elastic.snapshot.lineage import REPLICA_SLOTS, Group, Holder, Protection, SnapshotId
+from slurm_elastic.snapshot.memory import Contents, OutOfMemoryError, Slot, copies_in, require_memory
+from slurm_elastic.snapshot.replication import (
+    Goal,
+    Report,
+    kept_step,
+    link_problem,
+    newest_of,
+    next_goal,
+    partners,
+    slot_for_replica,
+)
+from slurm_elastic.snapshot.transfer import (
+    Channel,
+    Ready,
+    Request,
+    Server,
+    Settings,
+    TransferError,
+    bodies_of,
+    connect,
+    send_requested,
+    shut_down,
+)
 
 logger = logging.getLogger("slurm_elastic")
 
-PROCESS = "slurm_elastic.snapshot._replicator_main"
-"""The module whose `main` the process runs."""
+_T = TypeVar("_T")
+
+_AT_ONCE = 64
+"""Receivers of what they have asked for that are served together; more are sent away and come again."""
+_TURN = 0.02
+"""Seconds between reports of an agent in a small round."""
+_SLOW_TURN = 0.1
+"""The same where nothing is copied to other nodes."""
+_STALLED = 3.0
+"""Seconds without progress after which the other agent is given up for now."""
 
 
-class Members(msgspec.Struct, frozen=True, tag=True):
-    """An order, with the descriptors of the slots for the state of all ranks: a round has started.
+class Members(msgspec.Struct, frozen=True):
+    """The agents of a round, as one of them knows them.
 
     Attributes:
         collector: The agent that collects reports.
         safe: The snapshot that is kept until a step of the round is safe; None if there is none, and if nothing is
             copied to other nodes.
-        replicates: False if nothing is copied to other nodes: the agents only find steps that they write to disk, and
-            `collector` is the process itself.
+        replicates: False if nothing is copied to other nodes: the agents only find steps that they write to disk.
     """
 
     round: int
@@ -47,126 +74,411 @@ class Members(msgspec.Struct, frozen=True, tag=True):
     replicates: bool = True
 
 
-class Slots(msgspec.Struct, frozen=True, tag=True):
-    """An order, with descriptors: the slots of a local rank."""
-
-    local_rank: int
-
-
-class Wanted(msgspec.Struct, frozen=True, tag=True):
-    """An order: the next step that becomes safe is to be written to disk."""
+class _Hello(msgspec.Struct, frozen=True, tag=True):
+    members: Members
+    report: Report
 
 
-class Ended(msgspec.Struct, frozen=True, tag=True):
-    """An order: the workers of the round have ended.
-
-    With `moves` agents leave as announced, so that the newest parts are copied; else nothing more is.
-    """
-
-    moves: bool
+class _Answer(msgspec.Struct, frozen=True):
+    goal: Goal
+    partner: Report | None
 
 
-class News(msgspec.Struct, frozen=True):
-    """An answer of the process, maybe with descriptors.
+class _Push(msgspec.Struct, frozen=True, tag=True):
+    """A part that comes; or, without one, that no more of the round comes."""
 
-    Attributes:
-        replicas: Local rank, at another agent, of which these are the slots for copies.
-        safe: The newest step that is safe, and its round.
-        disk: The step that all agents write to disk, and its round; its slots are busy.
-        sent: Number of a round that is over, whose newest parts have been sent.
-        received: Number of a round that is over, whose newest parts of another agent have come, or do not come.
-        problem: Why parts are not copied, as one line.
-    """
-
-    replicas: int | None = None
+    round: int
+    local_rank: int = 0
+    contents: Contents | None = None
     safe: SnapshotId | None = None
-    disk: SnapshotId | None = None
-    sent: int | None = None
-    received: int | None = None
-    problem: str = ""
 
 
-class ReplicatorProcess:
-    """The process, as its agent sees it; started by the first order.
+class _Collector:
+    """The reports of the agents of a round, if this one is its collector."""
 
-    `replicas` takes the slots for copies from another node, by local rank there; `disk` the step that all write to
-    disk.
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._round, self._goal = -1, Goal()
+        self._reports: dict[int, Report] = {}
+        self._partners: dict[int, int] | None = None
+        """Who holds whose copies, by rank; None before all agents of the round have reported."""
+
+    def report(self, hello: _Hello) -> _Answer:
+        """Take a report; returns the goal and the agent that takes copies.
+
+        Raises TransferError if a newer round has started.
+        """
+        members, group = hello.members, hello.members.group
+        with self._lock:
+            if members.round < self._round:
+                raise TransferError("a round that is over")
+            if members.round > self._round:
+                self._round, self._goal, self._reports, self._partners = members.round, Goal(), {}, None
+            self._reports[group.rank] = hello.report
+            self._goal = next_goal(self._goal, self._reports, group.nodes, replicates=members.replicates)
+            if self._partners is None and members.replicates and len(self._reports) == group.nodes:
+                self._partners = partners(self._reports)
+            rank = (self._partners or {}).get(group.rank)
+            return _Answer(self._goal, None if rank is None else self._reports[rank])
+
+
+class Replicator:
+    """The exchange of snapshots between an agent and the others.
+
+    Args:
+        slots: Returns all slots of the agent, to send what others ask for.
+        disk: Takes the step that all agents write to disk.
     """
 
     def __init__(
-        self, settings: Settings, replicas: Callable[[int, list[Slot]], None], disk: Callable[[SnapshotId], None]
+        self, settings: Settings, slots: Callable[[], Sequence[Slot]], disk: Callable[[SnapshotId], None]
     ) -> None:
-        self._settings, self._replicas, self._disk = settings, replicas, disk
-        self._lock = threading.Lock()
-        self._process: Child | None = None
-        self._socket: socket.socket | None = None
-        self._changed = threading.Condition()
-        self._port = 0
-        self._sent = self._received = -1
-        self._over = False
+        self.settings, self._slots, self.disk = settings, slots, disk
         self.safe: SnapshotId | None = None
         """The newest snapshot that is safe, as far as this agent knows."""
+        self.replicas: dict[int, list[Slot]] = {}
+        """Slots for copies of the parts of each local rank of another agent."""
+        self._lock = threading.Lock()
+        self._server: Server | None = None
+        self._places = threading.Semaphore(_AT_ONCE)
+        self._collector = _Collector()
+        self._participant: Participant | None = None
+        self._taking = threading.Lock()
+        self._changed = threading.Condition()
+        self._source_ended = -1
+        """The newest round of which the other agent sends no more."""
+        self._last_byte = 0.0
+        self._told: set[str] = set()
 
-    def port(self) -> int:
-        """Return the port of the process, which is started for that; raises OSError if it cannot be."""
+    def holder(self) -> Holder:
+        """Return where other agents reach this one; raises OSError if it cannot listen."""
         with self._lock:
-            self._start()
-            return self._port
+            self._server = self._server or Server(self.settings, self._attend)
+        return Holder(self.settings.address, self._server.port)
 
-    def order(self, order: Members | Slots | Wanted | Ended, slots: Sequence[Slot] = ()) -> None:
-        """Give an order; raises OSError if the process cannot be started, or has ended."""
-        with self._lock:
-            self._start()
-            assert self._socket is not None
-            send(self._socket, order, slots)
+    def begin(self, members: Members, whole: Sequence[Slot], parts: Mapping[int, Sequence[Slot]]) -> Participant:
+        """Take part in a round until the workers have ended; see `Participant`."""
+        self._participant = Participant(self, members, whole, parts)
+        threading.Thread(target=self._participant.run, name="slurm-elastic-replicator", daemon=True).start()
+        return self._participant
 
-    def settle(self, round_: int, *, leaving: bool, until: float, is_leaving: Callable[[], bool]) -> None:
+    def settle(self, participant: Participant, *, leaving: bool, until: float, is_leaving: Callable[[], bool]) -> None:
         """Wait until the newest parts of a round that is over are where they are needed, or until a monotonic time.
 
         With `leaving` this agent has to have sent its own; else those of another one have to be here. Ends if
         `is_leaving()`.
         """
+        self._last_byte = time.monotonic()
         with self._changed:
-            while not self._over and not is_leaving() and time.monotonic() < until:
-                if (self._sent if leaving else self._received) >= round_:
+            while not is_leaving() and time.monotonic() < until:
+                if participant.has_sent if leaving else not self._more_comes(participant):
                     return
                 self._changed.wait(0.1)
 
-    def close(self) -> None:
-        """End the process."""
-        with self._lock:
-            if self._socket is not None:
-                with contextlib.suppress(OSError):
-                    self._socket.shutdown(socket.SHUT_RDWR)
-            if self._process is not None:
-                self._process.kill()
-                self._process.wait()
+    def _more_comes(self, participant: Participant) -> bool:
+        is_silent = time.monotonic() >= self._last_byte + self.settings.silence
+        return participant.has_others and self._source_ended < participant.members.round and not is_silent
 
-    def _start(self) -> None:
-        if self._process is not None:
-            return
-        listener, self._port = listen()
-        with listener:
-            self._process, ours = start_child(PROCESS, listener.fileno())
-        self._socket = ours
-        send(ours, self._settings)
-        threading.Thread(target=self._listen, args=(ours,), name="slurm-elastic-replicator", daemon=True).start()
-
-    def _listen(self, news: socket.socket) -> None:
-        with contextlib.suppress(OSError):
-            while (received := receive(news, News)) is not None:
-                message, slots = received
-                if message.replicas is not None:
-                    self._replicas(message.replicas, slots)
-                if message.disk is not None:
-                    self._disk(message.disk)
-                if message.problem:
-                    logger.warning("snapshots: %s", message.problem)
-                with self._changed:
-                    self.safe = message.safe or self.safe
-                    self._sent = self._sent if message.sent is None else message.sent
-                    self._received = self._received if message.received is None else message.received
-                    self._changed.notify_all()
+    def notify(self) -> None:
+        """Wake `settle`."""
         with self._changed:
-            self._over = True
             self._changed.notify_all()
+
+    def close(self) -> None:
+        """End all connections."""
+        if self._participant is not None:
+            self._participant.abandon()
+        if self._server is not None:
+            self._server.close()
+
+    def tell_once(self, kind: str, problem: str) -> None:
+        """Log a problem, unless one of its kind has been logged in the life of the agent."""
+        if kind not in self._told:
+            self._told.add(kind)
+            logger.warning("snapshots: %s", problem)
+
+    # What other agents send.
+
+    def _attend(self, channel: Channel) -> None:
+        match channel.next(Request | _Hello | _Push):
+            case Request() as request:
+                if self._places.acquire(blocking=False):
+                    try:
+                        send_requested(channel, request, self._slots())
+                    finally:
+                        self._places.release()
+            case _Hello() as hello:
+                while True:
+                    channel.say(self._collector.report(hello))
+                    hello = _next_of_round(channel, _Hello)
+            case _Push() as push:
+                try:
+                    while push.contents is not None:
+                        self._take(channel, push, push.contents)
+                        push = _next_of_round(channel, _Push)
+                except OutOfMemoryError as error:
+                    self.tell_once("memory", f"this node takes no copies from another one: {error}")
+                finally:
+                    # An agent that was lost sends nothing more.
+                    self._source_ended = max(self._source_ended, push.round)
+                    self.notify()
+
+    def _take(self, channel: Channel, push: _Push, contents: Contents) -> None:
+        self._last_byte = time.monotonic()
+        participant, rounds = self._participant, {push.round, contents.copy.id.round}
+        if participant is None or not participant.members.replicates or rounds != {participant.members.round}:
+            raise TransferError("a part of another round")
+        if not self._taking.acquire(blocking=False):
+            raise TransferError("another part is on its way")
+        try:
+            self._take_alone(channel, push, contents, participant)
+        finally:
+            self._taking.release()
+
+    def _take_alone(self, channel: Channel, push: _Push, contents: Contents, participant: Participant) -> None:
+        if push.local_rank not in self.replicas:
+            self.replicas[push.local_rank] = [Slot.make() for _ in range(REPLICA_SLOTS)]
+        slots = self.replicas[push.local_rank]
+        copies = copies_in(slots)
+        if contents.copy in copies:
+            channel.say(Ready(copied=True))
+            return
+        slot = slots[slot_for_replica(copies, newest_of(push.safe, participant.protection().safe))]
+        if slot.busy:
+            raise TransferError("its slot is being written to disk")
+        if not contents.is_possible:
+            raise TransferError("a part without sizes")
+        require_memory(contents.size + contents.description, slots)
+
+        def heard() -> None:
+            self._last_byte = time.monotonic()
+
+        channel.receive_body(slot, contents, bodies_of(contents), heard)
+        channel.say(Ready(copied=True))
+
+
+def _next_of_round(channel: Channel, kind: type[_T]) -> _T:
+    """Wait as long as it takes: an agent whose workers make long steps says nothing for as long."""
+    channel.socket.settimeout(None)
+    message: _T = channel.next(kind)
+    channel.socket.settimeout(_STALLED)
+    return message
+
+
+class Participant:
+    """The part of this agent in a round: reports, protects, sends.
+
+    Args:
+        whole: The slots for the state of all ranks.
+        parts: Those for the parts of each local rank, which come to it when it saves its first part.
+    """
+
+    def __init__(
+        self, owner: Replicator, members: Members, whole: Sequence[Slot], parts: Mapping[int, Sequence[Slot]]
+    ) -> None:
+        self._owner, self.members, self._whole, self._parts = owner, members, whole, parts
+        self._ended = threading.Event()
+        self.has_sent = False
+        """True if this agent has sent what is newest at the end of the round, or cannot."""
+        self._goal = Goal()
+        self.partner: Report | None = None
+        """The agent that takes copies; None before all agents of the round have reported, or if it has no other."""
+        self.wanted = False
+        """True if the next step that becomes safe is to be written to disk."""
+        self._copied: int | None = None
+        self._pause_until = 0.0
+        self._sending = 0.0
+        """Seconds in which the present copy has used the network."""
+        self._failing_since: float | None = None
+        self._collector: Channel | None = None
+        self._target: tuple[Holder, Channel] | None = None
+        self._abandoned = False
+
+    def run(self) -> None:
+        """Take part until the workers have ended, and send what is newest then."""
+        try:
+            self._take_part()
+        finally:
+            self._drop_collector()
+            self._drop_target()
+            self.has_sent = True
+            self._owner.notify()
+
+    def _take_part(self) -> None:
+        turn = (_TURN if self.members.replicates else _SLOW_TURN) * max(1.0, self.members.group.nodes / 32)
+        last = None
+        while not self._abandoned and (not self._ended.is_set() or self._seeks(last)):
+            if self._ended.is_set():
+                # In a short round not all agents have reported yet.
+                last = last or time.monotonic() + self._owner.settings.silence
+            pause = turn
+            try:
+                self._turn()
+            except (OSError, SessionError, TransferError):
+                self._drop_collector()
+                pause = turn if last else 0.2
+            (time.sleep if last else self._ended.wait)(pause)
+        if not self._abandoned and self.partner is not None:
+            with contextlib.suppress(OSError, SessionError, TransferError):
+                for local_rank, slots in [*self._parts.items()]:
+                    newest = newest_of(*(slot.snapshot for slot in slots))
+                    if newest is not None and newest.round == self.members.round:
+                        self._send(local_rank, slots, newest)
+                self._channel_to_partner().say(_Push(self.members.round))
+
+    def end(self, *, moves: bool) -> bool:
+        """Have it end, as the workers have; False if it has been told before.
+
+        With `moves` agents leave as announced, so that the newest parts are copied; else nothing more is.
+        """
+        is_first = not self._ended.is_set()
+        self._ended.set()
+        if not moves:
+            self.abandon()
+        return is_first
+
+    def abandon(self) -> None:
+        """Send nothing more, also of what is on its way; from any thread."""
+        self._abandoned = True
+        self._ended.set()
+        for channel in (self._collector, None if self._target is None else self._target[1]):
+            if channel is not None:
+                shut_down(channel.socket)
+
+    @property
+    def has_others(self) -> bool:
+        """True if another agent sends its parts to this one, as far as this one knows."""
+        return self.partner is not None or self._seeks(None)
+
+    def _seeks(self, last: float | None) -> bool:
+        """Return True if this agent does not know yet to which other one it sends, and can still learn that."""
+        group = self.members.group
+        alone = group.nodes == 1 or len(self._parts) < group.workers
+        seeks = self.members.replicates and self.partner is None and not alone
+        return seeks and (last is None or time.monotonic() < last)
+
+    def _turn(self) -> None:
+        members, settings = self.members, self._owner.settings
+        if len(self._parts) < members.group.workers:
+            return
+        groups = (self._whole, *self._parts.values())
+        protection = self.protection()
+        for slots in groups:
+            slots[0].protection = protection
+        round_ = members.round
+        snapshots = [
+            [None if (held := slot.snapshot) is None or held.round != round_ else held for slot in slots]
+            for slots in groups
+        ]
+        newest = [max((snapshot.step for snapshot in ids if snapshot is not None), default=None) for ids in snapshots]
+        kept, differs = kept_step(protection, snapshots)
+        if kept is not None and not differs and self._copied != kept and not self._pauses():
+            self._copy(SnapshotId(round_, kept))
+        steps = [step for step in newest if step is not None]
+        report = Report(
+            settings.node,
+            self._owner.holder(),
+            min(steps) if len(steps) == len(newest) else None,
+            self._goal.take,
+            kept,
+            differs,
+            self._copied,
+            self.wanted,
+            self._pauses(),
+            settings.domain,
+        )
+        if self._collector is None:
+            self._collector = connect(members.collector, settings, _STALLED)
+        self._collector.say(_Hello(members, report))
+        answer = self._collector.next(_Answer)
+        if members.replicates and answer.goal.safe != self._goal.safe and answer.goal.safe is not None:
+            self._owner.safe = SnapshotId(round_, answer.goal.safe)
+        if answer.goal.disk != self._goal.disk and answer.goal.disk is not None:
+            disk = SnapshotId(round_, answer.goal.disk)
+            # Before the next report: until then the step is protected, because it is the newest that is safe.
+            for slots in groups:
+                for slot in slots:
+                    if slot.snapshot == disk:
+                        slot.busy = True
+            self.wanted = False
+            self._owner.disk(disk)
+        self._goal, self.partner = answer.goal, answer.partner
+
+    def protection(self) -> Protection:
+        """Return which snapshots are not overwritten, as far as this agent knows."""
+        round_, goal = self.members.round, self._goal
+        safe = self.members.safe if goal.safe is None else SnapshotId(round_, goal.safe)
+        return Protection(safe, None if goal.take is None else SnapshotId(round_, goal.take))
+
+    def _copy(self, snapshot: SnapshotId) -> None:
+        if self.members.replicates and self.members.group.nodes > 1 and self.partner is None:
+            # All agents are on one node, or have not reported yet.
+            return
+        began, self._sending = time.monotonic(), 0.0
+        if self.partner is not None:
+            self._failing_since = self._failing_since or began
+            size = 0
+            try:
+                for local_rank, slots in self._parts.items():
+                    sent = self._send(local_rank, slots, snapshot)
+                    if sent is None:
+                        return
+                    size += sent
+            except (OSError, SessionError, TransferError) as error:
+                self._say_slow(time.monotonic() - self._failing_since, 0, str(error) or type(error).__name__)
+                raise
+            self._say_slow(time.monotonic() - began, size)
+            self._failing_since = None
+        self._copied = snapshot.step
+        # At most half of the time: the network is the training's. The other agent makes room before the first copy, for
+        # seconds maybe, and does not use the network for that.
+        self._pause_until = time.monotonic() + self._sending
+
+    def _pauses(self) -> bool:
+        return time.monotonic() < self._pause_until
+
+    def _say_slow(self, seconds: float, size: int, error: str = "") -> None:
+        assert self.partner is not None
+        problem = link_problem(self.partner.node, seconds, size, error)
+        if problem and not self._abandoned:
+            self._owner.tell_once("slow", problem)
+
+    def _send(self, local_rank: int, slots: Sequence[Slot], snapshot: SnapshotId) -> int | None:
+        """Send a part to the other agent; returns its bytes, None if it is not here, or not whole any more."""
+        for slot in slots:
+            contents = slot.contents()
+            if contents is None or contents.copy.id != snapshot:
+                continue
+            channel = self._channel_to_partner()
+            try:
+                channel.say(_Push(self.members.round, local_rank, contents, self.protection().safe))
+                if channel.next(Ready).copied:
+                    return contents.size
+                began = time.monotonic()
+                # If it fails the connection ends, and what was sent is not committed.
+                channel.send_body(slot, contents, bodies_of(contents))
+                channel.next(Ready)
+                self._sending += time.monotonic() - began
+            except (OSError, SessionError, TransferError):
+                self._drop_target()
+                raise
+            return contents.size
+        return None
+
+    def _channel_to_partner(self) -> Channel:
+        assert self.partner is not None
+        holder = self.partner.holder
+        if self._target is None or self._target[0] != holder:
+            self._drop_target()
+            self._target = holder, connect(holder, self._owner.settings, _STALLED)
+        return self._target[1]
+
+    def _drop_collector(self) -> None:
+        if self._collector is not None:
+            self._collector.socket.close()
+            self._collector = None
+
+    def _drop_target(self) -> None:
+        if self._target is not None:
+            self._target[1].socket.close()
+            self._target = None

@@ -43,8 +43,6 @@ _SIOCOUTQ = 0x5411
 """Asks for the bytes that are not acknowledged yet (asm-generic/ioctls.h, x86-64 and arm64 Linux)."""
 _BUFFER = 1 << 20
 """Bytes that are received before they are written: few enough to stay in the caches of a processor."""
-_AT_ONCE = 64
-"""Receivers that are served together; more are sent away and come again."""
 _STRANGERS = 64
 """Connections that have not proved the secret; a further one takes the place of the oldest."""
 
@@ -54,7 +52,7 @@ class TransferError(Exception):
 
 
 class Settings(msgspec.Struct, frozen=True):
-    """The identity of an agent of an incarnation, for its processes and for the other agents.
+    """The identity of an agent of an incarnation, for the other agents.
 
     `silence` is the number of seconds without a byte after which the end of what another agent sends is not waited for.
     """
@@ -66,10 +64,6 @@ class Settings(msgspec.Struct, frozen=True):
     address: str
     silence: float = 1.0
     domain: str = ""
-
-
-class _FindReplicator(msgspec.Struct, frozen=True, tag=True):
-    """A request for the process that copies parts to other nodes; the answer is its `Holder`."""
 
 
 class Request(msgspec.Struct, frozen=True, tag=True):
@@ -98,63 +92,58 @@ class Digest(msgspec.Struct, frozen=True, tag=True):
     digest: str
 
 
-class Sender:
-    """Serves the slots of an agent to the other agents of its run, in threads of its own.
+class Server:
+    """The port at which an agent serves the other agents of its run.
 
-    `replicator` returns the port of the process that copies parts to other nodes; it is None if nothing is copied.
+    `attend` has the channel of each that has proved the secret, in a thread of its own.
     """
 
-    def __init__(
-        self, settings: Settings, slots: Callable[[], Sequence[Slot]], replicator: Callable[[], int] | None
-    ) -> None:
-        self._settings, self._slots, self._replicator = settings, slots, replicator
-        self._places = threading.Semaphore(_AT_ONCE)
-        self._listener, self.port = listen()
-        threading.Thread(
-            target=serve,
-            args=(self._listener, self.port, settings, self._attend),
-            name="slurm-elastic-snapshot-sender",
-            daemon=True,
-        ).start()
+    def __init__(self, settings: Settings, attend: Callable[[Channel], None]) -> None:
+        self._settings, self._attend = settings, attend
+        self._strangers: dict[socket.socket, None] = {}
+        self._members: dict[socket.socket, None] = {}
+        dual = socket.has_dualstack_ipv6()
+        family = socket.AF_INET6 if dual else socket.AF_INET
+        self._listener = socket.create_server(("", 0), family=family, dualstack_ipv6=dual)
+        self.port: int = self._listener.getsockname()[1]
+        threading.Thread(target=self._serve, name="slurm-elastic-snapshot-server", daemon=True).start()
 
     def close(self) -> None:
-        """Accept no more receivers."""
-        with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
+        """Accept no more agents, and end all connections."""
+        for open_socket in (self._listener, *list(self._members)):
+            shut_down(open_socket)
         self._listener.close()
 
-    def _attend(self, channel: Channel) -> None:
-        if self._places.acquire(blocking=False):
-            try:
-                self._send(channel)
-            finally:
-                self._places.release()
+    def _serve(self) -> None:
+        for connection in accepted(self._listener):
+            if len(self._strangers) >= _STRANGERS and (oldest := next(iter(list(self._strangers)), None)) is not None:
+                # Other threads take some away meanwhile.
+                self._strangers.pop(oldest, None)
+                # Its thread closes it. If it has just proved the secret, it comes again.
+                shut_down(oldest)
+            self._strangers[connection] = None
+            threading.Thread(target=self._answer, args=(connection,), daemon=True).start()
 
-    def _send(self, channel: Channel) -> None:
-        request = channel.next(_FindReplicator | Request)
-        if isinstance(request, _FindReplicator):
-            if self._replicator is None:
-                raise TransferError("no parts are copied to other nodes")
-            channel.say(Holder(self._settings.address, self._replicator()))
-            return
-        for slot in self._slots():
-            contents = slot.contents()
-            if contents is None or contents.copy != request.copy:
-                continue
-            bodies = bodies_of(contents, request.ranges)
-            channel.say(contents)
-            channel.next(Ready)
-            channel.send_body(slot, contents, bodies)
-            return
-        raise TransferError(f"{request.copy} is not here any more")
+    def _answer(self, connection: socket.socket) -> None:
+        try:
+            with connection:
+                try:
+                    session = Session(Role.LEADER, self._settings.secret, _session_name(self._settings), port=self.port)
+                    channel = Channel(connection, session)
+                    self._members[connection] = None
+                finally:
+                    self._strangers.pop(connection, None)
+                self._attend(channel)
+        except (OSError, SessionError, TransferError) as error:
+            logger.debug("a connection of another agent ends: %s", error)
+        finally:
+            self._members.pop(connection, None)
 
 
-def listen() -> tuple[socket.socket, int]:
-    """Return a listener on all addresses, and its port."""
-    dual = socket.has_dualstack_ipv6()
-    family = socket.AF_INET6 if dual else socket.AF_INET
-    listener = socket.create_server(("", 0), family=family, dualstack_ipv6=dual)
-    return listener, listener.getsockname()[1]
+def shut_down(connection: socket.socket) -> None:
+    """Have all threads that use a connection or listener return from that."""
+    with contextlib.suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)
 
 
 def accepted(listener: socket.socket) -> Iterator[socket.socket]:
@@ -167,31 +156,18 @@ def accepted(listener: socket.socket) -> Iterator[socket.socket]:
         yield connection
 
 
-def serve(listener: socket.socket, port: int, settings: Settings, attend: Callable[[Channel], None]) -> None:
-    """Attend to each agent that connects, in a thread of its own, until the listener of this port is shut down."""
-    strangers: dict[socket.socket, None] = {}
-
-    def answer(connection: socket.socket) -> None:
-        try:
-            with connection:
-                try:
-                    session = Session(Role.LEADER, settings.secret, _session_name(settings), port=port)
-                    channel = Channel(connection, session)
-                finally:
-                    strangers.pop(connection, None)
-                attend(channel)
-        except (OSError, SessionError, TransferError) as error:
-            logger.debug("a connection of another agent ends: %s", error)
-
-    for connection in accepted(listener):
-        if len(strangers) >= _STRANGERS and (oldest := next(iter(list(strangers)), None)) is not None:
-            # Other threads take some away meanwhile.
-            strangers.pop(oldest, None)
-            # Its thread closes it. If it has just proved the secret, it comes again.
-            with contextlib.suppress(OSError):
-                oldest.shutdown(socket.SHUT_RDWR)
-        strangers[connection] = None
-        threading.Thread(target=answer, args=(connection,), daemon=True).start()
+def send_requested(channel: Channel, request: Request, slots: Sequence[Slot]) -> None:
+    """Send a snapshot or a part that one of the slots holds; raises as `Channel.send_body`, TransferError if none."""
+    for slot in slots:
+        contents = slot.contents()
+        if contents is None or contents.copy != request.copy:
+            continue
+        bodies = bodies_of(contents, request.ranges)
+        channel.say(contents)
+        channel.next(Ready)
+        channel.send_body(slot, contents, bodies)
+        return
+    raise TransferError(f"{request.copy} is not here any more")
 
 
 def connect(holder: Holder, settings: Settings, timeout: float = _TIMEOUT) -> Channel:
@@ -213,15 +189,6 @@ def connect(holder: Holder, settings: Settings, timeout: float = _TIMEOUT) -> Ch
 def _session_name(settings: Settings) -> str:
     # No proof of such a session is good for one with the leader.
     return f"{settings.run} snapshot"
-
-
-def find_replicator(holder: Holder, settings: Settings) -> Holder:
-    """Ask an agent for its process that copies parts to other nodes; raises as `connect`."""
-    channel = connect(holder, settings)
-    with channel.socket:
-        channel.say(_FindReplicator())
-        process: Holder = channel.next(Holder)
-        return process
 
 
 def receive(

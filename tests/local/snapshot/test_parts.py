@@ -236,8 +236,6 @@ def test_an_agent_that_ends_while_it_gets_shards_says_nothing(agents: Agents, mo
 
     def later(memory: AgentMemory, current: Any, *arguments: Any, **options: Any) -> Any:
         current.cancelled.wait()
-        for slot in memory._all_slots():
-            slot.close()
         return part(memory, current, *arguments, **options)
 
     monkeypatch.setattr(AgentMemory, "_part", later)

@@ -6,11 +6,11 @@ import socket
 
 import pytest
 
-from slurm_elastic.snapshot import _replicator_main, replicator
+from slurm_elastic.snapshot import replicator
 from slurm_elastic.snapshot.lineage import Copy, Group, Holder, SnapshotId
 from slurm_elastic.snapshot.memory import Contents, Slot
 from slurm_elastic.snapshot.replication import Report
-from slurm_elastic.snapshot.transfer import Ready, Settings, listen
+from slurm_elastic.snapshot.transfer import Ready, Settings
 
 SNAPSHOT = SnapshotId(0, 3)
 
@@ -39,28 +39,27 @@ class Partner:
 
 def test_an_agent_pauses_as_long_as_a_copy_has_used_the_network(monkeypatch: pytest.MonkeyPatch) -> None:
     partner = Partner(room=30.0, sending=2.0)
-    monkeypatch.setattr(_replicator_main.time, "monotonic", lambda: partner.now)
-    here, _there = socket.socketpair()
+    monkeypatch.setattr(replicator.time, "monotonic", lambda: partner.now)
     settings = Settings(b"s" * 32, "7.0", "one", "one", "127.0.0.1", 1.0)
-    owner = _replicator_main._Replicator(settings, here, listen()[0])
+    owner = replicator.Replicator(settings, list, lambda _: None)
     members = replicator.Members(0, Group(0, 2, 2, 0, 4), Holder("127.0.0.1", 1), None)
-    side = _replicator_main._Side(owner, members, [])
+    parts: dict[int, list[Slot]] = {}
+    side = replicator.Participant(owner, members, [], parts)
     side.partner = Report("two", Holder("127.0.0.1", 2))
     monkeypatch.setattr(side, "_channel_to_partner", lambda: partner)
-    banks = {}
     for local_rank in range(2):
         slot = Slot.make()
         slot.grow(1 << 13)
         slot.fill(Contents(Copy.of_part(SNAPSHOT, local_rank, 4), 64, 2), lambda: None)
-        banks[local_rank] = [slot]
+        parts[local_rank] = [slot]
     # The parts of both ranks are sent, for 2 s each; the 30 s are for memory.
-    side._copy(banks, SNAPSHOT)
+    side._copy(SNAPSHOT)
     assert partner.now == 1034.0
     assert side._pauses()
     partner.now += 3.9
     assert side._pauses()
     partner.now += 0.2
     assert not side._pauses()
-    side._copy(banks, SNAPSHOT)
+    side._copy(SNAPSHOT)
     partner.now += 4.1
     assert not side._pauses()

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
-import socket
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -18,8 +16,7 @@ import torch
 from slurm_elastic import snapshot
 from slurm_elastic.agent.features import SnapshotFeature
 from slurm_elastic.snapshot.agent_side import AgentMemory
-from slurm_elastic.snapshot.lineage import read_inventories, read_origin
-from slurm_elastic.snapshot.transfer import Settings, find_replicator
+from slurm_elastic.snapshot.lineage import read_origin
 from slurm_elastic.trainer import StopReason
 from tests.local.rendezvous.helpers.parties import Run
 from tests.local.snapshot.memories import Agents, in_worker, meet, start_worker
@@ -58,7 +55,7 @@ def train(agents: Agents, variables: list[dict[str, str]], stop: Path) -> tuple[
         return True
 
     def safe() -> list[int]:
-        found = [agent._replicator.safe for agent in agents.all() if agent._replicator is not None]
+        found = [agent._replicator.safe for agent in agents.all()]
         return [each.step for each in found if each is not None]
 
     workers = [start_worker(each, work) for each in variables]
@@ -105,19 +102,6 @@ def test_nothing_is_awaited_when_no_agent_leaves(agents: Agents, tmp_path: Path,
     began = time.monotonic()
     assert one.inventory(members_leave=False)
     assert time.monotonic() - began < silence / 10
-
-
-def test_a_stranger_at_the_port_for_copies_takes_the_place_of_the_oldest(agents: Agents) -> None:
-    (inventory,) = read_inventories([agents.add("one").inventory()])
-    process = find_replicator(inventory.holder, Settings(b"s" * 32, "7.0", "two", "two", "127.0.0.1"))
-    with contextlib.ExitStack() as silent:
-        oldest, *_ = [
-            silent.enter_context(socket.create_connection((process.address, process.port), timeout=5))
-            for _ in range(80)
-        ]
-        # A silent connection is given up after 10 s.
-        while oldest.recv(4096):
-            pass
 
 
 def test_the_memory_is_told_whether_agents_leave(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
