@@ -125,8 +125,8 @@ class AgentMemory:
         self._listener.bind(str(self._path))
         self._listener.listen(128)
         self._round = _Round(-1, Origin(), ALONE)
-        self._disk = DiskWriter(self._held_slots, self._ask_for_step, fork)
-        self._replicator = Replicator(settings, self._all_slots, self._disk.agree)
+        self._disk = DiskWriter(self._held_slots, fork)
+        self._replicator = Replicator(settings, self._all_slots, self._disk)
         threading.Thread(target=self._serve, name="slurm-elastic-snapshot-workers", daemon=True).start()
 
     def inventory(self, is_leaving: Callable[[], bool] = lambda: False, *, members_leave: bool | None = None) -> str:
@@ -230,10 +230,6 @@ class AgentMemory:
 
     def _all_slots(self) -> tuple[Slot, ...]:
         return tuple(slot for slots in self._held_slots() for slot in slots)
-
-    def _ask_for_step(self) -> None:
-        if (participant := self._round.participant) is not None:
-            participant.wanted = True
 
     def _settle(self, until: float, is_leaving: Callable[[], bool], *, moves: bool, leaving: bool = False) -> None:
         """Wait until the newest parts are where they are needed, if this agent leaves or others do."""

@@ -18,6 +18,7 @@ from typing import TypeVar
 import msgspec
 
 from slurm_elastic.rendezvous.transport.session import SessionError
+from slurm_elastic.snapshot.disk.agent_side import DiskWriter
 from slurm_elastic.snapshot.lineage import REPLICA_SLOTS, Group, Holder, Protection, SnapshotId
 from slurm_elastic.snapshot.memory import Contents, OutOfMemoryError, Slot, copies_in, require_memory
 from slurm_elastic.snapshot.replication import (
@@ -127,12 +128,10 @@ class Replicator:
 
     Args:
         slots: Returns all slots of the agent, to send what others ask for.
-        disk: Takes the step that all agents write to disk.
+        disk: Says when a step that all agents keep is to be found, and takes it.
     """
 
-    def __init__(
-        self, settings: Settings, slots: Callable[[], Sequence[Slot]], disk: Callable[[SnapshotId], None]
-    ) -> None:
+    def __init__(self, settings: Settings, slots: Callable[[], Sequence[Slot]], disk: DiskWriter) -> None:
         self.settings, self._slots, self.disk = settings, slots, disk
         self.safe: SnapshotId | None = None
         """The newest snapshot that is safe, as far as this agent knows."""
@@ -283,8 +282,6 @@ class Participant:
         self._goal = Goal()
         self.partner: Report | None = None
         """The agent that takes copies; None before all agents of the round have reported, or if it has no other."""
-        self.wanted = False
-        """True if the next step that becomes safe is to be written to disk."""
         self._copied: int | None = None
         self._pause_until = 0.0
         self._sending = 0.0
@@ -383,7 +380,7 @@ class Participant:
             kept,
             differs,
             self._copied,
-            self.wanted,
+            self._owner.disk.wants_step(),
             self._pauses(),
             settings.domain,
         )
@@ -394,14 +391,8 @@ class Participant:
         if members.replicates and answer.goal.safe != self._goal.safe and answer.goal.safe is not None:
             self._owner.safe = SnapshotId(round_, answer.goal.safe)
         if answer.goal.disk != self._goal.disk and answer.goal.disk is not None:
-            disk = SnapshotId(round_, answer.goal.disk)
             # Before the next report: until then the step is protected, because it is the newest that is safe.
-            for slots in groups:
-                for slot in slots:
-                    if slot.snapshot == disk:
-                        slot.busy = True
-            self.wanted = False
-            self._owner.disk(disk)
+            self._owner.disk.agree(SnapshotId(round_, answer.goal.disk))
         self._goal, self.partner = answer.goal, answer.partner
 
     def protection(self) -> Protection:

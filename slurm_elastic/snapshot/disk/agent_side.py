@@ -86,8 +86,7 @@ class Progress:
         written: The newest step of the round that is on disk, or that cannot be written; None before the first.
         origin_due: True if the origin is not on disk yet.
         last: True if the newest snapshot is to be on disk now: the agent ends, or others do.
-        asked: True if a step that all agents keep has been asked for.
-        agreed: That step; None if it is not known.
+        agreed: The step that all agents keep, to write it; None if none is known.
         failed: True if the last attempt was one; then the next one is at that time.
     """
 
@@ -95,7 +94,6 @@ class Progress:
     written: int | None = None
     origin_due: bool = False
     last: bool = False
-    asked: bool = False
     agreed: int | None = None
     failed: bool = False
 
@@ -128,7 +126,7 @@ def step_before(target: Target, step: int, copies: Held) -> SnapshotId | None:
 def is_wanted(target: Target, progress: Progress, copies: Held, now: float) -> bool:
     """Return True if a step that all agents keep has to be asked for; arguments as for `next_snapshot`."""
     newest = _newest(target, progress, copies)
-    if newest is None or not target.first or progress.asked or _decides_alone(target, newest):
+    if newest is None or not target.first or progress.agreed is not None or _decides_alone(target, newest):
         return False
     return _is_due(target, progress, newest, now)
 
@@ -177,14 +175,11 @@ class _Unfinished:
 class DiskWriter:
     """Writes the snapshots of an agent, or of a process without an agent, to disk.
 
-    `slots` returns the memory, `ask` asks for a step that all agents keep, which is given to `agree`; see
-    `WriterProcess`.
+    `slots` returns the memory; for `fork` see `WriterProcess`.
     """
 
-    def __init__(
-        self, slots: Callable[[], HeldSlots], ask: Callable[[], None] = lambda: None, fork: Fork | None = None
-    ) -> None:
-        self._slots, self._ask = slots, ask
+    def __init__(self, slots: Callable[[], HeldSlots], fork: Fork | None = None) -> None:
+        self._slots = slots
         self._process = WriterProcess(fork)
         self._changed = threading.Condition()
         self._target: Target | None = None
@@ -212,11 +207,20 @@ class DiskWriter:
                     self._thread.start()
             self._changed.notify_all()
 
+    def wants_step(self) -> bool:
+        """Return True if a step that all agents keep has to be found, for :meth:`agree`."""
+        with self._changed:
+            target, now = self._target, time.monotonic()
+            if target is None or (now < self._progress.next_at and not target.directory.every_steps):
+                return False
+            return is_wanted(target, self._progress, self._held(), now) and not self._is_busy()
+
     def agree(self, snapshot: SnapshotId) -> None:
-        """Write this snapshot, which all agents keep."""
+        """Write this snapshot, which all agents keep; from now on workers do not overwrite it."""
         with self._changed:
             if self._target is not None and snapshot.round == self._target.round:
                 self._progress = replace(self._progress, agreed=snapshot.step)
+                _mark(self._slots()._replace(replicas=()), snapshot)
             self._changed.notify_all()
 
     def flush(self, until: float, is_leaving: Callable[[], bool]) -> None:
@@ -268,18 +272,13 @@ class DiskWriter:
                 # are faster than the disk. When the agent is about to end, the newest step counts.
                 waits = not self._progress.last and any(one.target is target for one in unfinished)
                 following = None if waits else self._next()
-                asks = following is None and not unfinished and self._asks()
-                if asks:
-                    self._progress = replace(self._progress, asked=True)
-                elif following is None and not unfinished:
+                if following is None and not unfinished:
                     if self._closing:
                         return
                     self._changed.wait(self._delay())
                     continue
                 self._writing = following is not None
-            if asks:
-                self._ask()
-            elif following is not None:
+            if following is not None:
                 assert target is not None
                 self._write(target, following)
             elif not any(self._complete(one) for one in unfinished):
@@ -295,9 +294,6 @@ class DiskWriter:
         if self._target is None:
             return None
         return next_snapshot(self._target, self._progress, self._held(), time.monotonic())
-
-    def _asks(self) -> bool:
-        return self._target is not None and is_wanted(self._target, self._progress, self._held(), time.monotonic())
 
     def _delay(self) -> float | None:
         if self._target is None:

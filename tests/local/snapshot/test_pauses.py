@@ -7,6 +7,7 @@ import socket
 import pytest
 
 from slurm_elastic.snapshot import replicator
+from slurm_elastic.snapshot.disk.agent_side import DiskWriter, HeldSlots
 from slurm_elastic.snapshot.lineage import Copy, Group, Holder, SnapshotId
 from slurm_elastic.snapshot.memory import Contents, Slot
 from slurm_elastic.snapshot.replication import Report
@@ -41,7 +42,7 @@ def test_an_agent_pauses_as_long_as_a_copy_has_used_the_network(monkeypatch: pyt
     partner = Partner(room=30.0, sending=2.0)
     monkeypatch.setattr(replicator.time, "monotonic", lambda: partner.now)
     settings = Settings(b"s" * 32, "7.0", "one", "one", "127.0.0.1", 1.0)
-    owner = replicator.Replicator(settings, list, lambda _: None)
+    owner = replicator.Replicator(settings, list, DiskWriter(lambda: HeldSlots(())))
     members = replicator.Members(0, Group(0, 2, 2, 0, 4), Holder("127.0.0.1", 1), None)
     parts: dict[int, list[Slot]] = {}
     side = replicator.Participant(owner, members, [], parts)

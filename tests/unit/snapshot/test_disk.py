@@ -75,7 +75,7 @@ def test_state_that_all_ranks_have_is_written_by_one_agent() -> None:
 def test_nodes_with_parts_write_a_step_that_all_keep() -> None:
     assert is_wanted(FIRST, Progress(100.0), WITH_PARTS, 100.0)
     assert not is_wanted(FIRST, Progress(100.0), WITH_PARTS, 99.0)
-    assert not is_wanted(FIRST, Progress(100.0, asked=True), WITH_PARTS, 100.0)
+    assert not is_wanted(FIRST, Progress(100.0, agreed=91), WITH_PARTS, 100.0)
     assert not is_wanted(FIRST, Progress(100.0, written=91), WITH_PARTS, 100.0)
     assert not is_wanted(OTHER, Progress(100.0), WITH_PARTS, 100.0)
     assert next_snapshot(FIRST, Progress(100.0), WITH_PARTS, 100.0) is None
