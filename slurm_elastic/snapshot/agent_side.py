@@ -14,10 +14,10 @@ from pathlib import Path
 
 from slurm_elastic.rendezvous.transport.messages import INVENTORY_LIMIT
 from slurm_elastic.snapshot import lineage, transfer
-from slurm_elastic.snapshot._child_process import Fork
 from slurm_elastic.snapshot.disk.agent_side import DiskWriter, HeldSlots, Target
 from slurm_elastic.snapshot.disk.lineage import CheckpointId
 from slurm_elastic.snapshot.disk.stored import file_name
+from slurm_elastic.snapshot.disk.writer import Fork
 from slurm_elastic.snapshot.hand_over import (
     VARIABLE,
     Answer,

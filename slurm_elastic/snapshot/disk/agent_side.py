@@ -16,9 +16,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from slurm_elastic.snapshot._child_process import Fork
 from slurm_elastic.snapshot.disk.lineage import CheckpointId
-from slurm_elastic.snapshot.disk.writer import Order, Outcome, Task, WriterProcess
+from slurm_elastic.snapshot.disk.writer import Fork, Order, Outcome, Task, WriterProcess
 from slurm_elastic.snapshot.hand_over import Directory
 from slurm_elastic.snapshot.lineage import ALONE, Copy, Group, SnapshotId
 from slurm_elastic.snapshot.memory import Slot

@@ -10,19 +10,21 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
+import signal
 import socket
+import subprocess
+import sys
 import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import msgspec
 
 from slurm_elastic import typed_json
 from slurm_elastic.rundir import list_names, publish_file
-from slurm_elastic.snapshot._child_process import Child, Fork, ignore_signals, start_child
 from slurm_elastic.snapshot.disk.checkpoints import Checkpoints, SupersededError
 from slurm_elastic.snapshot.disk.lineage import CheckpointId
 from slurm_elastic.snapshot.disk.stored import (
@@ -53,6 +55,13 @@ With 19 it gets 1.5 % of a busy core: four busy processes on two cores kept a ch
 _EXTRA = "slurm_elastic.tensors"
 """Name in the checkpoint for tensors that have none, such as those in tuples."""
 
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+"""The signals that Slurm or a person sends to the job. The process ignores them: the agent says when it ends."""
+_PROGRAM = (
+    f"import sys; sys.path[:] = [{str(Path(__file__).parents[3])!r}, *filter(None, sys.path)]; "
+    f"from {__name__} import main; main(int(sys.argv[1]))"
+)
+"""Without the working directory in the path: a script there may have the name of a module that torch imports."""
 
 Task = Literal["state", "part", "complete", "look", "discard"]
 
@@ -92,6 +101,39 @@ class Outcome:
     error: str = ""
 
 
+class Child(Protocol):
+    """A process of an agent."""
+
+    def kill(self) -> None:
+        """Kill the process, unless it has ended."""
+
+    def wait(self) -> int:
+        """Wait until the process has ended, and return its exit code, or minus a signal's number."""
+
+
+Fork = Callable[[str, Callable[[], bool]], "tuple[Child, socket.socket] | None"]
+"""Forks a process that calls ``main(descriptor)`` of a module, as :func:`start_child` starts one, from a process that
+has imported torch. None if that is not possible, or if the second argument, called every 0.1 s, has returned True."""
+
+
+def start_child() -> tuple[Child, socket.socket]:
+    """Start a fresh process that calls :func:`main`; returns it and our end of its socket, or raises OSError."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    command = [sys.executable, "-c", _PROGRAM, str(theirs.fileno())]
+    # Slurm sends signals to all processes of a job step. They are blocked until the process ignores them: threads have
+    # masks of their own, and children inherit them.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+    try:
+        with theirs:
+            streams, passed = subprocess.DEVNULL, [theirs.fileno()]
+            return subprocess.Popen(command, stdin=streams, stdout=streams, pass_fds=passed), ours
+    except OSError:
+        ours.close()
+        raise
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 class WriterProcess:
     """The process that writes; started by the first order. For one thread.
 
@@ -108,7 +150,7 @@ class WriterProcess:
     def start(self) -> None:
         """Start the process; raises OSError."""
         forked = None if self._fork is None else self._fork(__name__, lambda: self._killed)
-        self._process, self._socket = forked or start_child(__name__)
+        self._process, self._socket = forked or start_child()
 
     def carry_out(self, order: Order, *slots: Slot) -> Outcome:
         """Carry out an order, and wait until that is done.
@@ -150,7 +192,9 @@ class WriterProcess:
 
 def main(descriptor: int) -> None:
     """Carry out orders until the other side ends."""
-    ignore_signals()
+    for number in _SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
     with socket.socket(fileno=descriptor) as orders:
         import torch
 

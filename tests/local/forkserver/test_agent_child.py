@@ -40,8 +40,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workplace]:
 def no_other_start(monkeypatch: pytest.MonkeyPatch) -> None:
     """A writer that is not forked cannot start."""
 
-    def start_child(module: str) -> None:
-        raise FileNotFoundError(module)
+    def start_child() -> None:
+        raise FileNotFoundError("no Python")
 
     monkeypatch.setattr(checkpoint_writer, "start_child", start_child)
 
