@@ -287,8 +287,8 @@ class Participant:
         self._sending = 0.0
         """Seconds in which the present copy has used the network."""
         self._failing_since: float | None = None
-        self._collector: Channel | None = None
-        self._target: tuple[Holder, Channel] | None = None
+        self._channels: dict[str, Channel] = {}
+        """To the collector and the partner."""
         self._abandoned = False
 
     def run(self) -> None:
@@ -296,8 +296,8 @@ class Participant:
         try:
             self._take_part()
         finally:
-            self._drop_collector()
-            self._drop_target()
+            self._drop("collector")
+            self._drop("partner")
             self.has_sent = True
             self._owner.notify()
 
@@ -312,7 +312,7 @@ class Participant:
             try:
                 self._turn()
             except (OSError, SessionError, TransferError):
-                self._drop_collector()
+                self._drop("collector")
                 pause = turn if last else 0.2
             (time.sleep if last else self._ended.wait)(pause)
         if not self._abandoned and self.partner is not None:
@@ -320,8 +320,8 @@ class Participant:
                 for local_rank, slots in [*self._parts.items()]:
                     newest = newest_of(*(slot.snapshot for slot in slots))
                     if newest is not None and newest.round == self.members.round:
-                        self._send(local_rank, slots, newest)
-                self._channel_to_partner().say(_Push(self.members.round))
+                        self._send(self.partner, local_rank, slots, newest)
+                self._channel("partner", self.partner.holder).say(_Push(self.members.round))
 
     def end(self, *, moves: bool) -> bool:
         """Have it end, as the workers have; False if it has been told before.
@@ -338,9 +338,8 @@ class Participant:
         """Send nothing more, also of what is on its way; from any thread."""
         self._abandoned = True
         self._ended.set()
-        for channel in (self._collector, None if self._target is None else self._target[1]):
-            if channel is not None:
-                shut_down(channel.socket)
+        for channel in [*self._channels.values()]:
+            shut_down(channel.socket)
 
     @property
     def has_others(self) -> bool:
@@ -384,10 +383,9 @@ class Participant:
             self._pauses(),
             settings.domain,
         )
-        if self._collector is None:
-            self._collector = connect(members.collector, settings, _STALLED)
-        self._collector.say(_Hello(members, report))
-        answer = self._collector.next(_Answer)
+        channel = self._channel("collector", members.collector)
+        channel.say(_Hello(members, report))
+        answer = channel.next(_Answer)
         if members.replicates and answer.goal.safe != self._goal.safe and answer.goal.safe is not None:
             self._owner.safe = SnapshotId(round_, answer.goal.safe)
         if answer.goal.disk != self._goal.disk and answer.goal.disk is not None:
@@ -411,7 +409,7 @@ class Participant:
             size = 0
             try:
                 for local_rank, slots in self._parts.items():
-                    sent = self._send(local_rank, slots, snapshot)
+                    sent = self._send(self.partner, local_rank, slots, snapshot)
                     if sent is None:
                         return
                     size += sent
@@ -434,13 +432,13 @@ class Participant:
         if problem and not self._abandoned:
             self._owner.tell_once("slow", problem)
 
-    def _send(self, local_rank: int, slots: Sequence[Slot], snapshot: SnapshotId) -> int | None:
-        """Send a part to the other agent; returns its bytes, None if it is not here, or not whole any more."""
+    def _send(self, to: Report, local_rank: int, slots: Sequence[Slot], snapshot: SnapshotId) -> int | None:
+        """Send a part to another agent; returns its bytes, None if it is not here, or not whole any more."""
         for slot in slots:
             contents = slot.contents()
             if contents is None or contents.copy.id != snapshot:
                 continue
-            channel = self._channel_to_partner()
+            channel = self._channel("partner", to.holder)
             try:
                 channel.say(_Push(self.members.round, local_rank, contents, self.protection().safe))
                 if channel.next(Ready).copied:
@@ -451,25 +449,16 @@ class Participant:
                 channel.next(Ready)
                 self._sending += time.monotonic() - began
             except (OSError, SessionError, TransferError):
-                self._drop_target()
+                self._drop("partner")
                 raise
             return contents.size
         return None
 
-    def _channel_to_partner(self) -> Channel:
-        assert self.partner is not None
-        holder = self.partner.holder
-        if self._target is None or self._target[0] != holder:
-            self._drop_target()
-            self._target = holder, connect(holder, self._owner.settings, _STALLED)
-        return self._target[1]
+    def _channel(self, name: str, holder: Holder) -> Channel:
+        if name not in self._channels:
+            self._channels[name] = connect(holder, self._owner.settings, _STALLED)
+        return self._channels[name]
 
-    def _drop_collector(self) -> None:
-        if self._collector is not None:
-            self._collector.socket.close()
-            self._collector = None
-
-    def _drop_target(self) -> None:
-        if self._target is not None:
-            self._target[1].socket.close()
-            self._target = None
+    def _drop(self, name: str) -> None:
+        if (channel := self._channels.pop(name, None)) is not None:
+            channel.socket.close()

@@ -47,7 +47,7 @@ def test_an_agent_pauses_as_long_as_a_copy_has_used_the_network(monkeypatch: pyt
     parts: dict[int, list[Slot]] = {}
     side = replicator.Participant(owner, members, [], parts)
     side.partner = Report("two", Holder("127.0.0.1", 2))
-    monkeypatch.setattr(side, "_channel_to_partner", lambda: partner)
+    monkeypatch.setattr(side, "_channel", lambda *_: partner)
     for local_rank in range(2):
         slot = Slot.make()
         slot.grow(1 << 13)
