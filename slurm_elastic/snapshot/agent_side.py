@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import socket
 import threading
 import time
@@ -32,7 +31,7 @@ from slurm_elastic.snapshot.memory import HEADER, OutOfMemoryError, Slot, copies
 from slurm_elastic.snapshot.replicator import Members, Participant, Replicator
 from slurm_elastic.snapshot.sharding import Ranges, expected_ranges
 from slurm_elastic.snapshot.state import read_layout
-from slurm_elastic.snapshot.transfer import Settings, TransferError, accepted, receive
+from slurm_elastic.snapshot.transfer import Settings, TransferError, accepted, receive, shut_down
 
 logger = logging.getLogger("slurm_elastic")
 
@@ -208,11 +207,8 @@ class AgentMemory:
         self._end_round()
         missing = self._disk.close(until, is_leaving)
         self._replicator.close()
-        with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
+        shut_down(self._listener)
         self._listener.close()
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(self._path)  # noqa: PTH108 (as the rest of this package, which workers import)
         # Each slot is gone with the last thread that uses it.
         with self._lock:
             self._slots = []

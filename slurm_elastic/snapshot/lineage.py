@@ -11,6 +11,7 @@ its parts.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
@@ -384,14 +385,14 @@ def _safe(origin: Origin, inventories: Sequence[Inventory]) -> SnapshotId | None
 
 def _are_twice(copy: Copy, inventories: Iterable[Inventory]) -> bool:
     """Return True if two nodes hold each part of a snapshot."""
-    first: dict[int, str] = {}
-    twice: set[int] = set()
-    for inventory in inventories:
-        for parts_here in inventory.parts:
-            for part in _numbers(parts_here.ranges, copy.parts) if parts_here.id == copy.id else ():
-                if first.setdefault(part, inventory.node) != inventory.node:
-                    twice.add(part)
-    return len(twice) == copy.parts
+    held = {
+        (part, inventory.node)
+        for inventory in inventories
+        for source in _sources(copy.id, [inventory])
+        for part in _numbers(source.ranges, copy.parts)
+    }
+    nodes = Counter(part for part, _ in held)
+    return all(nodes[part] > 1 for part in range(copy.parts))
 
 
 def _uncovered(copy: Copy, missing: Iterable[tuple[int, int]], replicated: bool) -> str:
