@@ -97,7 +97,6 @@ class AgentMemory:
         directory: That only this user can enter; the socket for workers is made in it.
         replicates: True to have copies of parts on another node.
         slots: Number of snapshots that it holds.
-        fewest_nodes: Number of nodes that a round has at least.
 
     Raises:
         OSError: The memory or the socket cannot be made.

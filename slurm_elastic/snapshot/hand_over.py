@@ -1,8 +1,7 @@
 """Messages with descriptors (unix(7)), the socket at which a worker gets the memory of its agent, the store of a round.
 
-A worker asks when it uses snapshots for the first time, whatever started it; no other process inherits a descriptor. At
-the same socket it names the directory in which the agent writes checkpoints. The socket is in a directory that only
-this user can enter, and both sides check the user of the other one.
+A worker asks when it uses snapshots for the first time; no other process inherits a descriptor. At the same socket it
+names the directory in which the agent writes checkpoints. Both sides check the user of the other one.
 """
 
 from __future__ import annotations
@@ -60,7 +59,6 @@ class Directory:
     """The directory of a round's checkpoints.
 
     Attributes:
-        path: Of the directory, absolute.
         every: Seconds between checkpoints.
         keep: Number of checkpoints that stay.
         start: Number of the round's start in the directory; 0 before it has one.
@@ -68,7 +66,7 @@ class Directory:
             there is none.
         checkpoint: Start and step of the checkpoint that the round starts from; None for none.
         has_parts: True if agents write parts of snapshots, too.
-        collector: The process that finds the step which all agents write, if nothing is copied to other nodes.
+        collector: The agent that finds the step which all agents write, if nothing is copied to other nodes.
         every_steps: Steps after which a checkpoint is due before that time; 0 for none.
         begins: The step that the round starts from.
     """
@@ -90,7 +88,6 @@ class Request:
     """The request of a worker.
 
     Attributes:
-        round: The round that it belongs to.
         directory: In which the agent writes checkpoints from now on; None to get memory.
         writes: Local rank that asks for the slots for its own parts; None for the slots for the state of all ranks.
         part: Number of the part of the origin that it asks for; None for slots.
@@ -117,7 +114,6 @@ class Answer:
         collector: To the agent of rank 0 that names a directory, see `Directory`; None if there is no need.
         held: Bytes that the agent holds for snapshots.
         replicates: True if it holds copies of the parts of another node.
-        fewest_nodes: Number of nodes that a round has at least.
     """
 
     slot: int | None = None
@@ -133,12 +129,8 @@ class Answer:
 def ask(path: str, request: Request, failure: str = _NO_MEMORY) -> tuple[Answer, list[Slot]]:
     """Ask the agent for memory, and wait until what was saved of the round's origin is there; or name a directory.
 
-    Returns:
-        The answer, and all slots, so their number is that of the agent's snapshots; or one slot with a part; or none if
-        the request names a directory.
-
-    Raises:
-        RuntimeError: It fails, as the agent has ended, is another user's, or refuses.
+    Returns the answer, and all slots, or one with a part, or none if the request names a directory. Raises RuntimeError
+    if the agent has ended, is another user's, or refuses.
     """
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC) as connection:

@@ -1,12 +1,10 @@
 """Decides which snapshot the next round starts from. Pure.
 
 The leader calls :func:`choose` with the inventories of all agents that wait for a place, spares included, and writes
-the result, the origin, into the record of the round. Their workers have ended, so inventories are final. Membership
-takes both as text. A snapshot is named by the round in which it was taken and the step. Off-lineage state stays out:
-what is taken in a round descends from its origin, and the line of an origin has, for each round before, the last step
-from which the state of the run went on. Copies of one snapshot whose digests differ are of ranks whose plain values
-differ; no such snapshot is chosen. It needs one copy of the state of all ranks, and agents that together hold each of
-its parts.
+the result, the origin, into the record of the round. Membership takes both as text. Off-lineage state stays out: what
+is taken in a round descends from its origin, and the line of an origin has, for each round before, the last step from
+which the state of the run went on. A snapshot needs agents that together hold each of its parts, and one copy of the
+state of all ranks; copies whose digests differ are of ranks whose plain values differ, and are not chosen.
 """
 
 from __future__ import annotations
@@ -51,9 +49,8 @@ class Copy:
     """A committed snapshot in the memory of an agent, or one part of it.
 
     Attributes:
-        id: Of the snapshot.
         digest: Of its layout and plain values; zeros for a part.
-        parts: Number of parts that the snapshot has besides the state of all ranks.
+        parts: Number of parts that the snapshot has.
         part: Number of the part; None for the state of all ranks.
     """
 
@@ -176,8 +173,8 @@ def choose(last_round: int | None, before: str, inventories: Sequence[str], fail
     """Return the origin of the next round; empty if it starts from no snapshot and there is nothing to say about that.
 
     Args:
-        last_round: Number of the last round of this incarnation; None before the first.
-        before: The origin of that round, as its record has it.
+        last_round: Of this incarnation; None before the first.
+        before: The origin of that round.
         inventories: What the agents that wait for a place hold; one that cannot be read counts as empty.
         failed: True if the last round ended because a worker failed. If it took no snapshot, the state that it started
             from may be why: then the next round starts from an older snapshot.
@@ -235,11 +232,8 @@ def _chosen(last_round: int | None, line: Origin, present: Sequence[Inventory], 
 def prepare(copies: Sequence[Copy | None], origin: Origin) -> tuple[int | None, bool]:
     """Return the slot of an agent that the workers of a round start from, None if from no snapshot.
 
-    The second value is true if another agent has to send the snapshot for that slot first.
-
-    Args:
-        copies: The committed snapshot of each slot, of those that the agent keeps.
-        origin: The start of the round.
+    The second value is true if another agent has to send the snapshot for that slot first. `copies` are the committed
+    snapshots of the slots, of those that the agent keeps.
     """
     if origin.copy is None:
         return None, False

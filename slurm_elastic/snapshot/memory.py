@@ -1,9 +1,8 @@
 """Slots, files in memory (memfd_create(2)) with a snapshot or a part of one each, and the memory that is left for them.
 
-Agents make them, the process that writes one grows it. They have no name, so they are gone with the last process that
-has them: the agent, when its workers have ended. They are sealed against shrinking: what a process has mapped stays
-there, whatever another one does (fcntl(2), F_SEAL_SHRINK). The worker of local rank 0 writes those for the state that
-all ranks have, each worker those for its own part, which begins with the shards of its rank::
+Agents make them, the process that writes one grows it. They are sealed against shrinking: what a process has mapped
+stays there, whatever another one does (fcntl(2), F_SEAL_SHRINK). The worker of local rank 0 writes those for the state
+that all ranks have, each worker those for its own part, which begins with the shards of its rank::
 
     header: one page of 8-byte fields | tensors | description, as JSON
 """
@@ -53,13 +52,9 @@ class Fields(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """The contents of a slot with a committed snapshot.
+    """The contents of a slot with a committed snapshot; sizes in bytes.
 
-    Attributes:
-        copy: The snapshot.
-        tensors: Bytes of all tensors, which follow the header.
-        description: Bytes of the description, which follows the tensors.
-        shards: Bytes of the shards, with which the tensors of a part begin.
+    The description follows the tensors; those of a part begin with its shards.
     """
 
     copy: Copy
@@ -267,9 +262,7 @@ class Reserve:
     Attributes:
         whole: Of the state that all ranks have.
         part: Of what one rank alone has; 0 for nothing.
-        workers: Number of workers of the node.
         replicates: True if the node holds copies of the parts of another one.
-        nodes: Number of nodes of the round.
         own: Of a rank's own state in `part`.
         slots: Number of snapshots that the node holds.
     """

@@ -3,8 +3,7 @@
 Every agent of a round reports how far its workers and its copies are to one agent, the collector, and gets the answer
 of :func:`next_goal`: a step to take, ahead of all workers. Each worker keeps its first snapshot from that step on. If
 some were further on already, steps differ, and the collector names another one. When all agents have copied the same
-step, it is safe, and its predecessor may be overwritten; nothing else depends on it. Agents that write snapshots to
-disk agree on a step in the same way, also where nothing is copied to other nodes.
+step, it is safe, and its predecessor may be overwritten. Agents agree in the same way on a step for the disk.
 """
 
 from __future__ import annotations
@@ -46,8 +45,6 @@ class Report:
     """The state of an agent's snapshots.
 
     Attributes:
-        node: Of the agent.
-        holder: Where it takes copies from other agents.
         newest: The newest step that all its workers have copied; None before the first.
         take: The step to take that it knows of.
         kept: The step that its workers keep for that; None if one of them has not come to it.
@@ -56,7 +53,7 @@ class Report:
             other nodes, the step that is kept.
         wanted: True if the next step that becomes safe has to be written to disk.
         pauses: True while it leaves the network to the training after a copy.
-        domain: Its failure domain, such as ``12_3/s0/s4``; empty if none is known.
+        domain: Its failure domain, such as ``12_3/s0/s4``.
     """
 
     node: str

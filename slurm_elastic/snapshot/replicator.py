@@ -167,7 +167,7 @@ class Replicator:
         With `leaving` this agent has to have sent its own; else those of another one have to be here. Ends if
         `is_leaving()`.
         """
-        self._last_byte = time.monotonic()
+        self._hear()
         with self._changed:
             while not is_leaving() and time.monotonic() < until:
                 if participant.has_sent if leaving else not self._more_comes(participant):
@@ -223,37 +223,28 @@ class Replicator:
                     self.notify()
 
     def _take(self, channel: Channel, push: _Push, contents: Contents) -> None:
-        self._last_byte = time.monotonic()
-        participant, rounds = self._participant, {push.round, contents.copy.id.round}
-        if participant is None or not participant.members.replicates or rounds != {participant.members.round}:
-            raise TransferError("a part of another round")
-        if not self._taking.acquire(blocking=False):
-            raise TransferError("another part is on its way")
-        try:
-            self._take_alone(channel, push, contents, participant)
-        finally:
-            self._taking.release()
-
-    def _take_alone(self, channel: Channel, push: _Push, contents: Contents, participant: Participant) -> None:
-        if push.local_rank not in self.replicas:
-            self.replicas[push.local_rank] = [Slot.make() for _ in range(REPLICA_SLOTS)]
-        slots = self.replicas[push.local_rank]
-        copies = copies_in(slots)
-        if contents.copy in copies:
+        self._hear()
+        # A connection that was given up may still be taking.
+        with self._taking:
+            participant, rounds = self._participant, {push.round, contents.copy.id.round}
+            if participant is None or not participant.members.replicates or rounds != {participant.members.round}:
+                raise TransferError("a part of another round")
+            if push.local_rank not in self.replicas:
+                self.replicas[push.local_rank] = [Slot.make() for _ in range(REPLICA_SLOTS)]
+            slots = self.replicas[push.local_rank]
+            copies = copies_in(slots)
+            if contents.copy not in copies:
+                slot = slots[slot_for_replica(copies, newest_of(push.safe, participant.protection().safe))]
+                if slot.busy:
+                    raise TransferError("its slot is being written to disk")
+                if not contents.is_possible:
+                    raise TransferError("a part without sizes")
+                require_memory(contents.size + contents.description, slots)
+                channel.receive_body(slot, contents, bodies_of(contents), self._hear)
             channel.say(Ready(copied=True))
-            return
-        slot = slots[slot_for_replica(copies, newest_of(push.safe, participant.protection().safe))]
-        if slot.busy:
-            raise TransferError("its slot is being written to disk")
-        if not contents.is_possible:
-            raise TransferError("a part without sizes")
-        require_memory(contents.size + contents.description, slots)
 
-        def heard() -> None:
-            self._last_byte = time.monotonic()
-
-        channel.receive_body(slot, contents, bodies_of(contents), heard)
-        channel.say(Ready(copied=True))
+    def _hear(self) -> None:
+        self._last_byte = time.monotonic()
 
 
 def _next_of_round(channel: Channel, kind: type[_T]) -> _T:

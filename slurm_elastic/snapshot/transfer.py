@@ -1,10 +1,9 @@
 """A snapshot from one agent to another: authenticated by the session that agents and leader use, length-checked.
 
 After the handshake: the receiver asks for a snapshot or a part of one, the sender answers with its size, the receiver
-says that it is ready, the sender sends that many bytes and then their digest. Of the shards of a part the receiver may
-ask for some or none. Only the digest is authenticated by the session: bytes that were changed on the way do not match
-it, and are never committed. They are not encrypted. The digest is BLAKE3: hashlib's take several times as long, which
-on both sides would be more than the rest of the transfer.
+says that it is ready, the sender sends that many bytes and then their digest. Only the digest is authenticated by the
+session: bytes that were changed on the way do not match it, and are never committed. They are not encrypted. The digest
+is BLAKE3: hashlib's take several times as long, which on both sides would be more than the rest of the transfer.
 """
 
 from __future__ import annotations
@@ -52,9 +51,9 @@ class TransferError(Exception):
 
 
 class Settings(msgspec.Struct, frozen=True):
-    """The identity of an agent of an incarnation, for the other agents.
+    """The identity of an agent of an incarnation.
 
-    `silence` is the number of seconds without a byte after which the end of what another agent sends is not waited for.
+    After `silence` seconds without a byte the end of what another agent sends is not waited for.
     """
 
     secret: bytes
@@ -69,11 +68,8 @@ class Settings(msgspec.Struct, frozen=True):
 class Request(msgspec.Struct, frozen=True, tag=True):
     """A request for a snapshot or a part; the answer is its `Contents`, then bytes, and their `Digest`.
 
-    The bytes are sent when the receiver is `Ready`.
-
-    Attributes:
-        copy: The snapshot or part.
-        ranges: Where the bytes of the shards begin and end that are needed; the others stay zero. None for all.
+    The bytes are sent when the receiver is `Ready`. `ranges` say where the bytes of the shards begin and end that are
+    needed; the others stay zero. None for all.
     """
 
     copy: Copy

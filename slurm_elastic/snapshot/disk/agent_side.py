@@ -1,10 +1,9 @@
 """Decides when a snapshot in memory is written to disk, and has that done: for an agent, in a thread.
 
-The thread only waits, for the time and for the process that writes. It has these written: the snapshot that the round
-starts from, if that came from memory; the newest one of the round each time that the interval has passed; and the
-newest one before the agent ends. The agent of rank 0 writes the state of all ranks, and gives the checkpoint its name
-when all parts are there; each agent writes the parts that it holds. Where there are several agents with parts, that of
-rank 0 asks for a step that all of them keep (:mod:`~slurm_elastic.snapshot.replication`).
+It has these written: the snapshot that the round starts from, if that came from memory; the newest one of the round
+each time that the interval has passed; and the newest one before the agent ends. The agent of rank 0 writes the state
+of all ranks, and gives the checkpoint its name when all parts are there; each agent writes the parts that it holds.
+Several agents with parts write a step that all of them keep (:mod:`~slurm_elastic.snapshot.replication`).
 """
 
 from __future__ import annotations

@@ -1,12 +1,9 @@
 """Decides which checkpoint on disk a group of workers starts from, which ones it may publish, which ones go. Pure.
 
-A directory of checkpoints may be used by many groups of workers: rounds, requeued jobs, later runs, plain python. Each
-group that starts is given the next number there, its start, by the exclusive creation of a record. The record has the
-line of the start: the last checkpoint of each earlier start that the state of the group went through. A checkpoint is
-named by the start of its group and its step.
-
-The newest record decides. A checkpoint counts if the newest start took it, or if it is on the line of the newest start.
-So what a group that was cut off publishes later replaces nothing, whatever its step.
+Each group of workers that starts in a directory, of whatever round or run, is given the next number there, its start,
+by the exclusive creation of a record. The record has the line of the start: the last checkpoint of each earlier start
+that the state of the group went through. A checkpoint counts if the newest start took it, or has it on its line. So
+what a group that was cut off publishes later replaces nothing, whatever its step.
 """
 
 from __future__ import annotations
@@ -34,11 +31,10 @@ class Start:
     """The start of a group of workers in a directory of checkpoints.
 
     Attributes:
-        number: Of this start, from 1.
+        number: From 1.
         line: The last checkpoint on the line of each start before, oldest first; the last entry is the state that the
             group started from, which may have been in memory only.
-        run: Id of the run; empty outside of a run.
-        round: Number of the round in the run.
+        run: Id of the run; empty outside of one.
     """
 
     number: int
@@ -73,9 +69,6 @@ def checkpoint_between(
 
     Args:
         starts: The newest start in the directory, and those on its line, newest first.
-        run: Id of the run.
-        start_snapshot: A snapshot in memory.
-        lost: A newer one, parts of which are lost.
         present: The checkpoints in the directory. Those that the newest start does not come from do not count.
     """
     rounds = {start.number: start.round for start in starts if start.run == run}

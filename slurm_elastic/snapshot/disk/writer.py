@@ -71,8 +71,6 @@ class Order:
     """A snapshot to write.
 
     Attributes:
-        directory: Of the group that writes.
-        checkpoint: The name of the snapshot there.
         task: To write the state of all ranks, or a part; to give the checkpoint its name if it is complete; to look
             whether another agent has; or to delete what was written of it.
         urgent: True if the agent ends when this is written.
