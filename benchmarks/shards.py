@@ -74,7 +74,7 @@ def main() -> int:
 def _send(connection: Connection) -> None:
     with tempfile.TemporaryDirectory() as directory:
         agent = AgentMemory(Path(directory), _SETTINGS)
-        slot = agent._slots_of_rank(0)[0]
+        agent._parts[0] = [slot := Slot.make()]
         slot.grow(HEADER + _SIZE + 1)
         slot.fill(Contents(_PART, _SIZE, 1, _SIZE), lambda: None)
         connection.send(read_inventories([agent.inventory()])[0].holder)

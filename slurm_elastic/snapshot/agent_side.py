@@ -287,13 +287,6 @@ class AgentMemory:
             with contextlib.suppress(HandOverError):
                 self._part(current, part, ranges)
 
-    def _slots_of_rank(self, local_rank: int) -> list[Slot]:
-        """Return the slots for the parts of a local rank; made when it asks for the first time."""
-        with self._lock:
-            if local_rank not in self._parts:
-                self._parts[local_rank] = [Slot.make() for _ in self._slots]
-            return self._parts[local_rank]
-
     def _part(self, current: _Round, part: int, ranges: Ranges | None, *, asked: bool = False) -> Slot:
         """Return memory with a part of the origin, or with these ranges of it, see `receive`; waits until it is there.
 
@@ -386,13 +379,13 @@ class AgentMemory:
         if request.part is not None:
             return [self._part(current, request.part, request.ranges, asked=True)]
         if request.writes is not None:
-            # Its first snapshot: what was fetched for the start of the round is loaded.
-            slots = self._slots_of_rank(request.writes)
             with self._lock:
+                if request.writes not in self._parts:
+                    self._parts[request.writes] = [Slot.make() for _ in self._slots]
+                slots = current.writers[request.writes] = self._parts[request.writes]
+                # Its first snapshot: what was fetched for the start of the round is loaded, the rest is not needed.
                 current.borrowed.clear()
-                # Nor is the rest of it needed any more.
                 current.expected = frozenset()
-                current.writers[request.writes] = slots
             self._replicate(current)
             return slots
         return self._slots

@@ -357,15 +357,14 @@ class Participant:
             [None if (held := slot.snapshot) is None or held.round != round_ else held for slot in slots]
             for slots in groups
         ]
-        newest = [max((snapshot.step for snapshot in ids if snapshot is not None), default=None) for ids in snapshots]
+        steps = [newest.step for ids in snapshots if (newest := newest_of(*ids)) is not None]
         kept, differs = kept_step(protection, snapshots)
         if kept is not None and not differs and self._copied != kept and not self._pauses():
             self._copy(SnapshotId(round_, kept))
-        steps = [step for step in newest if step is not None]
         report = Report(
             settings.node,
             self._owner.holder(),
-            min(steps) if len(steps) == len(newest) else None,
+            min(steps) if len(steps) == len(snapshots) else None,
             self._goal.take,
             kept,
             differs,

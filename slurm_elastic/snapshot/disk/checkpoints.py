@@ -154,8 +154,7 @@ class Checkpoints:
 
     def present(self) -> list[CheckpointId]:
         """Return the complete checkpoints in the directory, on the line or not."""
-        matches = (_CHECKPOINT.fullmatch(name) for name in list_names(self.path))
-        return [CheckpointId(int(match[1]), int(match[2])) for match in matches if match]
+        return [found for name in list_names(self.path) if (found := _named(name, _CHECKPOINT)) is not None]
 
     def mark_damaged(self, checkpoint: CheckpointId, why: str) -> None:
         """Take a damaged checkpoint out of the way of groups to come; raises CheckpointError if it stays there."""
@@ -172,14 +171,9 @@ class Checkpoints:
 
     def damaged(self, newest: Start | None = None) -> list[str]:
         """Return the names of those that were set aside; only those on the line of a start, if one is given."""
-        matches = {name: _CHECKPOINT.fullmatch(name.removesuffix(_DAMAGED)) for name in list_names(self.path)}
-        return sorted(
-            name
-            for name, match in matches.items()
-            if match
-            and name.endswith(_DAMAGED)
-            and (newest is None or newest.has(CheckpointId(int(match[1]), int(match[2]))))
-        )
+        names = [name for name in list_names(self.path) if name.endswith(_DAMAGED)]
+        checkpoints = {name: _named(name.removesuffix(_DAMAGED), _CHECKPOINT) for name in names}
+        return sorted(name for name, of in checkpoints.items() if of and (newest is None or newest.has(of)))
 
     def path_of(self, checkpoint: CheckpointId) -> Path:
         """Return the directory of a checkpoint."""
@@ -284,10 +278,9 @@ class Checkpoints:
         """Delete what has not been completed. The group before the newest may be writing still."""
         before = newest.line[-1].start if newest.line else newest.number
         for name in list_names(self.path):
-            match = _UNFINISHED.fullmatch(name)
-            if match is None:
+            unfinished = _named(name, _UNFINISHED)
+            if unfinished is None:
                 continue
-            unfinished = CheckpointId(int(match[1]), int(match[2]))
             if unfinished.start < before or (unfinished.start == written.start and (is_last or unfinished < written)):
                 shutil.rmtree(self.path / name, ignore_errors=True)
         for name in list_names(self.path):
@@ -295,3 +288,8 @@ class Checkpoints:
             on_line = {last.start for last in newest.line}
             if match and int(match[1]) < newest.number and int(match[1]) not in on_line:
                 (self.path / name).unlink(missing_ok=True)
+
+
+def _named(name: str, pattern: re.Pattern[str]) -> CheckpointId | None:
+    match = pattern.fullmatch(name)
+    return None if match is None else CheckpointId(int(match[1]), int(match[2]))
