@@ -229,6 +229,8 @@ class Replicator:
             participant, rounds = self._participant, {push.round, contents.copy.id.round}
             if participant is None or not participant.members.replicates or rounds != {participant.members.round}:
                 raise TransferError("a part of another round")
+            # It comes again after a connection has ended, such as one that found its slot busy.
+            self._source_ended = min(self._source_ended, push.round - 1)
             if push.local_rank not in self.replicas:
                 self.replicas[push.local_rank] = [Slot.make() for _ in range(REPLICA_SLOTS)]
             slots = self.replicas[push.local_rank]
