@@ -50,9 +50,8 @@ logger = logging.getLogger("slurm_elastic")
 class WorkerMemory:
     """The slots of the agent, as a worker uses them; those of this process if it has no agent, and so no `path`.
 
-    Args:
-        writes: True if this worker writes snapshots for its node.
-        part_slots: Without an agent, the slots for the part of this process; None if nothing reads them.
+    `writes` is true if this worker writes snapshots for its node. `part_slots` are, without an agent, those for the part
+    of this process; None if nothing reads them.
     """
 
     def __init__(

@@ -113,7 +113,6 @@ class Answer:
         lost: See :class:`~.lineage.Origin`.
         collector: To the agent of rank 0 that names a directory, see `Directory`; None if there is no need.
         held: Bytes that the agent holds for snapshots.
-        replicates: True if it holds copies of the parts of another node.
     """
 
     slot: int | None = None

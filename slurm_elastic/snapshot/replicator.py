@@ -274,7 +274,7 @@ class Participant:
         """True if this agent has sent what is newest at the end of the round, or cannot."""
         self._goal = Goal()
         self.partner: Report | None = None
-        """The agent that takes copies; None before all agents of the round have reported, or if it has no other."""
+        """The agent that takes copies; None before all agents have reported, or if all are on one node."""
         self._copied: int | None = None
         self._pause_until = 0.0
         self._sending = 0.0

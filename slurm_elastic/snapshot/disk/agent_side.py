@@ -158,7 +158,6 @@ class _Unfinished:
     """A checkpoint to which other agents add something.
 
     Attributes:
-        target: Of the agent when it wrote its part.
         alive_at: Own monotonic time in seconds at which its size, in bytes, has grown last.
         is_only: False if the agent has written the step before, too, or this is that step.
     """

@@ -76,7 +76,6 @@ class Checkpoints:
         """Record that a group of workers starts; makes the directory if it is missing.
 
         Args:
-            run: Id of the run; empty outside of a run.
             memory: The snapshot in memory that the group starts from; None to start from the newest checkpoint.
             below: See :func:`~.choose_checkpoint`.
             is_current: Returns False once a newer group of the run may train.
@@ -199,7 +198,6 @@ class Checkpoints:
         Args:
             writer: Number of the start of the group that writes, in the directory.
             finish: Finishes what was written in a directory; returns False if it is not complete.
-            keep: Number of checkpoints that stay.
             is_last: True if the group takes no step any more: later ones that some of its agents have written go, too.
 
         Returns False if the checkpoint is not complete; raises as `unfinished`.
@@ -244,8 +242,7 @@ class Checkpoints:
     def read(self, checkpoint: CheckpointId) -> Stored:
         """Return the state of a checkpoint; shards, and what ranks had of their own, are read when they are asked for.
 
-        Raises:
-            CheckpointError: It cannot be read, or is of another version of slurm_elastic.
+        Raises as `Stored`.
         """
         if checkpoint not in self._stored:
             # One only: it has the tensors of the state.

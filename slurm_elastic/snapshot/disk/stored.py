@@ -83,11 +83,7 @@ class Stored:
         self._parts: dict[int, StoredPart] = {}
 
     def check(self) -> None:
-        """Read all parts, too.
-
-        Raises:
-            CheckpointError: A file is damaged.
-        """
+        """Read all parts, too; raises CheckpointError if a file is damaged."""
         with self._reading():
             for name in self._records:
                 if (match := _PART.fullmatch(name)) is not None:

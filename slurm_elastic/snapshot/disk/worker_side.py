@@ -55,15 +55,11 @@ class DiskSide:
 
         Args:
             memory: The snapshot in memory that the group starts from; None to start from disk.
-            answered: The agent's answer to this worker.
-            name_directory: Has snapshots written; returns the process that finds steps for all agents.
+            name_directory: Has snapshots written; returns the agent that finds steps for all.
             has_parts: True if ranks have more than the state of all ranks: then the other nodes write parts, too.
 
-        Returns:
-            The state on disk that the group starts from, if any.
-
-        Raises:
-            RuntimeError: The choice of rank 0 cannot be had, or the directory cannot be used.
+        Returns the state on disk that the group starts from, if any. Raises RuntimeError if the choice of rank 0 cannot
+        be had, or the directory cannot be used.
         """
         if self.started:
             return self._stored
