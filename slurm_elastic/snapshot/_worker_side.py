@@ -50,8 +50,8 @@ logger = logging.getLogger("slurm_elastic")
 class WorkerMemory:
     """The slots of the agent, as a worker uses them; those of this process if it has no agent, and so no `path`.
 
-    `writes` is true if this worker writes snapshots for its node. `part_slots` are, without an agent, those for the part
-    of this process; None if nothing reads them.
+    `writes` is true if this worker writes snapshots for its node. Without an agent, `part_slots` are for the part of
+    this process; None if nothing reads them.
     """
 
     def __init__(
