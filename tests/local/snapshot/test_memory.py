@@ -298,8 +298,8 @@ PART = Copy.of_part(SnapshotId(0, 1), 0, 2)
 
 def holds_a_part(agents: Agents) -> tuple[AgentMemory, Slot]:
     """An agent, and its slot with a part: shards, other tensors and a description, all of random bytes."""
-    one = agents.add("one")
-    slot, content = one._slots_of_rank(0)[0], os.urandom(TENSORS)
+    one, content = agents.add("one"), os.urandom(TENSORS)
+    one._parts[0] = [slot := Slot.make()]
     slot.grow(HEADER + TENSORS + 100)
 
     def write() -> None:
