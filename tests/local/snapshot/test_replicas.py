@@ -114,7 +114,9 @@ def test_the_memory_is_told_whether_agents_leave(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(AgentMemory, "inventory", inventory)
     run = Run(tmp_path)
     for reason in (StopReason.NODE_JOINED, StopReason.PREEMPTED, None):
-        feature = SnapshotFeature(run.config, tmp_path, lambda: False)
+        directory = tmp_path / str(reason)
+        directory.mkdir()
+        feature = SnapshotFeature(run.config, directory, lambda: False)
         if reason is not None:
             feature.stop_agreed(reason)
         feature.exits_expected(unplanned=False)
