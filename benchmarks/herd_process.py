@@ -28,7 +28,6 @@ from slurm_elastic.rendezvous.election.campaign import ElectionConfig, locate
 from slurm_elastic.rendezvous.election.events import (
     Action,
     AnswerProbe,
-    CancelConnect,
     CloseLink,
     Connect,
     Deliver,
@@ -313,7 +312,7 @@ class _Agent:
                 self.herd.at(0.0, lambda: self.handle(LinkFailed(number, answer, answer.value)))
             case Connect(number, endpoint, timeout):
                 _Link(self, number, endpoint, timeout)
-            case CancelConnect(number) | CloseLink(number):
+            case CloseLink(number):
                 if number in self.links:
                     self.links[number].close()
             case ReadLeaderLocation(number, known):

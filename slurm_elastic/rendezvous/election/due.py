@@ -260,7 +260,7 @@ class Due:
     def _cancel_attempts(self, kept: int | None = None) -> None:
         for number in self.state.attempts.pending():
             if number != kept:
-                self.act(events.CancelConnect(number))
+                self.act(events.CloseLink(number))
 
     def _endpoints(self) -> tuple[Endpoint, ...]:
         """Return the endpoints of the search for a leader, in order.

@@ -185,15 +185,8 @@ class Connect:
 
 
 @dataclass(frozen=True, slots=True)
-class CancelConnect:
-    """Give up an attempt to connect. It is not answered, unless the answer is under way."""
-
-    number: int
-
-
-@dataclass(frozen=True, slots=True)
 class CloseLink:
-    """End a link at once."""
+    """End a link, or an attempt to connect, at once. The attempt is not answered, unless that is under way already."""
 
     number: int
 
@@ -257,5 +250,5 @@ class Warn:
     line: str
 
 
-LinkAction = Connect | CancelConnect | CloseLink | Send | AnswerProbe
+LinkAction = Connect | CloseLink | Send | AnswerProbe
 Action = LinkAction | Deliver | ReadLeaderLocation | ReadCampaignRecords | Lead | StopLeading | Warn

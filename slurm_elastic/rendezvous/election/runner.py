@@ -12,6 +12,7 @@ from collections.abc import Callable, Coroutine
 from slurm_elastic.errors import RecordsError, SlurmElasticError
 from slurm_elastic.rendezvous.election import events, machine
 from slurm_elastic.rendezvous.election.campaign import CampaignRecords, ElectionConfig, locate
+from slurm_elastic.rendezvous.election.due import address
 from slurm_elastic.rendezvous.election.leader_host import LeaderHost
 from slurm_elastic.rendezvous.election.leader_location import Answer, LeaderLocation
 from slurm_elastic.rendezvous.election.state import initial_election
@@ -149,18 +150,15 @@ class Runner:
             case events.Send(number, message):
                 if number in self._links:
                     self._links[number].send(message)
-            case events.AnswerProbe(number, probe, dumps=False):
-                self._answer_probe(number, probe, self._positions(False))
-            case events.AnswerProbe(number, probe):
-                self._start(number, self._ask_workers(number, probe))
+            case events.AnswerProbe(number, probe, dumps):
+                self._start(number, self._answer_probe(number, probe, dumps))
             case events.Connect(number, endpoint, timeout):
                 self._start(number, self._connect(number, endpoint, timeout))
-            case events.CancelConnect(number):
-                if number in self._tasks:
-                    self._tasks.pop(number).cancel()
             case events.CloseLink(number):
                 if number in self._links:
                     self._links.pop(number).abort()
+                elif number in self._tasks:
+                    self._tasks.pop(number).cancel()
             case events.ReadLeaderLocation(number, location):
                 self._start(number, self._read_leader_location(number, location))
             case events.ReadCampaignRecords(number):
@@ -174,13 +172,11 @@ class Runner:
             case events.Warn(line):
                 logger.warning("%s", line)
 
-    def _answer_probe(self, number: int, probe: int, positions: tuple[WorkerPosition, ...]) -> None:
+    async def _answer_probe(self, number: int, probe: int, dumps: bool) -> None:
+        # Workers that write dumps have some time to say where they are, and no heartbeat waits for that.
+        positions = await self._loop.run_in_executor(None, self._positions, dumps)
         if number in self._links:
             self._links[number].send(Ponged(self._config.agent, probe, positions))
-
-    async def _ask_workers(self, number: int, probe: int) -> None:
-        # Workers have some time to say where they are, and no heartbeat waits for that.
-        self._answer_probe(number, probe, await self._loop.run_in_executor(None, self._positions, True))
 
     def _start(self, number: int, work: Coroutine[None, None, None]) -> None:
         def ended(task: asyncio.Task[None]) -> None:
@@ -235,21 +231,24 @@ class Runner:
             self.handle(events.CampaignRecordsRead(number, seen))
 
 
+_ANSWERS: dict[type[Exception], Answer] = {
+    ConnectionRefusedError: Answer.ENDED,
+    ClosedError: Answer.IDLE,
+    TwinError: Answer.TWIN,
+    VersionError: Answer.VERSION,
+}
+
+
 def _failed(number: int, endpoint: messages.Endpoint, error: Exception) -> events.LinkFailed:
     """Return what it says about the other side that an attempt to connect failed like this."""
-    where = f"{endpoint[0]}:{endpoint[1]}"
+    answer = _ANSWERS.get(type(error), Answer.SILENT)
     match error:
         case VersionError():
-            return events.LinkFailed(number, Answer.VERSION, str(error))
+            problem = str(error)
         case ConnectionRefusedError():
-            return events.LinkFailed(number, Answer.ENDED, "no process listens")
-        case BusyError(seconds=seconds):
-            return events.LinkFailed(number, Answer.SILENT, f"{where} is {error}", seconds)
-        case ClosedError():
-            return events.LinkFailed(number, Answer.IDLE, f"{where} is {error}")
-        case TwinError():
-            return events.LinkFailed(number, Answer.TWIN, f"{where} is {error}")
-        case ForeignError():
-            return events.LinkFailed(number, Answer.SILENT, f"{where} is {error}")
+            problem = answer.value
+        case BusyError() | ForeignError():
+            problem = f"{address(endpoint)} is {error}"
         case _:
-            return events.LinkFailed(number, Answer.SILENT, f"{where}: {error or 'no answer'}")
+            problem = f"{address(endpoint)}: {error or answer.value}"
+    return events.LinkFailed(number, answer, problem, error.seconds if isinstance(error, BusyError) else 0.0)

@@ -195,9 +195,8 @@ class Agent(Process):
                 self.world.attempt(
                     self, endpoint[0], timeout, lambda answer, wire: self._answered(number, answer, wire)
                 )
-            case events.CancelConnect(number):
-                self._cancelled.add(number)
             case events.CloseLink(number):
+                self._cancelled.add(number)
                 wire = self.links.pop(number, None)
                 if wire is not None:
                     wire.close_by_member()

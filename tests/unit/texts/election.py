@@ -197,7 +197,7 @@ class Agent(Play):
                 return f"warn: {line}"
             case events.AnswerProbe():
                 return "answer the probe"
-            case events.CloseLink():
+            case events.CloseLink(number) if number in self.opened:
                 return "close the link"
             case events.Send(_, Connected(_, None)):
                 return ""

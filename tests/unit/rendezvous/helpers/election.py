@@ -96,6 +96,7 @@ class Play:
         self._heap: list[tuple[float, int, events.Event]] = []
         self._count = itertools.count()
         self._cancelled: set[int] = set()
+        self.opened: set[int] = set()
         self._losses: list[LeaderLoss] = []
         self.actions: list[tuple[float, events.Action]] = []
         self.records: Callable[[], CampaignRecords] = lambda: CampaignRecords(0, Situation(None, None, None))
@@ -134,6 +135,8 @@ class Play:
     def handle(self, event: events.Event) -> None:
         if isinstance(event, events.LinkFailed | events.LinkOpened) and event.number in self._cancelled:
             return
+        if isinstance(event, events.LinkOpened):
+            self.opened.add(event.number)
         self.state, actions = machine.step(self.state, event, self.now)
         assert self.state.deadline > self.now or not isinstance(event, events.Tick), (
             "it would look at its clock without end"
@@ -154,7 +157,7 @@ class Play:
                     else events.LinkOpened(number, endpoint, outcome)
                 )
                 self.later(seconds, event)
-            case events.CancelConnect(number):
+            case events.CloseLink(number):
                 self._cancelled.add(number)
             case events.ReadLeaderLocation(number):
                 self.later(0.0, events.LeaderLocationRead(number, self._locate(self.now)))
