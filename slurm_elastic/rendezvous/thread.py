@@ -23,6 +23,7 @@ from slurm_elastic.rendezvous.election import events
 from slurm_elastic.rendezvous.election.campaign import Campaign, ElectionConfig
 from slurm_elastic.rendezvous.election.leader_host import LeaderHost
 from slurm_elastic.rendezvous.election.runner import Runner
+from slurm_elastic.rendezvous.leader.agent_connections import Ration
 from slurm_elastic.rendezvous.leader.leader import Leader
 from slurm_elastic.rendezvous.membership.agents import AgentInfo
 from slurm_elastic.rendezvous.membership.state import Phase
@@ -33,8 +34,6 @@ from slurm_elastic.rendezvous.transport.session import Role, Session
 from slurm_elastic.text import printable
 
 logger = logging.getLogger(__name__)
-
-_MINUTE = 60.0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -152,7 +151,7 @@ class Coordination:
     def rejected(self) -> int:
         """Return how many records of strangers the leader here has dropped; 0 where none leads."""
         leader = self._host.leader
-        return sum(leader.rejected.values()) if leader is not None else 0
+        return leader.connections.drops.count if leader is not None else 0
 
     def stop(self, timeout: float = 5.0) -> None:
         """Send all queued messages; on the leader's agent, wait for the other agents to leave; then end the thread.
@@ -197,7 +196,7 @@ class Coordination:
 
     async def _live(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._loop.set_exception_handler(FaultLog(logger))
+        self._loop.set_exception_handler(FaultLog())
         self._stopping: asyncio.Future[float] = self._loop.create_future()
         self._runner = Runner(
             self._config,
@@ -231,24 +230,14 @@ class Coordination:
 
 
 class FaultLog:
-    """Logs exceptions that no caller takes, as the exception handler of a loop: one traceback per minute.
+    """Logs exceptions that no caller takes, as the exception handler of a loop: one traceback per minute."""
 
-    Each line names the number of those that were left out since the last one.
-
-    Args:
-        clock: Returns the time in seconds.
-    """
-
-    def __init__(self, logger: logging.Logger, clock: Callable[[], float] = time.monotonic) -> None:
-        self._logger, self._clock = logger, clock
-        self._minute, self._left_out = -_MINUTE, 0
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._ration = Ration(1, clock)
 
     def __call__(self, loop: asyncio.AbstractEventLoop, context: Mapping[str, Any]) -> None:
         """See asyncio.loop.set_exception_handler."""
-        now = self._clock()
-        if now < self._minute + _MINUTE:
-            self._left_out += 1
-            return
-        more = f" ({self._left_out} more since the last line)" if self._left_out else ""
-        self._minute, self._left_out = now, 0
-        self._logger.error("%s%s", printable(context["message"]), more, exc_info=context.get("exception"))
+        left_out = self._ration.take()
+        if left_out is not None:
+            more = f" ({left_out} more since the last line)" if left_out else ""
+            logger.error("%s%s", printable(context["message"]), more, exc_info=context.get("exception"))

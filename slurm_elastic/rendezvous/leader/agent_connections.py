@@ -8,7 +8,6 @@ import math
 import random
 import socket
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING
@@ -42,17 +41,17 @@ class AgentConnections:
         by_agent: The connection of each agent that has proved its identity; those first that are asked next.
         beat_at: The time of the next heartbeats.
         pending: Connections of members of the run that have not proved their identity yet.
+        drops, reject: Count what was dropped, and log it within bounds.
     """
 
     def __init__(self) -> None:
-        self._drops = DropLog(logger)
-        self.rejected: Counter[str] = self._drops.counts
+        self.drops = DropLog()
+        self.reject = self.drops.add
         self.shared: tuple[Table, Assignment] | None = None
         self.beat_at = 0.0
         self.by_agent: dict[str, AcceptedConnection] = {}
         self.pending: set[AcceptedConnection] = set()
         self._greetings: dict[str, None] = {}
-        self._coming: Counter[str] = Counter()
         self._most = connections_at_most()
 
     def __len__(self) -> int:
@@ -90,11 +89,10 @@ class AgentConnections:
     def opened(self, connection: AcceptedConnection) -> None:
         """Add a connection of a member of the run that has not proved its identity yet."""
         self.pending.add(connection)
-        self._coming[connection.named] += 1
 
     def authenticated(self, connection: AcceptedConnection) -> None:
         """Make a connection the one of its agent, as it has proved its identity; close an older one."""
-        self._arrived(connection)
+        self.pending.discard(connection)
         older = self.by_agent.get(connection.agent)
         self.by_agent[connection.agent] = connection
         if older is not None:
@@ -102,7 +100,7 @@ class AgentConnections:
 
     def closed(self, connection: AcceptedConnection) -> bool:
         """Remove a connection that has ended. Return True if it was the one of its agent."""
-        self._arrived(connection)
+        self.pending.discard(connection)
         if not self.current(connection):
             return False
         del self.by_agent[connection.agent]
@@ -110,15 +108,11 @@ class AgentConnections:
 
     def has(self, agent: str) -> bool:
         """Return True if this agent is connected, or has greeted."""
-        return agent in self.by_agent or agent in self._coming
+        return agent in self.by_agent or any(connection.named == agent for connection in self.pending)
 
     def current(self, connection: AcceptedConnection) -> bool:
         """Return whether this is the one connection of its agent."""
         return self.by_agent.get(connection.agent) is connection
-
-    def reject(self, peer: str, why: str) -> None:
-        """Count what was dropped, and log it within bounds."""
-        self._drops.add(peer, why)
 
     def send(self, agents: Sequence[str], message: LeaderMessage) -> None:
         """Send a message to those of the agents that are connected."""
@@ -150,14 +144,6 @@ class AgentConnections:
         for agent in [*islice(self.by_agent, math.ceil(size * due / turns))]:
             connection = self.by_agent[agent] = self.by_agent.pop(agent)
             connection.send(beat)
-
-    def _arrived(self, connection: AcceptedConnection) -> None:
-        """Remove a connection from the pending ones: it has proved its identity, or has ended."""
-        if connection in self.pending:
-            self.pending.remove(connection)
-            self._coming[connection.named] -= 1
-            if not self._coming[connection.named]:
-                del self._coming[connection.named]
 
     def drop(self, agent: str) -> None:
         """End the connection of an agent. An agent that lives connects again, and learns that its round is over."""
@@ -292,49 +278,61 @@ class AcceptedConnection:
 
 
 _ADDRESSES = 256
-"""Addresses with a count of their own."""
-OTHERS = "other addresses"
+"""Addresses of which the first drop is logged."""
 _LINES = 4
 """Lines per minute."""
 _MINUTE = 60.0
 
 
-class DropLog:
-    """Counts drops by address, and logs the first of each address, at most 4 lines per minute.
+class Ration:
+    """Lines of a log that may come very often: at most `lines` of them in a minute.
 
-    The first line of the next minute names the number of addresses that were left out.
+    Args:
+        clock: Returns the time in seconds.
+    """
+
+    def __init__(self, lines: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._most, self._clock = lines, clock
+        self._minute, self._lines, self._left_out = -_MINUTE, 0, 0
+
+    def take(self) -> int | None:
+        """Return the number of lines left out since the last one; None if this one is left out, too."""
+        now = self._clock()
+        if now >= self._minute + _MINUTE:
+            self._minute, self._lines = now, 0
+        if self._lines >= self._most:
+            self._left_out += 1
+            return None
+        self._lines += 1
+        left_out, self._left_out = self._left_out, 0
+        return left_out
+
+
+class DropLog:
+    """Counts drops, and logs the first of each address, within bounds.
 
     Args:
         clock: Returns the time in seconds.
 
     Attributes:
-        counts: Number of drops by address; those of all further addresses under `OTHERS`.
+        count: Number of drops.
     """
 
-    def __init__(self, logger: logging.Logger, clock: Callable[[], float] = time.monotonic) -> None:
-        self.counts: Counter[str] = Counter()
-        self._logger, self._clock = logger, clock
-        self._minute, self._lines, self._left_out = -_MINUTE, 0, 0
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.count = 0
+        self._addresses: set[str] = set()
+        self._ration = Ration(_LINES, clock)
 
     def add(self, peer: str, why: str) -> None:
         """Count a drop, and log it if it is the first of its address and this minute has room for a line.
 
         `why` is what was dropped, as in "a frame with a wrong code".
         """
-        is_counted = peer in self.counts
-        if not is_counted and len(self.counts) >= _ADDRESSES:
-            peer = OTHERS
-            is_counted = peer in self.counts
-        self.counts[peer] += 1
-        if is_counted:
+        self.count += 1
+        if peer in self._addresses or len(self._addresses) >= _ADDRESSES:
             return
-        now = self._clock()
-        if now >= self._minute + _MINUTE:
-            self._minute, self._lines = now, 0
-        if self._lines >= _LINES:
-            self._left_out += 1
-            return
-        self._lines += 1
-        more = f"; {self._left_out} more addresses since the last line" if self._left_out else ""
-        self._left_out = 0
-        self._logger.warning("dropped %s from %s (logged once%s)", printable(why), printable(peer), more)
+        self._addresses.add(peer)
+        left_out = self._ration.take()
+        if left_out is not None:
+            more = f"; {left_out} more addresses since the last line" if left_out else ""
+            logger.warning("dropped %s from %s (logged once%s)", printable(why), printable(peer), more)

@@ -66,7 +66,6 @@ class Leader:
         self._controller = controller
         self._endpoints = dict(campaign.endpoints)
         self.connections = AgentConnections()
-        self.rejected = self.connections.rejected
         self._signs: dict[str, float] = {}
         self._releases: dict[str, str] = {}
         self._status = StatusCollector(self.connections, self._agent_nodes, self._summary)
