@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import logging
 import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -20,7 +21,9 @@ from slurm_elastic.rendezvous.options import RendezvousOptions
 from slurm_elastic.rendezvous.records.api import Records, Situation
 from slurm_elastic.rendezvous.thread import Coordination
 from slurm_elastic.rundir import RunDir
-from slurm_elastic.slurm import Controller, ports_exhausted
+from slurm_elastic.slurm import Controller
+
+logger = logging.getLogger(__name__)
 
 _LOOPBACK = "127.0.0.1"
 
@@ -100,7 +103,7 @@ def connect(config: RendezvousConfig, journal: Callable[[Decision], None], *, ca
         can_hold: See :class:`~slurm_elastic.rendezvous.election.campaign.ElectionConfig`.
 
     Raises:
-        UsageError: No port is free for the leader, or the run's secret cannot be read.
+        UsageError: The run's secret cannot be read.
         RecordsError: The records of the run cannot be read or written.
     """
     secret = config.run_dir.secret()
@@ -161,31 +164,30 @@ def _settings(config: RendezvousConfig) -> Settings:
 
 
 def _listen(config: RendezvousConfig, *, founder: bool) -> socket.socket:
-    """Listen on one of the run's ports; for an agent that may never lead any other will do as well.
-
-    Raises:
-        UsageError: the one that a person has chosen is not free, for the leader that others expect here.
-    """
+    """Listen on one of the run's ports, where others expect the first leader, or else on any that is free."""
     alone = config.expected_nodes == (config.node,) and config.leader_host == _LOOPBACK
     dual = not alone and socket.has_dualstack_ipv6()
     # A port that no agent had before, unless a person has chosen one: other agents would take a process that listens on
     # the port of a lost agent for that agent.
     chosen = len(config.ports) == 1
-    others = (*config.ports, 0) if chosen else (0,)
     # Where the first leader listens is on record as well, so no other user keeps it out by taking all ports of the run.
-    first = config.ports if chosen else (*config.ports, 0)
-    for port in first if founder else others:
+    for port in (*config.ports, 0) if founder or chosen else (0,):
         try:
-            return socket.create_server(
+            listener = socket.create_server(
                 (_LOOPBACK if alone else "", port),
                 family=socket.AF_INET6 if dual else socket.AF_INET,
                 dualstack_ipv6=dual,
             )
         except OSError as error:
-            if error.errno not in (errno.EADDRINUSE, errno.EACCES):
+            if not port or error.errno not in (errno.EADDRINUSE, errno.EACCES):
                 raise
-    refusal = ports_exhausted(config.node, config.ports)
-    if config.expected_nodes:
-        # The others of the allocation expect the leader here and nowhere else, and would wait for it in vain.
-        config.records.publish_endpoint({"refusal": str(refusal)})
-    raise refusal
+        else:
+            break
+    if founder and chosen and not port:
+        logger.warning(
+            "port %d is in use on %s; this agent leads on port %d, which the others read in the run's records",
+            config.ports[0],
+            config.node,
+            listener.getsockname()[1],
+        )
+    return listener

@@ -8,7 +8,6 @@ from slurm_elastic.slurm.address import (
     gather_facts,
     gloo_interface,
     port_sequence,
-    ports_exhausted,
     resolve,
 )
 from slurm_elastic.slurm.cause import Cause, Diagnosis, SignalDefaults, classify, least_grace, presume, save_time

@@ -292,12 +292,3 @@ def port_sequence(run_id: str, restart_count: int, ephemeral_low: int, reserved:
         derived[low + int.from_bytes(digest, "big") % (high - low)] = None
         turn += 1
     return tuple(dict.fromkeys((*reserved, *derived)))
-
-
-def ports_exhausted(node: str, ports: Sequence[int]) -> UsageError:
-    """Return the error for a node on which every port of the list is in use."""
-    listed = ", ".join(map(str, ports))
-    return UsageError(
-        f"every rendezvous port of this run is in use on {node} ({listed}); "
-        "give another one by --rdzv-endpoint HOST:PORT, or reserve ports by srun --resv-ports"
-    )

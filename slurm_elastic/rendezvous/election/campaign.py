@@ -188,8 +188,6 @@ def locate(config: ElectionConfig, situation: Situation, location: LeaderLocatio
     endpoint = fenced_records.newer_endpoint(situation.endpoint, location.leading)
     if endpoint is None:
         return dataclasses.replace(location, endpoints=config.expected, published=False)
-    if "refusal" in endpoint:
-        return LeaderLocation(refusal=str(endpoint["refusal"]))
     place = (str(endpoint["address"]), int(endpoint["port"]))
     return dataclasses.replace(location, endpoints=(place,), published=True)
 

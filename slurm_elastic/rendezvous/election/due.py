@@ -179,8 +179,7 @@ class Due:
             lost_at = self._lost_at()
             if lost_at is not None:
                 self.change_search(lost_at=lost_at)
-        if self._read_location():
-            return
+        self._read_location()
         search, problem = self.state.search, self.state.attempts.problem
         self._campaign_if_due()
         if self.is_due(search.began + UNLED) and not search.warned:
@@ -190,21 +189,17 @@ class Due:
         if self.is_due(search.began + self.config.connect_timeout):
             self._end(LeaderLost(problem) if search.lost is not None else self._unreachable(problem))
 
-    def _read_location(self) -> bool:
-        """Read the records if that is due. Returns whether they say that there will be no leader."""
+    def _read_location(self) -> None:
+        """Read from the records where the leader is, if that is due."""
         lookup, since = self.state.lookup, self.state.search.lost_at if self.state.link is None else None
-        if lookup.location.refusal and self.state.link is None:
-            self._end(Unreachable(lookup.location.refusal, usage=True))
-            return True
         if lookup.pending is not None:
-            return False
+            return
         again = READ_AGAIN if self.state.campaign is not None else max(READ_AGAIN, self.state.search.least_pause)
         old = (since is not None and lookup.read_at < since) or self.is_due(lookup.read_at + again)
         if old and self.is_due(self.state.search.asks_at):
             number = self.number()
             self.act(events.ReadLeaderLocation(number, self.state.known.recorded(lookup.location)))
             self.change(lookup=replace(lookup, pending=number, began=self.now))
-        return False
 
     def _lost_at(self) -> float | None:
         """Since when it is certain that there is no leader where there was one; None as long as it is not."""

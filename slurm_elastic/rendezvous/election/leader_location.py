@@ -26,7 +26,6 @@ class LeaderLocation:
             shape lets agents expect one.
         successors: the members of the last round on record, by rank.
         round: its number, -1 without one.
-        refusal: why the agent that should lead cannot, for a person to fix; empty if none has said so.
         leading: the endpoint of the leader that wrote that round, as its record has it; None if that leader was of
             another incarnation.
     """
@@ -35,7 +34,6 @@ class LeaderLocation:
     published: bool = False
     successors: tuple[Successor, ...] = ()
     round: int = -1
-    refusal: str = ""
     leading: Record | None = None
 
 

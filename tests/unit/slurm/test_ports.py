@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_elastic.errors import UsageError
-from slurm_elastic.slurm.address import CANDIDATES, ephemeral_low, port_sequence, ports_exhausted
+from slurm_elastic.slurm.address import CANDIDATES, ephemeral_low, port_sequence
 
 
 def test_every_agent_derives_the_same_ports_below_the_ephemeral_range() -> None:
@@ -54,10 +53,3 @@ def test_reads_the_kernels_range(tmp_path: Path) -> None:
     assert ephemeral_low(source) == 32768
     assert ephemeral_low(tmp_path / "missing") == 32768
     assert 1024 <= ephemeral_low() <= 65535
-
-
-def test_exhaustion_names_ports_and_fix() -> None:
-    error = ports_exhausted("n3", (21000, 21001))
-    assert isinstance(error, UsageError)
-    assert "n3 (21000, 21001)" in str(error)
-    assert "--rdzv-endpoint" in str(error)

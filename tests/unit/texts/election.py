@@ -40,7 +40,7 @@ def outcome(text: str) -> Result:
     return float(seconds or (what == "silent")), int(term) if term else Answer[kind.upper()]
 
 
-GIVEN = {"n1", "n2", "n3", "itself", "others", "endpoint", "expected", "refusal", "successors", "records"}
+GIVEN = {"n1", "n2", "n3", "itself", "others", "endpoint", "expected", "successors", "records"}
 GIVEN |= {"term", "lost", "gone", "leaving", "connect_timeout"}
 """What may be given, with `@` and a moment for what is so from then on."""
 
@@ -85,8 +85,6 @@ class Agent(Play):
     def _located(self, now: float) -> LeaderLocation:
         if (found := self._at("expected", now)) is not None:
             return LeaderLocation((endpoint(found),))
-        if "refusal" in self._given:
-            return LeaderLocation(refusal=self._given["refusal"])
         found = self._at("endpoint", now)
         later = PUBLISHED if found in (None, "n1") else replace(PUBLISHED, endpoints=(endpoint(str(found)),))
         return replace(later, successors=later.successors[1:]) if "successors" in self._given else later

@@ -113,8 +113,6 @@ def test_the_leader_is_where_the_records_say_or_else_where_it_is_expected() -> N
     successors = (Successor("n1/7.0/1", "n1", 1), Successor("n2/7.0/2", "n2", 2))
     found = LeaderLocation((("n1", 5),), True, successors, 3, leading=ENDPOINT)
     assert locate(expecting, situation()) == found
-    refusal = {"refusal": "no port is free"}
-    assert locate(expecting, Situation(refusal, None, None)) == LeaderLocation(refusal="no port is free")
 
 
 def test_the_record_of_a_known_round_is_not_needed_again() -> None:

@@ -10,7 +10,7 @@ import pytest
 from slurm_elastic.rendezvous.leader.fenced_records import FencedRecords, newest_endpoint
 from slurm_elastic.rendezvous.membership.agents import AgentInfo, Reason
 from slurm_elastic.rendezvous.membership.assignment import build_table
-from slurm_elastic.rendezvous.records.api import RunDirRecords, Situation
+from slurm_elastic.rendezvous.records.api import RunDirRecords
 from slurm_elastic.rundir import RunDir
 
 TABLE = build_table(0, Reason.START, [AgentInfo("n1/7.0/1", "n1", 0, 1, "trainer", "n1", 20000)], 0)
@@ -43,8 +43,3 @@ def test_a_leader_that_follows_is_found_before_its_first_round(records: RunDirRe
     assert first.write_round(TABLE)
     assert FencedRecords(records, "7.0", 2, place(2), 0).claim()
     assert newest_endpoint(records.situation(), "7.0") == place(2)
-
-
-def test_a_leader_that_cannot_be_is_said_whatever_the_rounds_say() -> None:
-    refusal = {"refusal": "no port is free"}
-    assert newest_endpoint(Situation(refusal, 0, {"scope": "7.0", "endpoint": place(1)}), "7.0") == refusal
