@@ -13,7 +13,6 @@ from typing import Any
 from slurm_elastic.rendezvous.election import events
 from slurm_elastic.rendezvous.election import leader_location as attempting
 from slurm_elastic.rendezvous.election.campaign import (
-    BLOCKING_LIMIT,
     FENCE,
     RESTORE,
     LeaderLoss,
@@ -99,8 +98,8 @@ class Due:
             self._watch(self.state.link)
         if self.state.link is None:
             self._search()
-        if isinstance(self.state.campaign, Campaigning) and not self.state.over:
-            self._watch_campaign(self.state.campaign)
+        elif isinstance(self.state.campaign, Campaigning):
+            self._read_location()
         if not self.state.over:
             self._connect()
 
@@ -352,13 +351,6 @@ class Due:
         return LeaderLoss(
             Reason.NODE_LEFT if members.resigned else Reason.NODE_LOST, frozenset(gone), silent, members.round
         )
-
-    def _watch_campaign(self, campaign: Campaigning) -> None:
-        """Look for another leader, and step down if this candidate blocks others."""
-        if self.state.link is not None:
-            self._read_location()
-        if campaign.blocks_since is not None and self.is_due(campaign.blocks_since + BLOCKING_LIMIT):
-            self._step_down()
 
     def _step_down(self) -> None:
         """Leave it to another agent to lead."""

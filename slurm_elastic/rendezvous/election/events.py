@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 from slurm_elastic.rendezvous.election.campaign import Campaign, CampaignRecords
 from slurm_elastic.rendezvous.election.leader_location import Answer, LeaderLocation
-from slurm_elastic.rendezvous.election.term import Report
 from slurm_elastic.rendezvous.membership.agents import AgentInfo
 from slurm_elastic.rendezvous.membership.events import Interrupted, MembershipMessage
 from slurm_elastic.rendezvous.transport import messages
@@ -90,16 +89,15 @@ class CampaignRecordsFailed:
 
 
 @dataclass(frozen=True, slots=True)
-class LeaderReported:
-    """The leader or candidate here reports what its term has come to."""
+class LeaderClaimed:
+    """The candidate here has claimed its term: it leads."""
 
     number: int
-    report: Report
 
 
 @dataclass(frozen=True, slots=True)
 class LeaderEnded:
-    """The leader here leads no more. `problem` is one line if a person has to fix something."""
+    """The leader or candidate here has stepped down. `problem` is one line if a person has to fix something."""
 
     number: int
     problem: str = ""
@@ -128,7 +126,7 @@ class Stop:
 
 
 RecordsEvent = LeaderLocationRead | CampaignRecordsRead | CampaignRecordsFailed
-CampaignEvent = LeaderReported | LeaderEnded
+CampaignEvent = LeaderClaimed | LeaderEnded
 LinkEvent = LinkOpened | LinkFailed | LinkClosed | Received
 Event = Tick | LinkEvent | RecordsEvent | CampaignEvent | Join | SendToLeader | Stop
 
@@ -232,7 +230,7 @@ class ReadCampaignRecords:
 
 @dataclass(frozen=True, slots=True)
 class Lead:
-    """Accept joins, and claim the term once there is a quorum. Reported by LeaderReported, LeaderEnded."""
+    """Accept joins, and claim the term once there is a quorum. Reported by LeaderClaimed, LeaderEnded."""
 
     number: int
     campaign: Campaign

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from slurm_elastic.errors import SlurmElasticError
 from slurm_elastic.rendezvous.election.campaign import Campaign
-from slurm_elastic.rendezvous.election.events import Event, LeaderEnded, LeaderReported
+from slurm_elastic.rendezvous.election.events import Event, LeaderClaimed, LeaderEnded
 from slurm_elastic.rendezvous.election.state import FOUNDER
 from slurm_elastic.rendezvous.leader.leader import FencedError, Leader
 from slurm_elastic.rendezvous.transport.listener import Listener
@@ -61,7 +61,7 @@ class LeaderHost:
         """Lead without a term until there is a quorum."""
         leader = self._make(campaign)
         before, self.leader, self.newest = self._serving, leader, leader
-        leader.report = lambda report: self._report(LeaderReported(number, report))
+        leader.on_claim = lambda: self._report(LeaderClaimed(number))
         self._serving = asyncio.create_task(self._live(number, leader, before))
 
     def stop_leading(self) -> None:

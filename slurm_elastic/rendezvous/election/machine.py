@@ -16,7 +16,7 @@ those of all others.
 | Received | | obeys the message | |
 | LeaderLocationRead | tries its endpoints | | tries its endpoints |
 | CampaignRecordsRead | campaigns, or waits for another term | | |
-| LeaderReported | | | leads, or steps down after BLOCKING_LIMIT |
+| LeaderClaimed | | | leads |
 | LeaderEnded | | | ends its campaign or its term |
 | Tick | reads records, connects, campaigns in its turn | by silence: connects, fences, searches | tries rivals |
 
@@ -32,11 +32,10 @@ from typing import Any
 from slurm_elastic.rendezvous.election import campaign as campaigning
 from slurm_elastic.rendezvous.election import events
 from slurm_elastic.rendezvous.election import leader_location as attempting
-from slurm_elastic.rendezvous.election.due import RECONNECT_AGAIN, Due, address
+from slurm_elastic.rendezvous.election.due import RECONNECT_AGAIN, STEP_DOWN, Due, address
 from slurm_elastic.rendezvous.election.events import LeaderLost, Unreachable
 from slurm_elastic.rendezvous.election.leader_location import Answer
 from slurm_elastic.rendezvous.election.state import Campaigning, Election, Leading, Lookup, Preparing
-from slurm_elastic.rendezvous.election.term import ReportBlocking, ReportClaimed
 from slurm_elastic.rendezvous.membership.events import (
     Ended,
     Held,
@@ -169,21 +168,15 @@ class _Step(Due):
             self.change(logged_problem=event.why)
             self.act(events.Warn(f"this agent cannot campaign to lead: {event.why}"))
 
-    def leader_reported(self, event: events.LeaderReported) -> None:
-        campaign = self.state.campaign
-        if not isinstance(campaign, Campaigning) or campaign.number != event.number:
-            return
-        match event.report:
-            case ReportClaimed():
-                self.change(campaign=Leading(campaign.number))
-            case ReportBlocking(blocks):
-                self.change(campaign=replace(campaign, blocks_since=self.now if blocks else None))
+    def leader_claimed(self, event: events.LeaderClaimed) -> None:
+        if self.state.campaign == Campaigning(event.number):
+            self.change(campaign=Leading(event.number))
 
     def leader_ended(self, event: events.LeaderEnded) -> None:
         campaign = self.state.campaign
         if campaign is None or campaign.number != event.number:
             return
-        self.change(campaign=None)
+        self.change(campaign=None, campaign_at=self.now + STEP_DOWN)
         if event.problem:
             self.act(events.Deliver(LeaderLost(event.problem)))
 
@@ -272,7 +265,7 @@ _HANDLERS: dict[type, Callable[[_Step, Any], None]] = {
     events.LeaderLocationRead: _Step.leader_location_read,
     events.CampaignRecordsRead: _Step.campaign_records_read,
     events.CampaignRecordsFailed: _Step.campaign_records_failed,
-    events.LeaderReported: _Step.leader_reported,
+    events.LeaderClaimed: _Step.leader_claimed,
     events.LeaderEnded: _Step.leader_ended,
     events.Join: _Step.join,
     events.SendToLeader: _Step.send_to_leader,

@@ -75,14 +75,9 @@ class Preparing:
 
 @dataclass(frozen=True)
 class Campaigning:
-    """The agent collects joins, and looks for a leader and for candidates that precede it.
-
-    Attributes:
-        blocks_since: When it began to keep members of the last round from other candidates; None while it does not.
-    """
+    """The agent collects joins, and looks for a leader and for candidates that precede it."""
 
     number: int
-    blocks_since: float | None = None
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from slurm_elastic.rendezvous.election.campaign import seconds_of_questions
+from slurm_elastic.rendezvous.election.campaign import BLOCKING_LIMIT, seconds_of_questions
 from slurm_elastic.rendezvous.membership import events
 from slurm_elastic.rendezvous.membership.advance import next_deadline
 from slurm_elastic.rendezvous.membership.assignment import Table
@@ -69,7 +69,10 @@ class UseRecords:
 
 @dataclass(frozen=True, slots=True)
 class CarryOut:
-    """Carry out a decision that led to this state, and is on record if it has to be; `log` it in the log of the run."""
+    """Carry out a decision that led to this state, and is on record if it has to be; `log` it in the log of the run.
+
+    With the decision to claim the term this agent leads: the last round is confirmed, and the endpoint published.
+    """
 
     state: State
     decision: events.Decision
@@ -98,19 +101,6 @@ class Ask:
 
 
 @dataclass(frozen=True, slots=True)
-class ReportClaimed:
-    """The term is claimed, the last round confirmed, the endpoint published: this agent leads."""
-
-
-@dataclass(frozen=True, slots=True)
-class ReportBlocking:
-    """This candidate keeps members of the last round from each other, or does so no more; see
-    :func:`~slurm_elastic.rendezvous.membership.leader_change.blocks_election`."""
-
-    blocks: bool
-
-
-@dataclass(frozen=True, slots=True)
 class StepDown:
     """Lead no more. `why` is one line, empty after a resignation; a person has to fix something if it has `failed`."""
 
@@ -118,9 +108,7 @@ class StepDown:
     failed: bool = False
 
 
-Report = ReportClaimed | ReportBlocking
-
-TermAction = UseRecords | CarryOut | Ask | Report | StepDown
+TermAction = UseRecords | CarryOut | Ask | StepDown
 
 
 # Events, beside those of the membership.
@@ -163,7 +151,8 @@ class Term:
         writing: what is still to be done with the records for the first of these; its first action is under way.
         asks_at: when to ask the questions whose answers matter now, and to read the newest term; infinite for what is
             under way.
-        blocks: whether this candidate was last reported to block others.
+        blocks_until: when this candidate steps down because it keeps members of the last round from each other; see
+            :func:`~slurm_elastic.rendezvous.membership.leader_change.blocks_election`. Infinite while it does not.
         interrupted: the last round whose end is in the log of the run.
     """
 
@@ -174,7 +163,7 @@ class Term:
     queue: tuple[tuple[State, events.Decision], ...] = ()
     writing: tuple[UseRecords, ...] = ()
     asks_at: Mapping[Question | Operation, float] = field(default_factory=dict)
-    blocks: bool = False
+    blocks_until: float = math.inf
     interrupted: int = -1
     over: bool = False
 
@@ -214,9 +203,8 @@ class _Step:
         term = self.term
         if self.state is not term.membership:
             self.change(membership=self.state, tick_at=next_deadline(self.state))
-        self.change(
-            queue=self.queue, writing=self.writing, deadline=min(term.tick_at, *term.asks_at.values(), math.inf)
-        )
+        deadline = min(term.tick_at, term.blocks_until, *term.asks_at.values())
+        self.change(queue=self.queue, writing=self.writing, deadline=deadline)
         return term
 
     def change(self, **changes: Any) -> None:
@@ -280,7 +268,6 @@ class _Step:
                 self.actions.append(self.writing[0])
                 return
             if isinstance(self.queue[0][1], events.Claim):
-                self.actions.append(ReportClaimed())
                 self.state, decisions = membership_step(self.state, events.Claimed(), self.now)
                 self.queue += tuple((self.state, decision) for decision in decisions)
             self._carried_out()
@@ -312,11 +299,12 @@ class _Step:
         self._ask(Question.GONE, misses, ASK_SLURM_FIRST)
         self._ask(Question.DOWN, forming and bool(state.settings.expected_nodes), ASK_NODES_FIRST)
         self._ask(Operation.LEADS, forming, CHECK_TERM)
-        if not state.claimed or self.term.blocks:
-            blocks = blocks_election(state)
-            if blocks != self.term.blocks:
-                self.change(blocks=blocks)
-                self.actions.append(ReportBlocking(blocks))
+        if not blocks_election(state):
+            self.change(blocks_until=math.inf)
+        elif self.now >= term.blocks_until:
+            self._step_down(StepDown("the members of the last round that have joined are no quorum"))
+        else:
+            self.change(blocks_until=min(term.blocks_until, self.now + BLOCKING_LIMIT))
 
     def _probe_pause(self) -> float:
         """Return the seconds in which missing members may come before the leader probes them."""

@@ -71,8 +71,8 @@ class Leader:
         self._status = StatusCollector(self.connections, self._agent_nodes, self._summary)
         self._timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
-        self.report: Callable[[term.Report], None] = lambda action: None
-        """Called when the epoch is claimed, and when this candidate begins or ends to block others."""
+        self.on_claim: Callable[[], None] = lambda: None
+        """Called when the epoch is claimed."""
         self._listener: Listener | None = None
         # Its times begin when it serves.
         self._term = term.initial_term(self.epoch, self._settings, 0.0)
@@ -244,6 +244,8 @@ class Leader:
     def _act(self, action: term.TermAction) -> None:
         match action:
             case term.CarryOut(state, decision, log):
+                if isinstance(decision, events.Claim):
+                    self.on_claim()
                 send_decision(self.connections, self.epoch, state, decision)
                 if log:
                     self._journal(decision)
@@ -251,8 +253,6 @@ class Leader:
                 self._start(self._use_records(action))
             case term.Ask(question, names):
                 self._start(self._ask(question, names))
-            case term.ReportClaimed() | term.ReportBlocking():
-                self.report(action)
             case term.StepDown(why, failed):
                 self._end((RecordsError if failed else FencedError)(why) if why else None)
 

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 from slurm_elastic.rendezvous.election import term
 from slurm_elastic.rendezvous.election.campaign import Campaign
-from slurm_elastic.rendezvous.election.events import LeaderEnded, LeaderReported
+from slurm_elastic.rendezvous.election.events import LeaderClaimed, LeaderEnded
 from slurm_elastic.rendezvous.leader.fenced_records import FencedRecords
 from slurm_elastic.rendezvous.leader.leader import send_decision
-from slurm_elastic.rendezvous.membership.events import Disconnected, Interrupt, Publish, SignsOfLife, Tick
+from slurm_elastic.rendezvous.membership.events import Claim, Disconnected, Interrupt, Publish, SignsOfLife, Tick
 from slurm_elastic.rendezvous.membership.state import State
 from slurm_elastic.rendezvous.transport.messages import AgentMessage, Heartbeat, LeaderMessage
 from tests.simulation.election.wire import Wire
@@ -144,6 +144,8 @@ class Leader:
                     self.world.checks.after_publish(self, decision.table)
                 elif isinstance(decision, Interrupt) and decision.failure is not None and decision.unusable is None:
                     self.world.checks.after_charge(decision.message.round)
+                elif isinstance(decision, Claim):
+                    self.agent.handle(LeaderClaimed(self.number))
                 send_decision(self, self.epoch, state, decision)  # type: ignore[arg-type]
             case term.UseRecords():
                 self._use_records(action)
@@ -154,10 +156,6 @@ class Leader:
                 ended, unanswered = self.world.probe(self.agent, agents)
                 seconds = 1.0 if unanswered else self.world.delay()
                 self.agent.later(seconds, lambda: self._answered(question, ended))
-            case term.ReportClaimed():
-                self.agent.handle(LeaderReported(self.number, action))
-            case term.ReportBlocking():
-                self.agent.later(0.0, lambda: self.agent.handle(LeaderReported(self.number, action)))
             case term.StepDown():
                 self.world.tell(f"leader {self.epoch} on {self.agent.name}", f"steps down {action.why}")
                 self.end()

@@ -11,7 +11,6 @@ from slurm_elastic.rendezvous.election import events
 from slurm_elastic.rendezvous.election.campaign import CampaignRecords
 from slurm_elastic.rendezvous.election.events import CutOff, LeaderEvent, LeaderLost, Unreachable
 from slurm_elastic.rendezvous.election.leader_location import Answer, LeaderLocation
-from slurm_elastic.rendezvous.election.term import ReportBlocking, ReportClaimed
 from slurm_elastic.rendezvous.membership import events as messages
 from slurm_elastic.rendezvous.membership.agents import LeaveReason
 from slurm_elastic.rendezvous.membership.events import Connected, Outcome
@@ -128,10 +127,7 @@ class Agent(Play):
                 messages.Leaving(self.state.config.agent, LeaveReason(why))
             ),
             "it joins": lambda: events.Join(CANDIDATE),
-            "the term is claimed": lambda: events.LeaderReported(self._campaign, ReportClaimed()),
-            "it keeps members from each other(?P<no> no more)?": lambda no: events.LeaderReported(
-                self._campaign, ReportBlocking(not no)
-            ),
+            "the term is claimed": lambda: events.LeaderClaimed(self._campaign),
             "its own leader ends(?:: (?P<why>.*))?": lambda why: events.LeaderEnded(self._campaign, why or ""),
             "the records cannot be read: (?P<why>.*)": lambda why: events.CampaignRecordsFailed(
                 self.state.numbers + 1, why

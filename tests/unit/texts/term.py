@@ -33,10 +33,6 @@ SHOWN: dict[type, Callable[..., str]] = {
     term.UseRecords: lambda use: f"records: {OPERATIONS[use.operation].format(*use.subject)}{WATCHING * use.watching}",
     term.CarryOut: lambda out: f"{'log and tell' if out.log else 'tell'}: {membership.shown(out.decision)}",
     term.Ask: lambda ask: QUESTIONS[ask.question].format(" ".join(ask.names)),
-    term.ReportClaimed: lambda _: "this agent leads",
-    term.ReportBlocking: lambda report: (
-        f"this candidate keeps members from each other{'' if report.blocks else ' no more'}"
-    ),
     term.StepDown: lambda down: f"step down{' and fail' * down.failed}{f': {down.why}' if down.why else ''}",
 }
 """What an action looks like."""
@@ -90,11 +86,11 @@ class Leader:
             return [" ".join(sorted(shown[event.removeprefix("show the members that ")])) or "none"]
         self._actions.clear()
         then = self._start + float(moment)
-        while kind == "until" and self.term.deadline <= then:
+        while kind == "until" and not self.term.over and self.term.deadline <= then:
             self.now = max(self.now, self.term.deadline)
             self._on(SignsOfLife(tuple((name, self.now) for name in self.term.membership.agents)))
             self._on(Tick())
-            assert self.term.deadline > self.now, "it would look at its clock without end"
+            assert self.term.over or self.term.deadline > self.now, "it would look at its clock without end"
         self.now = then
         if kind == "at":
             what, more = re.subn(", the records allow all", "", what)
