@@ -26,6 +26,8 @@ from slurm_elastic.slurm import Controller
 logger = logging.getLogger(__name__)
 
 _LOOPBACK = "127.0.0.1"
+_BACKLOG = 4096
+"""Connections that wait in the kernel."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,6 +179,7 @@ def _listen(config: RendezvousConfig, *, founder: bool) -> socket.socket:
                 (_LOOPBACK if alone else "", port),
                 family=socket.AF_INET6 if dual else socket.AF_INET,
                 dualstack_ipv6=dual,
+                backlog=_BACKLOG,
             )
         except OSError as error:
             if not port or error.errno not in (errno.EADDRINUSE, errno.EACCES):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import functools
 import logging
 import os
 import queue
@@ -21,7 +22,6 @@ from typing import Any
 from slurm_elastic.errors import RecordsError
 from slurm_elastic.rendezvous.election import events
 from slurm_elastic.rendezvous.election.campaign import Campaign, ElectionConfig
-from slurm_elastic.rendezvous.election.leader_host import LeaderHost
 from slurm_elastic.rendezvous.election.runner import Runner
 from slurm_elastic.rendezvous.leader.agent_connections import Ration
 from slurm_elastic.rendezvous.leader.leader import Leader
@@ -30,7 +30,6 @@ from slurm_elastic.rendezvous.membership.state import Phase
 from slurm_elastic.rendezvous.membership.stragglers import WorkerPosition
 from slurm_elastic.rendezvous.records.api import Records
 from slurm_elastic.rendezvous.transport.messages import AgentMessage, Successor
-from slurm_elastic.rendezvous.transport.session import Role, Session
 from slurm_elastic.text import printable
 
 logger = logging.getLogger(__name__)
@@ -62,13 +61,8 @@ class Coordination:
         make_leader: Callable[[Campaign], Leader],
         founder: Campaign | None,
     ) -> None:
-        self._config, self._secret, self._records = config, secret, records
-        self._host = LeaderHost(
-            listener,
-            make_leader,
-            lambda: Session(Role.LEADER, secret, config.incarnation, idle=config.agent),
-            founder,
-        )
+        self._records = records
+        self._make_runner = functools.partial(Runner, config, secret, records, listener, make_leader, founder)
         self._standby_port: int = listener.getsockname()[1]
         self._events: queue.SimpleQueue[events.LeaderEvent | events.RecordsLost] = queue.SimpleQueue()
         self.fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK | os.EFD_SEMAPHORE)
@@ -111,11 +105,11 @@ class Coordination:
     @property
     def leads(self) -> bool:
         """Return whether this agent leads the run, or did until it stopped."""
-        return self._led if self._stopped else self._host.leads()
+        return self._led if self._stopped else self._runner.leads()
 
     def led(self, ended: bool) -> Led | None:
         """Return the agents of the run if this agent leads it now, or if `ended` did last; from any thread."""
-        leader = self._host.newest if ended else self._host.leader
+        leader = self._runner.newest if ended else self._runner.leader
         if leader is None or not leader.membership.claimed:
             return None
         state = leader.membership
@@ -150,7 +144,7 @@ class Coordination:
 
     def rejected(self) -> int:
         """Return how many records of strangers the leader here has dropped; 0 where none leads."""
-        leader = self._host.leader
+        leader = self._runner.leader
         return leader.connections.drops.count if leader is not None else 0
 
     def stop(self, timeout: float = 5.0) -> None:
@@ -163,7 +157,7 @@ class Coordination:
         """
         if self._stopped:
             return
-        self._led = self._host.leads()
+        self._led = self._runner.leads()
         self._stopped = True
         self._call(lambda: self._stopping.set_result(timeout))
         self._thread.join(2 * timeout + 1)
@@ -198,15 +192,7 @@ class Coordination:
         self._loop = asyncio.get_running_loop()
         self._loop.set_exception_handler(FaultLog())
         self._stopping: asyncio.Future[float] = self._loop.create_future()
-        self._runner = Runner(
-            self._config,
-            self._secret,
-            self._records,
-            self._deliver,
-            lambda dumps: self.positions(dumps),
-            self._host,
-            lambda: self.report(),
-        )
+        self._runner = self._make_runner(self._deliver, lambda dumps: self.positions(dumps), lambda: self.report())
         await self._runner.open()
         self._ready.set_result(None)
         running = asyncio.create_task(self._runner.run())
@@ -214,7 +200,6 @@ class Coordination:
         timeout = await self._stopping
         await self._runner.close(timeout)
         running.cancel()
-        await self._host.close(timeout)
         # Waits in other threads would hold up the end of this one.
         self._records.stop_waiting()
         # An attempt to connect that fails while it is cancelled is no news; asyncio.run would tell it with a traceback.

@@ -1,4 +1,7 @@
-"""Carries out the actions of the election machine, in an asyncio loop, and feeds it what comes of them."""
+"""Carries out the actions of the election machine, in an asyncio loop, and feeds it what comes of them.
+
+The leader runs here, too, if this agent ever leads.
+"""
 
 from __future__ import annotations
 
@@ -6,22 +9,24 @@ import asyncio
 import contextlib
 import logging
 import math
+import socket
 from collections import deque
 from collections.abc import Callable, Coroutine
 
 from slurm_elastic.errors import RecordsError, SlurmElasticError
 from slurm_elastic.rendezvous.election import events, machine
-from slurm_elastic.rendezvous.election.campaign import CampaignRecords, ElectionConfig, locate
+from slurm_elastic.rendezvous.election.campaign import Campaign, CampaignRecords, ElectionConfig, locate
 from slurm_elastic.rendezvous.election.due import address
-from slurm_elastic.rendezvous.election.leader_host import LeaderHost
 from slurm_elastic.rendezvous.election.leader_location import Answer, LeaderLocation
-from slurm_elastic.rendezvous.election.state import initial_election
+from slurm_elastic.rendezvous.election.state import FOUNDER, initial_election
+from slurm_elastic.rendezvous.leader.leader import FencedError, Leader
 from slurm_elastic.rendezvous.membership.events import Ponged
 from slurm_elastic.rendezvous.membership.stragglers import WorkerPosition
 from slurm_elastic.rendezvous.records.api import Records
 from slurm_elastic.rendezvous.run_in_thread import run_in_thread
 from slurm_elastic.rendezvous.transport import messages
 from slurm_elastic.rendezvous.transport.client_connection import Link, open_link
+from slurm_elastic.rendezvous.transport.listener import Listener
 from slurm_elastic.rendezvous.transport.session import (
     BusyError,
     ClosedError,
@@ -40,10 +45,14 @@ class Runner:
     """One agent's part in the election. All methods are called in the loop's thread unless they say otherwise.
 
     Args:
+        founder: The first term of the run, if this agent has claimed it.
         positions: Returns how far the workers here are, when the leader asks; its argument is True if they have to
             write their dumps, too.
-        host: where the agent leads.
-        report: returns what this agent does now as JSON, when the leader asks.
+        report: Returns what this agent does now as JSON, when the leader asks.
+
+    Attributes:
+        leader: The leader that runs here, with a term of its own or without one yet; None while none does.
+        newest: The same, also after its end.
     """
 
     def __init__(
@@ -51,15 +60,18 @@ class Runner:
         config: ElectionConfig,
         secret: bytes,
         records: Records,
+        listening: socket.socket,
+        make_leader: Callable[[Campaign], Leader],
+        founder: Campaign | None,
         deliver: Callable[[events.LeaderEvent], None],
         positions: Callable[[bool], tuple[WorkerPosition, ...]],
-        host: LeaderHost,
         report: Callable[[], str],
     ) -> None:
         self._config, self._secret, self._records = config, secret, records
-        self._deliver, self._positions, self._host, self._report = deliver, positions, host, report
+        self._listening, self._make_leader, self._founder = listening, make_leader, founder
+        self._deliver, self._positions, self._report = deliver, positions, report
         self._loop = asyncio.get_running_loop()
-        self._election = initial_election(config, self._loop.time(), founder=host.founder is not None)
+        self._election = initial_election(config, self._loop.time(), founder=founder is not None)
         self._events: deque[events.Event] = deque()
         self._busy = False
         self._timer: asyncio.TimerHandle | None = None
@@ -67,10 +79,21 @@ class Runner:
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._endpoint: messages.Endpoint | None = None
         self._over: asyncio.Future[None] = self._loop.create_future()
+        self._serving: asyncio.Task[None] | None = None
+        self.leader: Leader | None = None
+        self.newest: Leader | None = None
 
     async def open(self) -> None:
         """Accept connections of agents, or turn them away as long as no leader runs here."""
-        await self._host.open(self.handle)
+        config = self._config
+        self._listener = Listener(
+            self._listening,
+            lambda: Session(Role.LEADER, self._secret, config.incarnation, idle=config.agent),
+        )
+        if self._founder is not None:
+            self._lead(FOUNDER, self._founder)
+            # From here on the leader listens.
+            await asyncio.sleep(0)
 
     async def run(self) -> None:
         """Search for the leader and follow it, or lead, until the run has ended or :meth:`close` was called."""
@@ -91,8 +114,15 @@ class Runner:
         leader = (messages.Successor(members.leader, *members.endpoint),) if members.endpoint is not None else ()
         return (*leader, *members.successors)
 
+    def leads(self) -> bool:
+        """Return whether a leader runs here whose term is its own."""
+        return self.leader is not None and self.leader.membership.claimed
+
     async def close(self, timeout: float) -> None:
-        """Send out what is queued, within `timeout` seconds, then end the link."""
+        """Send out what is queued, then end the link, and the leader here when its agents have gone.
+
+        Either takes at most `timeout` seconds.
+        """
         self.handle(events.Stop())
         for task in [*self._tasks.values()]:
             task.cancel()
@@ -101,6 +131,14 @@ class Runner:
             await self._links[link.number].finish(timeout)
         if self._timer is not None:
             self._timer.cancel()
+        leader, serving = self.leader, self._serving
+        if leader is not None and serving is not None:
+            all_left = asyncio.create_task(leader.wait_until_all_left())
+            await asyncio.wait([all_left, serving], timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+            all_left.cancel()
+            serving.cancel()
+            await asyncio.gather(all_left, serving, return_exceptions=True)
+        self._listener.close()
 
     def handle(self, event: events.Event) -> None:
         """Let the machine process an event, and carry out its actions."""
@@ -164,9 +202,10 @@ class Runner:
             case events.ReadCampaignRecords(number):
                 self._start(number, self._read_campaign_records(number))
             case events.Lead(number, campaign):
-                self._host.lead(number, campaign)
+                self._lead(number, campaign)
             case events.StopLeading():
-                self._host.stop_leading()
+                if self._serving is not None:
+                    self._serving.cancel()
             case events.Deliver(event):
                 self._deliver(event)
             case events.Warn(line):
@@ -229,6 +268,36 @@ class Runner:
             self.handle(events.CampaignRecordsFailed(number, str(error)))
         else:
             self.handle(events.CampaignRecordsRead(number, seen))
+
+    # The leader here.
+
+    def _lead(self, number: int, campaign: Campaign) -> None:
+        """Lead without a term until there is a quorum."""
+        leader = self._make_leader(campaign)
+        before, self.leader, self.newest = self._serving, leader, leader
+        leader.on_claim = lambda: self.handle(events.LeaderClaimed(number))
+        self._serving = self._loop.create_task(self._serve(number, leader, before))
+
+    async def _serve(self, number: int, leader: Leader, before: asyncio.Task[None] | None) -> None:
+        problem = ""
+        try:
+            if before is not None:
+                await asyncio.gather(before, return_exceptions=True)
+            await leader.serve(self._listener)
+        except FencedError as error:
+            # A candidate whose term another agent has taken has led nobody.
+            if leader.membership.claimed:
+                logger.info("this agent leads no more: %s", error)
+        except SlurmElasticError as error:
+            # Such as a full disk: something for a person to fix, and no fault in here.
+            problem = str(error)
+        except Exception as error:
+            logger.exception("the leader failed")
+            problem = f"it failed: {error}"
+        finally:
+            if self.leader is leader:
+                self.leader = None
+        self.handle(events.LeaderEnded(number, problem))
 
 
 _ANSWERS: dict[type[Exception], Answer] = {

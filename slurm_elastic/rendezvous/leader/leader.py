@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-import socket
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import replace
 from itertools import islice
@@ -32,8 +31,6 @@ from slurm_elastic.slurm import Controller, compress
 
 logger = logging.getLogger("slurm_elastic")
 
-_BACKLOG = 4096
-"""Connections that wait in the kernel."""
 _PROBED_AT_ONCE = 64
 """Agents that the leader probes together: each probe takes a descriptor."""
 
@@ -73,7 +70,6 @@ class Leader:
         self._tasks: set[asyncio.Task[None]] = set()
         self.on_claim: Callable[[], None] = lambda: None
         """Called when the epoch is claimed."""
-        self._listener: Listener | None = None
         # Its times begin when it serves.
         self._term = term.initial_term(self.epoch, self._settings, 0.0)
 
@@ -82,11 +78,8 @@ class Leader:
         """The state of the membership."""
         return self._term.membership
 
-    async def serve(self, listening: socket.socket) -> None:
+    async def serve(self, listener: Listener) -> None:
         """Lead until the call is cancelled, or this leader has resigned.
-
-        Args:
-            listening: A bound socket, which is closed at the end.
 
         Raises:
             FencedError: Another agent leads this run.
@@ -95,25 +88,19 @@ class Leader:
         self._loop = asyncio.get_running_loop()
         self._term = term.initial_term(self.epoch, self._settings, self._loop.time())
         self._ended: asyncio.Future[None] = self._loop.create_future()
-        listening.listen(_BACKLOG)
-        listener = self._listener = Listener(
-            listening,
-            self._new_session,
-            functools.partial(AcceptedConnection, self),
-            self.connections.reject,
-            self.connections.room,
-        )
+        self._listener, connections = listener, self.connections
+        serve = functools.partial(AcceptedConnection, self)
+        listener.admit(self._new_session, serve, connections.reject, connections.room)
         self._schedule()
         try:
             # A leader that waits for no member claims its term at once.
             self._handle(events.Tick())
             await self._ended
         finally:
-            listener.close()
-            listening.close()
+            listener.turn_away()
             if self._timer is not None:
                 self._timer.cancel()
-            self.connections.close()
+            connections.close()
             for task in self._tasks:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -220,7 +207,7 @@ class Leader:
     def _tick(self) -> None:
         self._timer = None
         try:
-            if self.membership.broken and self._listener is not None:
+            if self.membership.broken:
                 # The agents that connect again may wait behind strangers.
                 self._listener.admit_waiting()
             self._take_in_signs()

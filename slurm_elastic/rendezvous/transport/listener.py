@@ -1,5 +1,8 @@
 """The listener of an agent, which admits members of the run and bounds the connections of strangers.
 
+It listens as long as the agent lives: a refused connection says that the agent's process has ended. While no leader
+runs here, it tells that to members of the run that connect, with proof of the run's secret.
+
 A connection goes through three states. One that has sent nothing yet, or only part of a greeting, is a stranger's: the
 listener keeps a socket for it and no more. Strangers get the descriptors that members of the run leave, at least
 `STRANGERS`; a further one replaces the oldest. A greeting with a valid tag proves membership of the run
@@ -50,37 +53,52 @@ class Listener:
     in the same moment: they stay open, and the other end waits for an answer that never comes.
 
     Args:
-        serve: Takes over a connection that was admitted, with its session, which waits for the proof of identity, and
-            the address of the other end. None where `new_session` admits no connection.
-        room: Returns the number of strangers' connections for which there are descriptors now.
+        idle_session: Makes the listening end of a session that says that no leader runs here.
     """
 
-    def __init__(
-        self,
-        listening: socket.socket,
-        new_session: Callable[[], Session],
-        serve: Callable[[Session, str, socket.socket], object] | None = None,
-        reject: Callable[[str, str], None] = lambda peer, why: None,
-        room: Callable[[], int] = lambda: STRANGERS,
-    ) -> None:
-        self._listening, self._new_session, self._serve, self._reject = listening, new_session, serve, reject
-        self._room = room
+    def __init__(self, listening: socket.socket, idle_session: Callable[[], Session]) -> None:
+        self._listening, self._idle_session = listening, idle_session
         self._port: int = listening.getsockname()[1]
         self._loop = asyncio.get_running_loop()
         self._strangers: dict[_Stranger, None] = {}
         self._later: asyncio.TimerHandle | None = None
         self._expiry: asyncio.TimerHandle | None = None
         listening.setblocking(False)
+        self.turn_away()
         self._open()
 
+    def admit(
+        self,
+        new_session: Callable[[], Session],
+        serve: Callable[[Session, str, socket.socket], object],
+        reject: Callable[[str, str], None],
+        room: Callable[[], int],
+    ) -> None:
+        """Admit members of the run from now on, for a leader.
+
+        Args:
+            serve: Takes over a connection that was admitted, with its session, which waits for the proof of identity,
+                and the address of the other end.
+            reject: Called with the address of a stranger that was dropped, and why.
+            room: Returns the number of strangers' connections for which there are descriptors now.
+        """
+        self._dismiss_all()
+        self._new_session, self._serve, self._reject, self._room = new_session, serve, reject, room
+
+    def turn_away(self) -> None:
+        """Admit no connection from now on: no leader runs here."""
+        self._dismiss_all()
+        self._new_session, self._serve = self._idle_session, lambda session, peer, stream: stream.close()
+        self._reject, self._room = lambda peer, why: None, lambda: STRANGERS
+
     def close(self) -> None:
-        """Accept no more, and close the connections of strangers."""
+        """Accept no more, close the connections of strangers, and the socket."""
         self._loop.remove_reader(self._listening)
         for timer in (self._later, self._expiry):
             if timer is not None:
                 timer.cancel()
-        for stranger in [*self._strangers]:
-            self._dismiss(stranger)
+        self._dismiss_all()
+        self._listening.close()
 
     def admit_waiting(self, most: int = 1024) -> None:
         """Accept the connections that wait in the kernel, at most `most`, and read their greetings."""
@@ -180,15 +198,19 @@ class Listener:
         self._forget(stranger)
         stranger.connection.close()
 
+    def _dismiss_all(self) -> None:
+        for stranger in [*self._strangers]:
+            self._dismiss(stranger)
+
     def _admit(self, stranger: _Stranger, session: Session, answer: bytes) -> None:
         self._forget(stranger)
-        connection, serve = stranger.connection, self._serve
+        connection = stranger.connection
         try:
             # The first bytes on a connection always find room.
             whole = connection.send(answer) == len(answer)
         except OSError:
             whole = False
-        if not whole or serve is None:
+        if whole:
+            self._serve(session, stranger.peer, connection)
+        else:
             connection.close()
-            return
-        serve(session, stranger.peer, connection)

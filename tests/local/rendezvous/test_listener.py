@@ -17,8 +17,13 @@ from slurm_elastic.rendezvous.transport.session import ClosedError, Role, Sessio
 SECRET = bytes(range(32))
 
 
+def idle() -> Session:
+    """Return the listening end of a session where no leader runs."""
+    return Session(Role.LEADER, SECRET, "7.0", idle="node2/7.0/1")
+
+
 @pytest.mark.parametrize("turns", range(10))
-def test_whoever_comes_while_it_closes_is_turned_away(turns: int) -> None:
+def test_whoever_comes_while_a_leader_ends_is_turned_away(turns: int) -> None:
     served: list[socket.socket] = []
 
     async def come() -> bytes:
@@ -26,18 +31,20 @@ def test_whoever_comes_while_it_closes_is_turned_away(turns: int) -> None:
             socket.create_server(("127.0.0.1", 0)) as listening,
             socket.create_connection(listening.getsockname()) as admitted,
         ):
-            listener = Listener(
-                listening, lambda: Session(Role.LEADER, SECRET, "7.0"), lambda *admitted: served.append(admitted[-1])
+            listener = Listener(listening, idle)
+            listener.admit(
+                lambda: Session(Role.LEADER, SECRET, "7.0"),
+                lambda *admitted: served.append(admitted[-1]),
+                lambda peer, why: None,
+                lambda: 8,
             )
             admitted.sendall(Session(Role.AGENT, SECRET, "7.0", agent="node1/7.0/1").start())
             # In so many turns of the loop it is accepted, or served even.
             for _ in range(turns):
                 await asyncio.sleep(0)
-            listener.close()
+            listener.turn_away()
             for stream in served:
                 stream.close()
-            # Whoever was not accepted is so by the next one.
-            last = Listener(listening, lambda: Session(Role.LEADER, SECRET, "7.0", idle="node2/7.0/1"))
             admitted.setblocking(False)
             try:
                 # A greeting may have been answered; after that there is nobody.
@@ -45,7 +52,7 @@ def test_whoever_comes_while_it_closes_is_turned_away(turns: int) -> None:
                     pass
                 return b""
             finally:
-                last.close()
+                listener.close()
 
     assert asyncio.run(come()) == b""
 
@@ -74,13 +81,12 @@ def test_a_member_on_its_way_is_never_dropped_for_strangers(monkeypatch: pytest.
             def connected() -> socket.socket:
                 return stack.enter_context(socket.create_connection(address))
 
-            session = Session(Role.LEADER, SECRET, "7.0")
-            listener = Listener(
-                listening,
-                lambda: session,
+            listener = Listener(listening, idle)
+            listener.admit(
+                lambda: Session(Role.LEADER, SECRET, "7.0"),
                 lambda *admitted: served.append(admitted[-1]),
                 lambda peer, why: dropped.append(why),
-                room=lambda: 8,
+                lambda: 8,
             )
             member = connected()
             member.sendall(Session(Role.AGENT, SECRET, "7.0", agent="node1/7.0/1").start())
@@ -112,7 +118,7 @@ def test_an_idle_agent_is_told_from_a_program_that_took_its_port() -> None:
                 listener.close()
             raise AssertionError("it leads")
 
-    told = asyncio.run(come(lambda: Session(Role.LEADER, SECRET, "7.0", idle="node2/7.0/1")))
+    told = asyncio.run(come(idle))
     assert isinstance(told, ClosedError)
     assert not isinstance(asyncio.run(come(_close)), ClosedError)
     another = asyncio.run(come(lambda: Session(Role.LEADER, bytes(32), "7.0", idle="node2/7.0/1")))
@@ -133,7 +139,7 @@ def test_a_process_without_descriptors_serves_again_when_it_has_some() -> None:
 
             full = Full(fileno=listening.detach())
             with full, socket.create_connection(full.getsockname()) as admitted:
-                listener = Listener(full, lambda: Session(Role.LEADER, SECRET, "7.0", idle="node2/7.0/1"))
+                listener = Listener(full, idle)
                 admitted.sendall(Session(Role.AGENT, SECRET, "7.0", agent="node1/7.0/1").start())
                 admitted.setblocking(False)
                 try:

@@ -14,7 +14,7 @@ import pytest
 
 from slurm_elastic.errors import RecordsError
 from slurm_elastic.rendezvous.election.events import LeaderLost
-from slurm_elastic.rendezvous.election.leader_host import LeaderHost
+from slurm_elastic.rendezvous.election.runner import Runner
 from slurm_elastic.rendezvous.leader.fenced_records import FencedRecords
 from slurm_elastic.rendezvous.leader.leader import Leader
 from slurm_elastic.rendezvous.membership.agents import LeaveReason, Reason
@@ -100,7 +100,7 @@ def test_an_agent_that_cannot_serve_says_so(start_run: StartRun, monkeypatch: py
     async def fail(*_arguments: object) -> None:
         raise OSError(errno.EMFILE, "Too many open files")
 
-    monkeypatch.setattr(LeaderHost, "open", fail)
+    monkeypatch.setattr(Runner, "open", fail)
     with pytest.raises(OSError, match="Too many open files"):
         start_run().party(0)
 

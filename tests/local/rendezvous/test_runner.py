@@ -5,18 +5,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+import time
 from pathlib import Path
 
 import pytest
 
-from slurm_elastic.rendezvous.election.campaign import Campaign
-from slurm_elastic.rendezvous.election.events import Event, LeaderEnded
-from slurm_elastic.rendezvous.election.leader_host import LeaderHost
+from slurm_elastic.rendezvous.election.campaign import Campaign, ElectionConfig
+from slurm_elastic.rendezvous.election.runner import Runner
 from slurm_elastic.rendezvous.leader.fenced_records import FencedRecords
 from slurm_elastic.rendezvous.leader.leader import Leader
 from slurm_elastic.rendezvous.membership.config import Settings
 from slurm_elastic.rendezvous.records.api import RunDirRecords
-from slurm_elastic.rendezvous.transport.session import Role, Session
 from slurm_elastic.rundir import RunDir
 from slurm_elastic.slurm import Controller
 from tests.local.waiting import HANG
@@ -38,16 +37,21 @@ def test_only_an_agent_that_has_led_says_that_another_one_leads(
         fenced_records = FencedRecords(records, "7.0", campaign.term, {"agent": "n1/7.0/1"}, campaign.follows)
         return Leader("7.0", SECRET, campaign, fenced_records, lambda _decision: None, Controller())
 
-    async def campaign() -> Event:
-        ended: asyncio.Future[Event] = asyncio.get_running_loop().create_future()
-        listener = socket.create_server(("127.0.0.1", 0))
-        host = LeaderHost(listener, make, lambda: Session(Role.LEADER, SECRET, "7.0", idle="n1/7.0/1"), None)
-        await host.open(ended.set_result)
-        host.lead(3, Campaign(1, Settings(1, 1, claimed=claimed), None))
-        event = await asyncio.wait_for(ended, HANG)
-        await host.close(0)
-        return event
+    told: list[object] = []
+
+    async def campaign() -> None:
+        config = ElectionConfig(incarnation="7.0", settings=Settings(1, 1, agent="n1/7.0/1"), endpoints=())
+        first = Campaign(1, Settings(1, 1, claimed=claimed), None)
+        listening = socket.create_server(("127.0.0.1", 0))
+        runner = Runner(config, SECRET, records, listening, make, first, told.append, lambda _dumps: (), lambda: "{}")
+        await runner.open()
+        deadline = time.monotonic() + HANG
+        while runner.leader is not None and time.monotonic() < deadline:
+            await asyncio.sleep(0.01)
+        assert runner.leader is None
+        await runner.close(0)
 
     with caplog.at_level(logging.INFO, "slurm_elastic"):
-        assert asyncio.run(campaign()) == LeaderEnded(3, "")
+        asyncio.run(campaign())
+    assert told == []
     assert caplog.messages == lines
