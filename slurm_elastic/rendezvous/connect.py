@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import functools
 import logging
 import socket
 from collections.abc import Callable, Sequence
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 
 from slurm_elastic.errors import RecordsError
 from slurm_elastic.rendezvous.election.campaign import Campaign, CampaignRecords, ElectionConfig, LeaderLoss, plan
+from slurm_elastic.rendezvous.election.runner import Runner
 from slurm_elastic.rendezvous.leader.absent_agents import own_releases
 from slurm_elastic.rendezvous.leader.fenced_records import FencedRecords
 from slurm_elastic.rendezvous.leader.leader import Leader
@@ -134,7 +136,8 @@ def connect(config: RendezvousConfig, journal: Callable[[Decision], None], *, ca
     first = _first_term(election, config.records) if founder else None
     if first is not None and not fenced_records(first).claim():
         first = None
-    coordination = Coordination(election, secret, config.records, listener, leader, first)
+    make_runner = functools.partial(Runner, election, secret, config.records, listener, leader, first)
+    coordination = Coordination(make_runner, config.records, port)
     coordination.start()
     return coordination
 

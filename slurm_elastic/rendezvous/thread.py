@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import functools
 import logging
 import os
 import queue
-import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -21,13 +19,10 @@ from typing import Any
 
 from slurm_elastic.errors import RecordsError
 from slurm_elastic.rendezvous.election import events
-from slurm_elastic.rendezvous.election.campaign import Campaign, ElectionConfig
-from slurm_elastic.rendezvous.election.runner import Runner
+from slurm_elastic.rendezvous.election.runner import Deliver, Positions, Runner
 from slurm_elastic.rendezvous.leader.agent_connections import Ration
-from slurm_elastic.rendezvous.leader.leader import Leader
 from slurm_elastic.rendezvous.membership.agents import AgentInfo
 from slurm_elastic.rendezvous.membership.state import Phase
-from slurm_elastic.rendezvous.membership.stragglers import WorkerPosition
 from slurm_elastic.rendezvous.records.api import Records
 from slurm_elastic.rendezvous.transport.messages import AgentMessage, Successor
 from slurm_elastic.text import printable
@@ -50,26 +45,25 @@ class Led:
 
 
 class Coordination:
-    """An agent's side of the membership, for use from its main thread."""
+    """An agent's side of the membership, for use from its main thread.
+
+    Args:
+        make_runner: Makes the runner, in the thread.
+        standby_port: The port on which this agent listens.
+    """
 
     def __init__(
         self,
-        config: ElectionConfig,
-        secret: bytes,
+        make_runner: Callable[[Deliver, Positions, Callable[[], str]], Runner],
         records: Records,
-        listener: socket.socket,
-        make_leader: Callable[[Campaign], Leader],
-        founder: Campaign | None,
+        standby_port: int,
     ) -> None:
-        self._records = records
-        self._make_runner = functools.partial(Runner, config, secret, records, listener, make_leader, founder)
-        self._standby_port: int = listener.getsockname()[1]
+        self._make_runner, self._records, self._standby_port = make_runner, records, standby_port
         self._events: queue.SimpleQueue[events.LeaderEvent | events.RecordsLost] = queue.SimpleQueue()
         self.fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK | os.EFD_SEMAPHORE)
         """Readable while events wait; for use in a selector."""
-        self.positions: Callable[[bool], tuple[WorkerPosition, ...]] = lambda _dumps: ()
-        """Returns how far the workers here are, in the thread, when a worker of any agent has failed. Its argument is
-        True if they have to write their dumps."""
+        self.positions: Positions = lambda _dumps: ()
+        """Called in the thread when a worker of any agent has failed."""
         self.report: Callable[[], str] = lambda: "{}"
         """Returns what this agent does now as JSON, in the thread, when a client of the leader asks; see
         :class:`~.messages.StatusReport`."""
@@ -195,11 +189,8 @@ class Coordination:
         self._runner = self._make_runner(self._deliver, lambda dumps: self.positions(dumps), lambda: self.report())
         await self._runner.open()
         self._ready.set_result(None)
-        running = asyncio.create_task(self._runner.run())
-        running.add_done_callback(self._report)
         timeout = await self._stopping
         await self._runner.close(timeout)
-        running.cancel()
         # Waits in other threads would hold up the end of this one.
         self._records.stop_waiting()
         # An attempt to connect that fails while it is cancelled is no news; asyncio.run would tell it with a traceback.
@@ -207,11 +198,6 @@ class Coordination:
         for task in rest:
             task.cancel()
         await asyncio.gather(*rest, return_exceptions=True)
-
-    def _report(self, task: asyncio.Task[None]) -> None:
-        if not task.cancelled() and task.exception() is not None:
-            logger.error("the link to the leader failed", exc_info=task.exception())
-            self._deliver(events.LeaderLost(f"the link to it failed: {task.exception()}"))
 
 
 class FaultLog:

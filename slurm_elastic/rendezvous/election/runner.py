@@ -25,7 +25,7 @@ from slurm_elastic.rendezvous.membership.stragglers import WorkerPosition
 from slurm_elastic.rendezvous.records.api import Records
 from slurm_elastic.rendezvous.run_in_thread import run_in_thread
 from slurm_elastic.rendezvous.transport import messages
-from slurm_elastic.rendezvous.transport.client_connection import Link, open_link
+from slurm_elastic.rendezvous.transport.connection import Link, open_link
 from slurm_elastic.rendezvous.transport.listener import Listener
 from slurm_elastic.rendezvous.transport.session import (
     BusyError,
@@ -40,14 +40,16 @@ from slurm_elastic.rendezvous.transport.session import (
 
 logger = logging.getLogger(__name__)
 
+Deliver = Callable[[events.LeaderEvent], None]
+Positions = Callable[[bool], tuple[WorkerPosition, ...]]
+"""Returns how far the workers here are, when the leader asks; its argument is True if they have to write dumps, too."""
+
 
 class Runner:
     """One agent's part in the election. All methods are called in the loop's thread unless they say otherwise.
 
     Args:
         founder: The first term of the run, if this agent has claimed it.
-        positions: Returns how far the workers here are, when the leader asks; its argument is True if they have to
-            write their dumps, too.
         report: Returns what this agent does now as JSON, when the leader asks.
 
     Attributes:
@@ -63,8 +65,8 @@ class Runner:
         listening: socket.socket,
         make_leader: Callable[[Campaign], Leader],
         founder: Campaign | None,
-        deliver: Callable[[events.LeaderEvent], None],
-        positions: Callable[[bool], tuple[WorkerPosition, ...]],
+        deliver: Deliver,
+        positions: Positions,
         report: Callable[[], str],
     ) -> None:
         self._config, self._secret, self._records = config, secret, records
@@ -77,14 +79,13 @@ class Runner:
         self._timer: asyncio.TimerHandle | None = None
         self._links: dict[int, Link] = {}
         self._tasks: dict[int, asyncio.Task[None]] = {}
-        self._endpoint: messages.Endpoint | None = None
-        self._over: asyncio.Future[None] = self._loop.create_future()
+        self._failed = False
         self._serving: asyncio.Task[None] | None = None
         self.leader: Leader | None = None
         self.newest: Leader | None = None
 
     async def open(self) -> None:
-        """Accept connections of agents, or turn them away as long as no leader runs here."""
+        """Search for the leader and follow it, or lead, until the run has ended or :meth:`close` is called."""
         config = self._config
         self._listener = Listener(
             self._listening,
@@ -94,15 +95,12 @@ class Runner:
             self._lead(FOUNDER, self._founder)
             # From here on the leader listens.
             await asyncio.sleep(0)
-
-    async def run(self) -> None:
-        """Search for the leader and follow it, or lead, until the run has ended or :meth:`close` was called."""
         self.handle(events.Tick())
-        await self._over
 
     def leader_address(self) -> str:
         """Address or name at which the leader was found last, empty before; from any thread."""
-        endpoint = self._endpoint
+        election = self._election
+        endpoint = election.link.endpoint if election.link is not None else election.search.lost
         return endpoint[0] if endpoint is not None else ""
 
     def known_members(self) -> tuple[messages.Successor, ...]:
@@ -152,17 +150,18 @@ class Runner:
                 for action in actions:
                     self._act(action)
         except Exception as error:
-            if self._over.done():
-                raise
-            self._over.set_exception(error)
+            self._fail(error)
         finally:
             self._busy = False
-        link = self._election.link
-        if link is not None:
-            self._endpoint = link.endpoint
-        if self._election.over and not self._over.done():
-            self._over.set_result(None)
         self._schedule()
+
+    def _fail(self, error: BaseException) -> None:
+        """End this agent's part after a fault in here."""
+        if self._failed:
+            raise error
+        self._failed = True
+        logger.error("the link to the leader failed", exc_info=error)
+        self._deliver(events.LeaderLost(f"the link to it failed: {error}"))
 
     def _schedule(self) -> None:
         deadline = self._election.deadline
@@ -186,8 +185,7 @@ class Runner:
     def _act(self, action: events.Action) -> None:
         match action:
             case events.Send(number, message):
-                if number in self._links:
-                    self._links[number].send(message)
+                self._send(number, message)
             case events.AnswerProbe(number, probe, dumps):
                 self._start(number, self._answer_probe(number, probe, dumps))
             case events.Connect(number, endpoint, timeout):
@@ -214,15 +212,18 @@ class Runner:
     async def _answer_probe(self, number: int, probe: int, dumps: bool) -> None:
         # Workers that write dumps have some time to say where they are, and no heartbeat waits for that.
         positions = await self._loop.run_in_executor(None, self._positions, dumps)
+        self._send(number, Ponged(self._config.agent, probe, positions))
+
+    def _send(self, number: int, message: messages.AgentMessage) -> None:
         if number in self._links:
-            self._links[number].send(Ponged(self._config.agent, probe, positions))
+            self._links[number].send(messages.encode(message))
 
     def _start(self, number: int, work: Coroutine[None, None, None]) -> None:
         def ended(task: asyncio.Task[None]) -> None:
             if self._tasks.get(number) is task:
                 del self._tasks[number]
-            if not task.cancelled() and (error := task.exception()) is not None and not self._over.done():
-                self._over.set_exception(error)
+            if not task.cancelled() and (error := task.exception()) is not None:
+                self._fail(error)
 
         task = self._tasks[number] = self._loop.create_task(work)
         task.add_done_callback(ended)
@@ -234,7 +235,7 @@ class Runner:
         def on_message(link: Link, message: messages.LeaderMessage) -> None:
             if isinstance(message, messages.StatusRequested):
                 # It concerns no election, and changes nothing.
-                link.send(messages.StatusReport(config.agent, message.request, self._report()))
+                link.send(messages.encode(messages.StatusReport(config.agent, message.request, self._report())))
             else:
                 self.handle(events.Received(number, message))
 
@@ -244,7 +245,7 @@ class Runner:
             self.handle(_failed(number, endpoint, error))
             return
         self._links[number] = link
-        self.handle(events.LinkOpened(number, link.endpoint, link.epoch))
+        self.handle(events.LinkOpened(number, link.endpoint, session.epoch))
         link.closed.add_done_callback(lambda _: self._closed(number))
 
     def _closed(self, number: int) -> None:

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 
 from slurm_elastic.rendezvous.membership.agents import AgentIdentity
-from slurm_elastic.rendezvous.transport.client_connection import reach
+from slurm_elastic.rendezvous.transport.connection import reach
 from slurm_elastic.rendezvous.transport.messages import Endpoint
 from slurm_elastic.slurm import Controller, JobView, NodeState
 

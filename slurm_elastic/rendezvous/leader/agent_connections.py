@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import math
 import random
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from slurm_elastic.descriptors import connections_at_most
 from slurm_elastic.rendezvous.membership.assignment import Table
+from slurm_elastic.rendezvous.transport.connection import Connection
 from slurm_elastic.rendezvous.transport.messages import Assignment, Heartbeat, LeaderMessage, encode
 from slurm_elastic.rendezvous.transport.session import Session, SessionError
 from slurm_elastic.text import printable
@@ -157,18 +157,11 @@ class AgentConnections:
 
 
 _HANDSHAKE_TIMEOUT = 20.0
-"""Seconds in which a member of the run has to prove its identity; it gives up earlier itself (client_connection.py)."""
-_MAX_UNSENT = 8 << 20
-"""Bytes that may be queued for an agent that does not read."""
-_READ = 16384
-"""Bytes read at once; nearly all messages of agents have a few hundred."""
+"""Seconds in which a member of the run has to prove its identity; it gives up earlier itself (connection.py)."""
 
 
-class AcceptedConnection:
+class AcceptedConnection(Connection):
     """The listening end of a connection of a member of the run.
-
-    It reads and writes its socket itself. A transport of asyncio (3.11) costs a task for each connection, and a buffer
-    of 256 KiB for each read (selector_events.py, max_size), however few bytes come.
 
     Attributes:
         named: The agent that the greeting names.
@@ -176,105 +169,34 @@ class AcceptedConnection:
     """
 
     def __init__(self, leader: Leader, session: Session, peer: str, stream: socket.socket) -> None:
-        self._leader, self._session, self.peer = leader, session, peer
+        super().__init__(session, stream)
+        self._leader, self.peer = leader, peer
         self.named = session.agent
         self.agent = ""
-        self._stream, self._descriptor = stream, stream.fileno()
-        self._unsent = bytearray()
-        self._closing = False
-        self._loop = asyncio.get_running_loop()
-        stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._loop.add_reader(self._descriptor, self._read)
         self._deadline = self._loop.call_later(_HANDSHAKE_TIMEOUT, self._too_slow)
         leader.opened(self)
 
-    def send(self, content: bytes) -> None:
-        """Send one message. The connection ends instead if more than 8 MiB wait for the agent to read."""
-        if self._closing:
-            return
-        if len(self._unsent) > _MAX_UNSENT:
-            self._abort()
-            return
-        data = self._session.seal(content)
-        if self._unsent:
-            self._unsent += data
-            return
-        sent = self._send(data)
-        if sent < len(data) and not self._closing:
-            self._unsent += data[sent:]
-            self._loop.add_writer(self._descriptor, self._write)
-
-    def close(self) -> None:
-        """End the connection after all queued messages have been sent."""
-        if not self._closing:
-            self._closing = True
-            self._loop.remove_reader(self._descriptor)
-            if not self._unsent:
-                self._loop.call_soon(self._lost)
-
-    def _abort(self) -> None:
-        if self._unsent:
-            self._unsent.clear()
-            self._loop.remove_writer(self._descriptor)
-            if self._closing:
-                self._loop.call_soon(self._lost)
-        self.close()
-
-    def _read(self) -> None:
-        try:
-            data = self._stream.recv(_READ)
-        except (BlockingIOError, InterruptedError):
-            return
-        except OSError:
-            data = b""
-        if data:
-            self._received(data)
-        else:
-            # The agent has closed its end, or its node is gone.
-            self._abort()
-
     def _received(self, data: bytes) -> None:
         try:
-            messages, _ = self._session.receive(data)
+            messages, _ = self.session.receive(data)
         except SessionError as error:
             self._leader.connections.reject(self.peer, str(error))
             self.close()
             return
-        if not self.agent and self._session.established:
+        if not self.agent and self.session.established:
             self._deadline.cancel()
-            self.agent = self._session.agent
+            self.agent = self.session.agent
             self._leader.connections.authenticated(self)
         for message in messages:
             self._leader.received(self, message)
 
-    def _send(self, data: bytes | bytearray) -> int:
-        """Send the bytes that the kernel takes now, and return their number."""
-        try:
-            return self._stream.send(data)
-        except (BlockingIOError, InterruptedError):
-            return 0
-        except OSError:
-            self._abort()
-            return 0
-
-    def _write(self) -> None:
-        del self._unsent[: self._send(self._unsent)]
-        if not self._unsent and self._descriptor >= 0:
-            self._loop.remove_writer(self._descriptor)
-            if self._closing:
-                self._lost()
-
-    def _lost(self) -> None:
-        if self._descriptor < 0:
-            return
-        self._descriptor = -1
+    def _ended(self) -> None:
         self._deadline.cancel()
-        self._stream.close()
         self._leader.closed(self)
 
     def _too_slow(self) -> None:
         self._leader.connections.reject(self.peer, "a handshake that was never completed")
-        self._abort()
+        self.abort()
 
 
 _ADDRESSES = 256

@@ -10,7 +10,7 @@ from contextlib import ExitStack
 import pytest
 
 from slurm_elastic.rendezvous.transport import listener as listener_module
-from slurm_elastic.rendezvous.transport.client_connection import open_link
+from slurm_elastic.rendezvous.transport.connection import open_link
 from slurm_elastic.rendezvous.transport.listener import Listener
 from slurm_elastic.rendezvous.transport.session import ClosedError, Role, Session, SessionError
 

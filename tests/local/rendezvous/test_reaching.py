@@ -12,7 +12,7 @@ import pytest
 from slurm_elastic.rendezvous.membership.agents import Reason
 from slurm_elastic.rendezvous.membership.events import Interrupted
 from slurm_elastic.rendezvous.records.api import RunDirRecords
-from slurm_elastic.rendezvous.transport.client_connection import reach
+from slurm_elastic.rendezvous.transport.connection import reach
 from tests.local.agents import HANG
 from tests.local.rendezvous.helpers.parties import Run, form, options
 from tests.local.rendezvous.test_failover import places_after
