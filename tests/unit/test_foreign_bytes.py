@@ -139,7 +139,7 @@ def framed(content: bytes) -> bytes:
 
 
 def listening(content: bytes) -> None:
-    for end in (Session(Role.LEADER, SECRET, "7.0"), Session(Role.LEADER, SECRET, "7.0", idle=NAME)):
+    for end in (Session(Role.LEADER, SECRET, "7.0"), Session(Role.LEADER, SECRET, "7.0", idle=True)):
         with contextlib.suppress(SessionError):
             end.receive(framed(content))
             end.receive(framed(content))
@@ -176,7 +176,7 @@ def message(content: bytes) -> None:
 
 
 GREETING = {"hello": "slurm_elastic", "protocol": PROTOCOL, "version": "1.0", "nonce": "0" * 32, "agent": NAME}
-GREETING |= {"tag": "0" * 64, "epoch": 1, "run": "", "proof": "0" * 64, "idle": "n2", "busy": 1.0}
+GREETING |= {"tag": "0" * 64, "epoch": 1, "run": "", "proof": "0" * 64, "refused": 1.0}
 CANDIDATE = {"agent": NAME, "node": "n1", "position": 0, "local_world_size": 1, "role": "default", "address": "n1"}
 CANDIDATE |= {"store_port": 1, "standby_port": 2, "inventory": "", "addresses": ["10.0.0.1"], "releases": []}
 PLACE_FIELDS = {"agent": NAME, "node": "n1", "rank": 0, "base_rank": 0, "local_world_size": 1, "address": "n1"}
@@ -186,7 +186,7 @@ MESSAGES = [
     encode(StatusReport(NAME, 1, "{}")),
     js({"kind": "Ended", "outcome": "succeeded", "detail": "", "failure": None}),
     js({"kind": "Failed", "failure": {"agent": NAME, "node": "n1", "rank": 0, "exit_code": 1, "error_file": ""}}),
-    js({"kind": "Placed", "attempt": 1, "place": PLACE_FIELDS, "round": 0, "reason": "start", "nodes": 1}),
+    js({"kind": "Assignment", "attempt": 1, "place": PLACE_FIELDS, "round": 0, "reason": "start", "nodes": 1}),
     js(
         {"kind": "LeaveRequest", "agent": NAME, "nodes": [], "job": "", "reason": "drain", "seconds": 1.0, "detail": ""}
     ),

@@ -151,9 +151,7 @@ class FencedRecords:
         if self._records.newest_epoch(can_wait=False) != self._epoch:
             return False
         if finish.message.outcome is Outcome.SUCCEEDED:
-            ended = msgspec.to_builtins(finish.message)
-            # Older versions wrote agents, too, and always none.
-            self._records.mark_done({"epoch": self._epoch, "outcome": ended.pop("outcome"), "agents": [], **ended})
+            self._records.mark_done({"epoch": self._epoch, **msgspec.to_builtins(finish.message)})
         elif finish.message.failure is not None:
             # A full disk may be why the run has failed. The agents are told all the same.
             try:

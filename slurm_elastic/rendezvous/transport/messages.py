@@ -211,16 +211,8 @@ AgentMessage = Heartbeat | MemberMessage | LeaveRequest | StatusRequest | Status
 ClientAnswer = LeaveAnswer | StatusPart | StatusAnswer
 LeaderMessage = Heartbeat | Assignment | MembershipMessage | LeaveRequested | StatusRequested | ClientAnswer
 
-_OLDER_KINDS: dict[type, str] = {Assignment: "Placed", Heartbeat: "Beat"}
-"""Kinds that have another name on the wire than their class."""
-
-
-def _kind(message: type) -> str:
-    return _OLDER_KINDS.get(message, message.__name__)
-
-
-_AGENT_KINDS: dict[str, type] = {_kind(message): message for message in get_args(AgentMessage)}
-_LEADER_KINDS: dict[str, type] = {_kind(message): message for message in get_args(LeaderMessage)}
+_AGENT_KINDS: dict[str, type] = {message.__name__: message for message in get_args(AgentMessage)}
+_LEADER_KINDS: dict[str, type] = {message.__name__: message for message in get_args(LeaderMessage)}
 
 
 def encode(message: AgentMessage | LeaderMessage) -> bytes:
@@ -233,7 +225,7 @@ def encode(message: AgentMessage | LeaderMessage) -> bytes:
         content = msgspec.json.encode(message)
     except UnicodeEncodeError:
         content = json.dumps(msgspec.to_builtins(message), separators=(",", ":")).encode()
-    return b'{"kind":"%s"%s%s' % (_kind(type(message)).encode(), b"," if len(content) > 2 else b"", content[1:])
+    return b'{"kind":"%s"%s%s' % (type(message).__name__.encode(), b"," if len(content) > 2 else b"", content[1:])
 
 
 def decode_agent_message(content: Mapping[str, Any], agent: str) -> AgentMessage:

@@ -32,7 +32,7 @@ from typing import Any
 from slurm_elastic import typed_json
 from slurm_elastic._version import __version__
 
-PROTOCOL = 7
+PROTOCOL = 8
 """Changed whenever a message changes; agents of one run must have the same."""
 
 _LENGTH = struct.Struct(">I")
@@ -43,7 +43,6 @@ _MAX_FRAME = 1 << 20
 _MAGIC = "slurm_elastic"
 _VERSION = re.compile(r"[0-9A-Za-z.+-]{1,40}")
 _WRONG_PROOF = "a wrong proof: another run, or another secret"
-_REFUSALS: dict[str, type] = {"idle": str, "busy": float}
 
 
 class SessionError(Exception):
@@ -108,8 +107,7 @@ class Session:
         agent: The agent's identity; the leader's end takes it from the greeting.
         epoch: The leader's epoch; the agent's end takes it from the answer.
         port: The port that the listening end listens on.
-        idle: Identity of an agent that listens and does not lead: the refusal of a valid greeting names it. Empty on
-            a leader's end.
+        idle: True on the listening end of an agent that does not lead: it refuses valid greetings.
         busy: On the leader's end: returns, for an agent that has greeted, the seconds after which it is to connect
             again; None if there is room for it now.
         repeated: On the leader's end: returns True if the random number of a valid greeting has come before.
@@ -128,7 +126,7 @@ class Session:
         agent: str = "",
         epoch: int = 0,
         port: int = 0,
-        idle: str = "",
+        idle: bool = False,
         busy: Callable[[str], float | None] | None = None,
         repeated: Callable[[str], bool] | None = None,
     ) -> None:
@@ -223,18 +221,19 @@ class Session:
         ):
             raise ForeignError(_WRONG_PROOF, b"" if self._idle else welcome)
         if self._idle:
-            raise self._refused("idle", self._idle)
+            raise self._refused(0.0)
         if self._repeated is not None and self._repeated(self._challenge):
             raise ForeignError("a greeting that has come before")
         seconds = self._busy(agent) if self._busy is not None else None
         if seconds is not None:
-            raise self._refused("busy", seconds)
+            raise self._refused(seconds)
         self.agent, self.admitted = agent, True
         return welcome
 
-    def _refused(self, word: str, value: object) -> RefusedError:
-        proof = self._proof(word, self._challenge, self._nonce, str(value), str(self.port))
-        return RefusedError(word, self._greeting(**{word: value}, proof=proof))
+    def _refused(self, seconds: float) -> RefusedError:
+        """Return the refusal of a valid greeting: for so many seconds; for 0 where no leader runs."""
+        proof = self._proof("refused", self._challenge, self._nonce, str(seconds), str(self.port))
+        return RefusedError("refused", self._greeting(refused=seconds, proof=proof))
 
     def _greeting(self, **fields: object) -> bytes:
         opening = {"hello": _MAGIC, "protocol": PROTOCOL, "version": __version__, "nonce": self._nonce}
@@ -246,7 +245,10 @@ class Session:
             # Only from this very run: another one that has the port must not end this agent.
             self._check(message, self._proof("version", self._nonce, str(protocol), version))
             raise VersionError(_mismatch(protocol, version))
-        self._heed_refusal(message, nonce)
+        refused = message.get("refused")
+        if isinstance(refused, float):
+            self._check(message, self._proof("refused", self._nonce, nonce, str(refused), str(self.port)))
+            raise BusyError(refused) if refused else ClosedError("an agent that does not lead")
         epoch = message.get("epoch")
         if not isinstance(epoch, int):
             raise ForeignError("a greeting without epoch")
@@ -260,17 +262,6 @@ class Session:
         answer = {"agent": self.agent, "proof": self._proof("agent", self._nonce, nonce, self.agent)}
         self._establish(self._nonce, nonce)
         return _frame(_json(answer))
-
-    def _heed_refusal(self, message: dict[str, Any], nonce: str) -> None:
-        for word, kind in _REFUSALS.items():
-            value = message.get(word)
-            if not isinstance(value, kind):
-                continue
-            self._check(message, self._proof(word, self._nonce, nonce, str(value), str(self.port)))
-            if isinstance(value, str):
-                raise ClosedError("an agent that does not lead")
-            assert isinstance(value, float)
-            raise BusyError(value)
 
     def _authenticated(self, message: dict[str, Any]) -> bytes:
         agent = message.get("agent")
@@ -336,13 +327,9 @@ def _json(value: object) -> bytes:
 
 def _object(content: bytes) -> dict[str, Any]:
     try:
-        value = typed_json.decode(content, Any)
+        value = typed_json.loads(content)
     except typed_json.JSONError:
-        try:
-            # msgspec refuses surrogates.
-            value = typed_json.loads(content)
-        except typed_json.JSONError:
-            raise SessionError("content that is no JSON") from None
+        raise SessionError("content that is no JSON") from None
     if not isinstance(value, dict):
         raise SessionError("content that is no JSON object")
     return value

@@ -150,16 +150,16 @@ def test_a_leader_proves_the_port_that_it_listens_on() -> None:
 
 def test_an_agent_that_leads_nobody_proves_to_be_of_the_run() -> None:
     one = agent()
-    idle = session.Session(session.Role.LEADER, SECRET, "7.0", idle="node2/7.0/9")
+    idle = session.Session(session.Role.LEADER, SECRET, "7.0", idle=True)
     with pytest.raises(session.ClosedError):
         one.receive(answer_to(one.start(), idle))
     assert not idle.admitted
     # It says nothing to others, and nobody says it in its place.
     stranger = agent(secret=bytes(32))
-    assert answer_to(stranger.start(), session.Session(session.Role.LEADER, SECRET, "7.0", idle="node2/7.0/9")) == b""
+    assert answer_to(stranger.start(), session.Session(session.Role.LEADER, SECRET, "7.0", idle=True)) == b""
     one = agent()
     with pytest.raises(session.ForeignError, match="wrong proof"):
-        one.receive(greeting(idle="node2/7.0/9", proof="0" * 64))
+        one.receive(greeting(refused=0.0, proof="0" * 64))
 
 
 def test_a_leader_without_room_says_when_to_come_again() -> None:
@@ -173,7 +173,7 @@ def test_a_leader_without_room_says_when_to_come_again() -> None:
     assert not busy.admitted
     one = agent()
     with pytest.raises(session.ForeignError, match="wrong proof"):
-        one.receive(greeting(busy=60.0, proof="0" * 64))
+        one.receive(greeting(refused=60.0, proof="0" * 64))
 
 
 def test_an_agent_proves_its_own_name_only() -> None:
