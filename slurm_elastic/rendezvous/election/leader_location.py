@@ -134,14 +134,12 @@ class Tried(NamedTuple):
 
     Attributes:
         number: Number of the attempt that is under way, None if none is.
-        again_at: When the next one may start.
-        pause: Seconds between `began` and `again_at`.
+        pause: Seconds from `began` to the start of the next one.
         answer: The result of the last attempt that failed.
     """
 
     number: int | None = None
     began: float = -math.inf
-    again_at: float = -math.inf
     pause: float = _SOON / 2
     answer: Answer | None = None
 
@@ -187,7 +185,7 @@ class Attempts:
     def without_answers(self, endpoints: Collection[Endpoint]) -> Attempts:
         """Return these without the answers of some endpoints, where the next attempt may start at once."""
         anew = {
-            endpoint: tried._replace(again_at=-math.inf, answer=None)
+            endpoint: tried._replace(began=-math.inf, answer=None)
             for endpoint, tried in self.tried.items()
             if endpoint in endpoints
         }
@@ -198,11 +196,12 @@ def due(attempts: Attempts, endpoints: Iterable[Endpoint], now: float) -> tuple[
     """Return the endpoints where another attempt starts now, and when the next one starts at another of them."""
     starting, next_at = [], math.inf
     for endpoint in endpoints:
-        number, _, again_at, _, _ = attempts.tried.get(endpoint, _NEVER)
-        if number is None and now >= again_at:
+        tried = attempts.tried.get(endpoint, _NEVER)
+        again_at = tried.began + tried.pause
+        if tried.number is None and now >= again_at:
             starting.append(endpoint)
-        elif number is None and again_at < next_at:
-            next_at = again_at
+        elif tried.number is None:
+            next_at = min(next_at, again_at)
     return starting, next_at
 
 
@@ -220,7 +219,7 @@ def answered(
     The other end has asked to try again after `busy` seconds. The next attempt starts `least_pause` seconds after the
     start of this one, or later.
     """
-    _, began, _, pause, _ = attempts.tried[endpoint]
-    pause = _SOON if answer is Answer.IDLE else min(2 * pause, _LATER)
-    tried = Tried(None, began, began + max(pause, least_pause, busy), pause, answer)
+    tried = attempts.tried[endpoint]
+    pause = _SOON if answer is Answer.IDLE else min(2 * tried.pause, _LATER)
+    tried = Tried(None, tried.began, max(pause, least_pause, busy), answer)
     return Attempts({**attempts.tried, endpoint: tried}, problem)

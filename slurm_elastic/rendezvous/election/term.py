@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -178,11 +178,19 @@ def step(term: Term, event: TermEvent, now: float) -> tuple[Term, tuple[TermActi
     if term.over:
         return term, ()
     turn = _Step(term, now)
-    handler = _HANDLERS.get(type(event))
-    if handler is None:
-        turn.happened(event)  # type: ignore[arg-type]
-    else:
-        handler(turn, event)
+    match event:
+        case RecordsAnswered():
+            turn.records_answered(event)
+        case RecordsFailed(why):
+            turn.step_down(StepDown(why, failed=True))
+        case Answered():
+            turn.answered(event)
+        case events.Disconnected():
+            turn.disconnected(event)
+        case events.Tick() if now < term.tick_at:
+            pass
+        case _:
+            turn.happened(event)
     turn.find_out()
     return turn.finish(), tuple(turn.actions)
 
@@ -218,10 +226,6 @@ class _Step:
             self.queue += tuple((self.state, decision) for decision in decisions)
             self._carry_out()
 
-    def tick(self, event: events.Tick) -> None:
-        if self.now >= self.term.tick_at:
-            self.happened(event)
-
     def disconnected(self, event: events.Disconnected) -> None:
         self.happened(event)
         if event.agent in self.state.broken:
@@ -248,9 +252,9 @@ class _Step:
             self.change(interrupted=max(self.term.interrupted, decision.message.round))
         self.actions.append(CarryOut(state, decision, log))
         if isinstance(decision, events.Resign):
-            self._step_down(StepDown())
+            self.step_down(StepDown())
 
-    def _step_down(self, action: StepDown) -> None:
+    def step_down(self, action: StepDown) -> None:
         self.change(over=True)
         self.actions.append(action)
 
@@ -261,7 +265,7 @@ class _Step:
         elif not self.writing or action is not self.writing[0]:
             return
         if not event.allowed:
-            self._step_down(StepDown(self._refused(action)))
+            self.step_down(StepDown(self._refused(action)))
         elif not action.watching:
             self.writing = self.writing[1:]
             if self.writing:
@@ -282,9 +286,6 @@ class _Step:
             case _:
                 return "another agent leads with a newer epoch"
 
-    def records_failed(self, event: RecordsFailed) -> None:
-        self._step_down(StepDown(event.why, failed=True))
-
     # Questions of the leader to nodes and Slurm while a round is formed; there are none while no agent is missing.
 
     def find_out(self) -> None:
@@ -302,7 +303,7 @@ class _Step:
         if not blocks_election(state):
             self.change(blocks_until=math.inf)
         elif self.now >= term.blocks_until:
-            self._step_down(StepDown("the members of the last round that have joined are no quorum"))
+            self.step_down(StepDown("the members of the last round that have joined are no quorum"))
         else:
             self.change(blocks_until=min(term.blocks_until, self.now + BLOCKING_LIMIT))
 
@@ -355,15 +356,6 @@ class _Step:
                 self._ask_again(event.question, ASK_NODES_AGAIN)
         if names:
             self.happened(events.NodesDown(names) if event.question is Question.DOWN else events.Gone(names))
-
-
-_HANDLERS: dict[type, Callable[[_Step, Any], None]] = {
-    events.Tick: _Step.tick,
-    RecordsAnswered: _Step.records_answered,
-    RecordsFailed: _Step.records_failed,
-    events.Disconnected: _Step.disconnected,
-    Answered: _Step.answered,
-}
 
 
 def _to_be_written(state: State, decision: events.Decision) -> tuple[UseRecords, ...]:

@@ -42,7 +42,6 @@ _GREETING = 16384
 class _Stranger:
     connection: socket.socket
     peer: str
-    since: float
     session: Session | None = None
 
 
@@ -60,9 +59,8 @@ class Listener:
         self._listening, self._idle_session = listening, idle_session
         self._port: int = listening.getsockname()[1]
         self._loop = asyncio.get_running_loop()
-        self._strangers: dict[_Stranger, None] = {}
+        self._strangers: dict[_Stranger, asyncio.TimerHandle] = {}
         self._later: asyncio.TimerHandle | None = None
-        self._expiry: asyncio.TimerHandle | None = None
         listening.setblocking(False)
         self.turn_away()
         self._open()
@@ -94,9 +92,8 @@ class Listener:
     def close(self) -> None:
         """Accept no more, close the connections of strangers, and the socket."""
         self._loop.remove_reader(self._listening)
-        for timer in (self._later, self._expiry):
-            if timer is not None:
-                timer.cancel()
+        if self._later is not None:
+            self._later.cancel()
         self._dismiss_all()
         self._listening.close()
 
@@ -118,7 +115,7 @@ class Listener:
             # No connection waits (any more), or the one that did has ended (accept(2)).
             return False
         connection.setblocking(False)
-        self._attend(_Stranger(connection, str(address[0]), self._loop.time()))
+        self._attend(_Stranger(connection, str(address[0])))
         return True
 
     def _make_room(self) -> None:
@@ -168,22 +165,12 @@ class Listener:
     def _wait_for(self, stranger: _Stranger) -> None:
         if stranger in self._strangers:
             return
-        self._strangers[stranger] = None
+        self._strangers[stranger] = self._loop.call_later(
+            _HANDSHAKE_TIMEOUT, self._drop, stranger, "a handshake that was never completed"
+        )
         self._loop.add_reader(stranger.connection, self._attend, stranger)
         if len(self._strangers) > STRANGERS and len(self._strangers) > self._room():
             self._drop(next(iter(self._strangers)), "one of too many connections that have said nothing")
-        if self._expiry is None:
-            self._expiry = self._loop.call_later(_HANDSHAKE_TIMEOUT, self._expire)
-
-    def _expire(self) -> None:
-        self._expiry = None
-        now = self._loop.time()
-        for stranger in [*self._strangers]:
-            due = stranger.since + _HANDSHAKE_TIMEOUT
-            if due > now:
-                self._expiry = self._loop.call_at(due, self._expire)
-                return
-            self._drop(stranger, "a handshake that was never completed")
 
     def _drop(self, stranger: _Stranger, why: str) -> None:
         self._reject(stranger.peer, why)
@@ -191,7 +178,7 @@ class Listener:
 
     def _forget(self, stranger: _Stranger) -> None:
         if stranger in self._strangers:
-            del self._strangers[stranger]
+            self._strangers.pop(stranger).cancel()
             self._loop.remove_reader(stranger.connection)
 
     def _dismiss(self, stranger: _Stranger) -> None:
