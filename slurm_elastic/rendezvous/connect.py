@@ -172,28 +172,18 @@ def _listen(config: RendezvousConfig, *, founder: bool) -> socket.socket:
     """Listen on one of the run's ports, where others expect the first leader, or else on any that is free."""
     alone = config.expected_nodes == (config.node,) and config.leader_host == _LOOPBACK
     dual = not alone and socket.has_dualstack_ipv6()
+    address, family = _LOOPBACK if alone else "", socket.AF_INET6 if dual else socket.AF_INET
+    listen = functools.partial(socket.create_server, family=family, backlog=_BACKLOG, dualstack_ipv6=dual)
     # A port that no agent had before, unless a person has chosen one: other agents would take a process that listens on
     # the port of a lost agent for that agent.
     chosen = len(config.ports) == 1
-    # Where the first leader listens is on record as well, so no other user keeps it out by taking all ports of the run.
-    for port in (*config.ports, 0) if founder or chosen else (0,):
+    for port in config.ports if founder or chosen else ():
         try:
-            listener = socket.create_server(
-                (_LOOPBACK if alone else "", port),
-                family=socket.AF_INET6 if dual else socket.AF_INET,
-                dualstack_ipv6=dual,
-                backlog=_BACKLOG,
-            )
+            return listen((address, port))
         except OSError as error:
-            if not port or error.errno not in (errno.EADDRINUSE, errno.EACCES):
+            if error.errno not in (errno.EADDRINUSE, errno.EACCES):
                 raise
-        else:
-            break
-    if founder and chosen and not port:
-        logger.warning(
-            "port %d is in use on %s; this agent leads on port %d, which the others read in the run's records",
-            config.ports[0],
-            config.node,
-            listener.getsockname()[1],
-        )
-    return listener
+    # Where the first leader listens is on record as well, so no other user keeps it out by taking all ports of the run.
+    if founder and chosen:
+        logger.warning("port %d is in use on %s; this agent leads on another one", config.ports[0], config.node)
+    return listen((address, 0))

@@ -74,18 +74,11 @@ class LeaderLocationRead:
 
 @dataclass(frozen=True, slots=True)
 class CampaignRecordsRead:
-    """The records that a candidate needs have been read."""
+    """The records that a candidate needs have been read; None if they could not be, for this reason."""
 
     number: int
-    records: CampaignRecords
-
-
-@dataclass(frozen=True, slots=True)
-class CampaignRecordsFailed:
-    """The records that a candidate needs could not be read."""
-
-    number: int
-    why: str
+    records: CampaignRecords | None
+    problem: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +118,7 @@ class Stop:
     """The agent ends: it searches and campaigns no more."""
 
 
-RecordsEvent = LeaderLocationRead | CampaignRecordsRead | CampaignRecordsFailed
+RecordsEvent = LeaderLocationRead | CampaignRecordsRead
 CampaignEvent = LeaderClaimed | LeaderEnded
 LinkEvent = LinkOpened | LinkFailed | LinkClosed | Received
 Event = Tick | LinkEvent | RecordsEvent | CampaignEvent | Join | SendToLeader | Stop
@@ -223,7 +216,7 @@ class ReadLeaderLocation:
 
 @dataclass(frozen=True, slots=True)
 class ReadCampaignRecords:
-    """Read from the records what a candidate needs. Answered by CampaignRecordsRead or CampaignRecordsFailed."""
+    """Read from the records what a candidate needs. Answered by CampaignRecordsRead."""
 
     number: int
 

@@ -142,31 +142,27 @@ class _Step(Due):
         self.change(lookup=Lookup(location, lookup.began))
 
     def campaign_records_read(self, event: events.CampaignRecordsRead) -> None:
-        """Begin the campaign, unless another agent has claimed a term meanwhile."""
-        campaign, config = self.state.campaign, self.config
-        if not isinstance(campaign, Preparing) or campaign.number != event.number:
-            return
-        try:
-            claimed = campaigning.another_has_claimed(config, event.records)
-            if claimed is not None and claimed not in self.state.waited_for:
-                # That agent publishes its endpoint in a moment; unless it has died in between.
-                self.change(campaign=None, waited_for=self.state.waited_for | {claimed})
-                return
-            plan = campaigning.plan(config, event.records, campaign.loss)
-        except (LookupError, TypeError, ValueError) as error:
-            self.campaign_records_failed(events.CampaignRecordsFailed(event.number, str(error)))
-            return
-        self.change(campaign=Campaigning(campaign.number))
-        self.act(events.Lead(campaign.number, plan))
-
-    def campaign_records_failed(self, event: events.CampaignRecordsFailed) -> None:
-        campaign = self.state.campaign
+        """Begin the campaign, unless another agent has claimed a term meanwhile, or the records cannot be used."""
+        campaign, config, problem = self.state.campaign, self.config, event.problem
         if not isinstance(campaign, Preparing) or campaign.number != event.number:
             return
         self.change(campaign=None)
-        if event.why != self.state.logged_problem:
-            self.change(logged_problem=event.why)
-            self.act(events.Warn(f"this agent cannot campaign to lead: {event.why}"))
+        if event.records is not None:
+            try:
+                claimed = campaigning.another_has_claimed(config, event.records)
+                if claimed is not None and claimed not in self.state.waited_for:
+                    # That agent publishes its endpoint in a moment; unless it has died in between.
+                    self.change(waited_for=self.state.waited_for | {claimed})
+                    return
+                plan = campaigning.plan(config, event.records, campaign.loss)
+                self.change(campaign=Campaigning(campaign.number))
+                self.act(events.Lead(campaign.number, plan))
+                return
+            except (LookupError, TypeError, ValueError) as error:
+                problem = str(error)
+        if problem != self.state.logged_problem:
+            self.change(logged_problem=problem)
+            self.act(events.Warn(f"this agent cannot campaign to lead: {problem}"))
 
     def leader_claimed(self, event: events.LeaderClaimed) -> None:
         if self.state.campaign == Campaigning(event.number):
@@ -264,7 +260,6 @@ _HANDLERS: dict[type, Callable[[_Step, Any], None]] = {
     events.Received: _Step.received,
     events.LeaderLocationRead: _Step.leader_location_read,
     events.CampaignRecordsRead: _Step.campaign_records_read,
-    events.CampaignRecordsFailed: _Step.campaign_records_failed,
     events.LeaderClaimed: _Step.leader_claimed,
     events.LeaderEnded: _Step.leader_ended,
     events.Join: _Step.join,

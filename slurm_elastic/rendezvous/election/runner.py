@@ -261,14 +261,14 @@ class Runner:
         return LeaderLocation(self._config.expected)
 
     async def _read_campaign_records(self, number: int) -> None:
+        seen, problem = None, ""
         try:
             seen = await run_in_thread(
                 lambda: CampaignRecords(self._records.newest_epoch() or 0, self._records.situation())
             )
         except (SlurmElasticError, LookupError, ValueError, TypeError) as error:
-            self.handle(events.CampaignRecordsFailed(number, str(error)))
-        else:
-            self.handle(events.CampaignRecordsRead(number, seen))
+            problem = str(error)
+        self.handle(events.CampaignRecordsRead(number, seen, problem))
 
     # The leader here.
 

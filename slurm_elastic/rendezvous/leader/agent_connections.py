@@ -86,10 +86,6 @@ class AgentConnections:
             del self._greetings[next(iter(self._greetings))]
         return False
 
-    def opened(self, connection: AcceptedConnection) -> None:
-        """Add a connection of a member of the run that has not proved its identity yet."""
-        self.pending.add(connection)
-
     def authenticated(self, connection: AcceptedConnection) -> None:
         """Make a connection the one of its agent, as it has proved its identity; close an older one."""
         self.pending.discard(connection)

@@ -47,8 +47,7 @@ def last_round(situation: Situation, incarnation: str) -> LastRound | None:
     number, record = situation.number, situation.round
     if number is None or record is None:
         return None
-    text = record.get("last_failure")
-    failure = text if isinstance(text, str) else ""
+    failure = str(record.get("last_failure", ""))
     ran = tuple((int(size), float(seconds)) for size, seconds in record.get("ran", ()))
     if record.get("scope") != incarnation:
         # A person may have changed the script meanwhile: what it could not use is tried again.

@@ -18,11 +18,7 @@ import msgspec
 from slurm_elastic import typed_json
 from slurm_elastic.rendezvous.membership.agents import LeaveReason, Reason, job_of
 from slurm_elastic.rendezvous.membership.assignment import Place
-from slurm_elastic.rendezvous.membership.events import (
-    Joined,
-    MemberMessage,
-    MembershipMessage,
-)
+from slurm_elastic.rendezvous.membership.events import Joined, MemberMessage, MembershipMessage
 from slurm_elastic.slurm import natural_key
 
 Endpoint = tuple[str, int]

@@ -129,8 +129,8 @@ class Agent(Play):
             "it joins": lambda: events.Join(CANDIDATE),
             "the term is claimed": lambda: events.LeaderClaimed(self._campaign),
             "its own leader ends(?:: (?P<why>.*))?": lambda why: events.LeaderEnded(self._campaign, why or ""),
-            "the records cannot be read: (?P<why>.*)": lambda why: events.CampaignRecordsFailed(
-                self.state.numbers + 1, why
+            "the records cannot be read: (?P<why>.*)": lambda why: events.CampaignRecordsRead(
+                self.state.numbers + 1, None, why
             ),
             "its link breaks": lambda: events.LinkClosed(self._number),
             r"it hears the leader(?:, whose limit is (?P<limit>\S+) s)?": lambda limit: received(
