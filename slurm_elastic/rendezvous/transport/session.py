@@ -146,7 +146,9 @@ class Session:
         self._challenge = ""
 
     def start(self) -> bytes:
-        """Return the bytes that the agent's end sends first: its greeting."""
+        """Return the bytes to send first: the agent's greeting; none on the leader's end."""
+        if self.role is Role.LEADER:
+            return b""
         return self._greeting(agent=self.agent, tag=self._proof("hello", self._nonce, self.agent))
 
     def receive(self, data: bytes) -> tuple[list[dict[str, Any]], bytes]:

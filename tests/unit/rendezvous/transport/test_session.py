@@ -75,7 +75,7 @@ def test_messages_go_both_ways_in_order() -> None:
 
 def test_a_stream_may_come_byte_by_byte() -> None:
     one, other = agent(), leader()
-    pending = {session.Role.AGENT: b"", session.Role.LEADER: one.start()}
+    pending = {session.Role.AGENT: other.start(), session.Role.LEADER: one.start()}
     while any(pending.values()):
         for receiver in (other, one):
             data, pending[receiver.role] = pending[receiver.role], b""
