@@ -139,7 +139,10 @@ def framed(content: bytes) -> bytes:
 
 
 def listening(content: bytes) -> None:
-    for end in (Session(Role.LEADER, SECRET, "7.0"), Session(Role.LEADER, SECRET, "7.0", idle=True)):
+    for end in (
+        Session(Role.LEADER, SECRET, "7.0"),
+        Session(Role.LEADER, SECRET, "7.0", refuses=lambda agent, nonce: 0.0),
+    ):
         with contextlib.suppress(SessionError):
             end.receive(framed(content))
             end.receive(framed(content))

@@ -89,7 +89,7 @@ class Runner:
         config = self._config
         self._listener = Listener(
             self._listening,
-            lambda: Session(Role.LEADER, self._secret, config.incarnation, idle=True),
+            lambda: Session(Role.LEADER, self._secret, config.incarnation, refuses=lambda agent, nonce: 0.0),
         )
         if self._founder is not None:
             self._lead(FOUNDER, self._founder)

@@ -15,7 +15,7 @@ from slurm_elastic.descriptors import connections_at_most
 from slurm_elastic.rendezvous.membership.assignment import Table
 from slurm_elastic.rendezvous.transport.connection import Connection
 from slurm_elastic.rendezvous.transport.messages import Assignment, Heartbeat, LeaderMessage, encode
-from slurm_elastic.rendezvous.transport.session import Session, SessionError
+from slurm_elastic.rendezvous.transport.session import ForeignError, Session, SessionError
 from slurm_elastic.text import printable
 
 if TYPE_CHECKING:
@@ -61,11 +61,20 @@ class AgentConnections:
         """Return the number of connections for which there are descriptors beside those of members."""
         return self._most - len(self.by_agent) - len(self.pending)
 
-    def busy(self, agent: str) -> float | None:
-        """Return the seconds after which a new agent is to connect again; None if there is room for it now.
+    def refuses(self, agent: str, nonce: str) -> float | None:
+        """Return the seconds after which an agent that has greeted is to connect again; None if there is room now.
 
         A new connection of a connected agent replaces the one that broke, so there is always room for it.
+
+        Raises:
+            ForeignError: A valid greeting with this random number has come before. Only members of the run make valid
+                ones, so a stranger cannot make the leader forget one.
         """
+        if nonce in self._greetings:
+            raise ForeignError("a greeting that has come before")
+        self._greetings[nonce] = None
+        if len(self._greetings) > _GREETINGS:
+            del self._greetings[next(iter(self._greetings))]
         if agent in self.by_agent or self.room() > 0:
             return None
         self.reject(
@@ -73,18 +82,6 @@ class AgentConnections:
         )
         # Random, so that the agents do not all connect together again.
         return random.uniform(1.0, 3.0)
-
-    def repeated(self, nonce: str) -> bool:
-        """Return whether a valid greeting with this random number has come before, and remember it.
-
-        Only members of the run make valid greetings, so a stranger cannot make the leader forget one.
-        """
-        if nonce in self._greetings:
-            return True
-        self._greetings[nonce] = None
-        if len(self._greetings) > _GREETINGS:
-            del self._greetings[next(iter(self._greetings))]
-        return False
 
     def authenticated(self, connection: AcceptedConnection) -> None:
         """Make a connection the one of its agent, as it has proved its identity; close an older one."""

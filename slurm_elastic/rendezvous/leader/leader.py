@@ -112,15 +112,7 @@ class Leader:
     # What the connections report.
 
     def _new_session(self) -> Session:
-        connections = self.connections
-        return Session(
-            Role.LEADER,
-            self.secret,
-            self.run,
-            epoch=self.epoch,
-            busy=connections.busy,
-            repeated=connections.repeated,
-        )
+        return Session(Role.LEADER, self.secret, self.run, epoch=self.epoch, refuses=self.connections.refuses)
 
     def opened(self, connection: AcceptedConnection) -> None:
         """A member of the run has connected, and has not proved yet which agent it is."""

@@ -105,12 +105,11 @@ class Session:
     Args:
         run: Run id and incarnation; agents of another one are foreign.
         agent: The agent's identity; the leader's end takes it from the greeting.
-        epoch: The leader's epoch; the agent's end takes it from the answer.
+        epoch: The leader's epoch; the agent's end takes it from the answer. The listening end of an agent that does not
+            lead has none, 0, and tells strangers nothing.
         port: The port that the listening end listens on.
-        idle: True on the listening end of an agent that does not lead: it refuses valid greetings.
-        busy: On the leader's end: returns, for an agent that has greeted, the seconds after which it is to connect
-            again; None if there is room for it now.
-        repeated: On the leader's end: returns True if the random number of a valid greeting has come before.
+        refuses: On the listening end: returns, for the agent and the random number of a valid greeting, None to admit
+            it, the seconds after which it is to connect again, or 0 if no leader runs here. May raise SessionError.
 
     Attributes:
         admitted: On the listening end, True once the greeting has proved membership of the run.
@@ -126,16 +125,14 @@ class Session:
         agent: str = "",
         epoch: int = 0,
         port: int = 0,
-        idle: bool = False,
-        busy: Callable[[str], float | None] | None = None,
-        repeated: Callable[[str], bool] | None = None,
+        refuses: Callable[[str, str], float | None] = lambda agent, nonce: None,
     ) -> None:
         self.role = role
         self.agent = agent
         self.epoch = epoch
         self.port = port
         self.admitted = self.established = False
-        self._idle, self._busy, self._repeated = idle, busy, repeated
+        self._refuses = refuses
         self._secret = secret
         self._run = run
         self._nonce = secrets.token_hex(16)
@@ -212,28 +209,15 @@ class Session:
         epoch = self.epoch
         proof = self._proof("leader", self._challenge, self._nonce, str(epoch), str(self.port))
         welcome = self._greeting(epoch=epoch, run=self._run_name(), proof=proof)
-        agent, tag = message.get("agent"), message.get("tag")
-        if (
-            not isinstance(agent, str)
-            or not isinstance(tag, str)
-            or not tag.isascii()
-            or not hmac.compare_digest(tag, self._proof("hello", self._challenge, agent))
-        ):
-            raise ForeignError(_WRONG_PROOF, b"" if self._idle else welcome)
-        if self._idle:
-            raise self._refused(0.0)
-        if self._repeated is not None and self._repeated(self._challenge):
-            raise ForeignError("a greeting that has come before")
-        seconds = self._busy(agent) if self._busy is not None else None
+        agent = message.get("agent")
+        if not isinstance(agent, str) or not _proves(message.get("tag"), self._proof("hello", self._challenge, agent)):
+            raise ForeignError(_WRONG_PROOF, welcome if epoch else b"")
+        seconds = self._refuses(agent, self._challenge)
         if seconds is not None:
-            raise self._refused(seconds)
+            proof = self._proof("refused", self._challenge, self._nonce, str(seconds), str(self.port))
+            raise RefusedError("refused", self._greeting(refused=seconds, proof=proof))
         self.agent, self.admitted = agent, True
         return welcome
-
-    def _refused(self, seconds: float) -> RefusedError:
-        """Return the refusal of a valid greeting: for so many seconds; for 0 where no leader runs."""
-        proof = self._proof("refused", self._challenge, self._nonce, str(seconds), str(self.port))
-        return RefusedError("refused", self._greeting(refused=seconds, proof=proof))
 
     def _greeting(self, **fields: object) -> bytes:
         opening = {"hello": _MAGIC, "protocol": PROTOCOL, "version": __version__, "nonce": self._nonce}
@@ -279,8 +263,7 @@ class Session:
         self.established = True
 
     def _check(self, message: dict[str, Any], expected: str) -> None:
-        proof = message.get("proof")
-        if not isinstance(proof, str) or not proof.isascii() or not hmac.compare_digest(proof, expected):
+        if not _proves(message.get("proof"), expected):
             raise ForeignError(_WRONG_PROOF)
 
     def _run_name(self) -> str:
@@ -304,6 +287,10 @@ def _greeting(message: dict[str, Any]) -> tuple[str, int, str]:
     if not isinstance(protocol, int) or not isinstance(version, str) or not _VERSION.fullmatch(version):
         raise ForeignError("a greeting without version")
     return nonce, protocol, version
+
+
+def _proves(proof: object, expected: str) -> bool:
+    return isinstance(proof, str) and proof.isascii() and hmac.compare_digest(proof, expected)
 
 
 def _mismatch(protocol: int, version: str) -> str:

@@ -19,7 +19,7 @@ SECRET = bytes(range(32))
 
 def idle() -> Session:
     """Return the listening end of a session where no leader runs."""
-    return Session(Role.LEADER, SECRET, "7.0", idle=True)
+    return Session(Role.LEADER, SECRET, "7.0", refuses=lambda agent, nonce: 0.0)
 
 
 @pytest.mark.parametrize("turns", range(10))
@@ -121,7 +121,7 @@ def test_an_idle_agent_is_told_from_a_program_that_took_its_port() -> None:
     told = asyncio.run(come(idle))
     assert isinstance(told, ClosedError)
     assert not isinstance(asyncio.run(come(_close)), ClosedError)
-    another = asyncio.run(come(lambda: Session(Role.LEADER, bytes(32), "7.0", idle=True)))
+    another = asyncio.run(come(lambda: Session(Role.LEADER, bytes(32), "7.0", refuses=lambda agent, nonce: 0.0)))
     assert not isinstance(another, ClosedError)
 
 

@@ -150,13 +150,18 @@ def test_a_leader_proves_the_port_that_it_listens_on() -> None:
 
 def test_an_agent_that_leads_nobody_proves_to_be_of_the_run() -> None:
     one = agent()
-    idle = session.Session(session.Role.LEADER, SECRET, "7.0", idle=True)
+    idle = session.Session(session.Role.LEADER, SECRET, "7.0", refuses=lambda agent, nonce: 0.0)
     with pytest.raises(session.ClosedError):
         one.receive(answer_to(one.start(), idle))
     assert not idle.admitted
     # It says nothing to others, and nobody says it in its place.
     stranger = agent(secret=bytes(32))
-    assert answer_to(stranger.start(), session.Session(session.Role.LEADER, SECRET, "7.0", idle=True)) == b""
+    assert (
+        answer_to(
+            stranger.start(), session.Session(session.Role.LEADER, SECRET, "7.0", refuses=lambda agent, nonce: 0.0)
+        )
+        == b""
+    )
     one = agent()
     with pytest.raises(session.ForeignError, match="wrong proof"):
         one.receive(greeting(refused=0.0, proof="0" * 64))
@@ -165,7 +170,7 @@ def test_an_agent_that_leads_nobody_proves_to_be_of_the_run() -> None:
 def test_a_leader_without_room_says_when_to_come_again() -> None:
     one = agent()
     busy = session.Session(
-        session.Role.LEADER, SECRET, "7.0", epoch=5, busy=lambda name: 1.25 if name == AGENT else None
+        session.Role.LEADER, SECRET, "7.0", epoch=5, refuses=lambda name, _: 1.25 if name == AGENT else None
     )
     with pytest.raises(session.BusyError) as told:
         one.receive(answer_to(one.start(), busy))
