@@ -68,10 +68,7 @@ def ask_to_leave(leader: LeaderEndpoint, request: messages.LeaveRequest) -> mess
     Raises:
         NoAnswerError: The leader does not answer within 10 s, or another program does.
     """
-    for message in _converse(leader, request):
-        if isinstance(message, messages.LeaveAnswer):
-            return message
-    raise _closed(leader)
+    return next(message for message in _converse(leader, request) if isinstance(message, messages.LeaveAnswer))
 
 
 def ask_status(leader: LeaderEndpoint) -> tuple[messages.StatusAnswer, dict[str, str]]:
@@ -84,20 +81,22 @@ def ask_status(leader: LeaderEndpoint) -> tuple[messages.StatusAnswer, dict[str,
         NoAnswerError: The leader does not answer within 10 s, or another program does, or too many clients ask it.
     """
     reports: dict[str, str] = {}
-    for message in _converse(leader, messages.StatusRequest(client_name())):
+    received = _converse(leader, messages.StatusRequest(client_name()))
+    while not isinstance(message := next(received), messages.StatusAnswer):
         if isinstance(message, messages.StatusPart):
             reports.update(message.reports)
-        elif isinstance(message, messages.StatusAnswer):
-            if message.busy:
-                raise NoAnswerError(f"too many clients ask the leader at {leader.address}:{leader.port}")
-            return message, reports
-    raise _closed(leader)
+    if message.busy:
+        raise NoAnswerError(f"too many clients ask the leader at {leader.address}:{leader.port}")
+    return message, reports
 
 
 def _converse(
     leader: LeaderEndpoint, request: messages.LeaveRequest | messages.StatusRequest
 ) -> Iterator[messages.LeaderMessage]:
-    """Yield the leader's messages after the request. Both ends prove the run's secret first."""
+    """Yield the leader's messages after the request, until it closes the connection, which is an error.
+
+    Both ends prove the run's secret first.
+    """
     deadline = time.monotonic() + _TIMEOUT
     try:
         with closing(socket.create_connection((leader.address, leader.port), _TIMEOUT)) as connection:
@@ -108,7 +107,7 @@ def _converse(
                 connection.settimeout(max(0.001, deadline - time.monotonic()))
                 data = connection.recv(65536)
                 if not data:
-                    return
+                    raise NoAnswerError(f"the leader at {leader.address}:{leader.port} has closed the connection")
                 received, answer = session.receive(data)
                 connection.sendall(answer)
                 if session.established and not asked:
@@ -119,7 +118,3 @@ def _converse(
     except (OSError, SessionError, messages.MessageError, OverflowError) as error:
         problem = f"the leader at {leader.address}:{leader.port} does not answer: {error or 'time-out'}"
         raise NoAnswerError(problem) from None
-
-
-def _closed(leader: LeaderEndpoint) -> NoAnswerError:
-    return NoAnswerError(f"the leader at {leader.address}:{leader.port} has closed the connection")

@@ -122,7 +122,6 @@ class ElectionConfig:
         leader_limit: Least silence after which the leader is lost, in seconds.
         has_workers: False for an agent that only leads.
         can_hold: True if the workers of this agent can name a step to stop at.
-        directory: the path of the run directory, for error messages.
     """
 
     incarnation: str
@@ -147,11 +146,7 @@ class ElectionConfig:
 
 @dataclass(frozen=True, slots=True)
 class CampaignRecords:
-    """The records that an agent has read before it campaigns.
-
-    Attributes:
-        newest_term: the highest term taken, 0 before the first.
-    """
+    """The records that an agent has read before it campaigns; `newest_term` is 0 before the first."""
 
     newest_term: int
     situation: Situation
@@ -159,11 +154,7 @@ class CampaignRecords:
 
 @dataclass(frozen=True, slots=True)
 class Campaign:
-    """The term that a candidate claims once it has a quorum of the last round.
-
-    Attributes:
-        follows: the last round on record, None before the first.
-    """
+    """The term that a candidate claims once it has a quorum of the last round on record, which it `follows`."""
 
     term: int
     settings: Settings

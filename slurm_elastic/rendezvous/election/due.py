@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Any
 
 from slurm_elastic.rendezvous.election import events
@@ -20,7 +21,6 @@ from slurm_elastic.rendezvous.election.campaign import (
     first_question_delay,
     search_pause,
 )
-from slurm_elastic.rendezvous.election.events import CutOff, LeaderEvent, LeaderLost, Unreachable
 from slurm_elastic.rendezvous.election.leader_location import Answer, Attempts
 from slurm_elastic.rendezvous.election.state import Campaigning, Election, Following, Leading, Lookup, Preparing, Search
 from slurm_elastic.rendezvous.membership.agents import Reason, node_of
@@ -164,9 +164,8 @@ class Due:
         cut_off = self.state.follower.cut_off_now()
         if cut_off is not None and cut_off.last_round is not None:
             self.change(follower=cut_off)
-            self.act(
-                events.Deliver(CutOff(cut_off.last_round, Reason.NODE_LOST, node_of(self.state.known.leader), why))
-            )
+            node = node_of(self.state.known.leader)
+            self.act(events.Deliver(events.CutOff(cut_off.last_round, Reason.NODE_LOST, node, why)))
 
     # Searching.
 
@@ -186,7 +185,7 @@ class Due:
             left = search.began + self.config.connect_timeout - self.now
             self.act(events.Warn(f"no leader found for {UNLED:g} s: {problem}; this agent tries for {left:.0f} s more"))
         if self.is_due(search.began + self.config.connect_timeout):
-            self._end(LeaderLost(problem) if search.lost is not None else self._unreachable(problem))
+            self._end(events.LeaderLost(problem) if search.lost is not None else self._unreachable(problem))
 
     def _read_location(self) -> None:
         """Read from the records where the leader is, if that is due."""
@@ -223,14 +222,14 @@ class Due:
     def _is_silent(self) -> bool:
         return self.is_due(self.state.search.last_message_at + self.state.leader_limit)
 
-    def _end(self, event: LeaderEvent) -> None:
+    def _end(self, event: events.LeaderEvent) -> None:
         self.end()
         self.act(events.Deliver(event))
 
-    def _unreachable(self, problem: str) -> Unreachable:
+    def _unreachable(self, problem: str) -> events.Unreachable:
         if self.state.twins and not self.state.lookup.location.published:
-            return Unreachable(_twin(self.state.twins), usage=True)
-        return Unreachable(f"{problem}, tried for {self.config.connect_timeout:g} s")
+            return events.Unreachable(_twin(self.state.twins), usage=True)
+        return events.Unreachable(f"{problem}, tried for {self.config.connect_timeout:g} s")
 
     def _connect(self) -> None:
         """Start the attempts that are due.
@@ -310,11 +309,6 @@ class Due:
         others = (members.left, *self.config.endpoints)
         return tuple(dict.fromkeys(endpoint for endpoint in endpoints if endpoint not in others))
 
-    def _succession(self) -> tuple[Sequence[Successor], set[str]]:
-        """Return the order of succession, and the agents that are known to have ended or left for good."""
-        order, ended = self._order(), self.state.attempts.with_answer(Answer.ENDED)
-        return order, {successor.agent for successor in order if successor.endpoint in ended} | self.state.known.gone
-
     def _agent_at(self, endpoint: Endpoint, order: Sequence[Successor]) -> str:
         """Return the agent that listens at an endpoint; empty if it is not known.
 
@@ -331,17 +325,17 @@ class Due:
         # Another agent may lead since an earlier look.
         if state.lookup.read_at < search.lost_at:
             return
-        order, gone = self._succession()
+        order, ended = self._order(), state.attempts.with_answer(Answer.ENDED)
         names = [successor.agent for successor in order]
+        gone = {successor.agent for successor in order if successor.endpoint in ended} | state.known.gone
         delay = campaign_delay(names, self.config.agent, gone, state.known.leaving)
         if self.is_due(max(search.lost_at + delay, state.campaign_at)):
             number = self.number()
-            self.change(campaign=Preparing(number, self._loss()), campaign_at=self.now + CAMPAIGN_AGAIN)
+            self.change(campaign=Preparing(number, self._loss(order, gone)), campaign_at=self.now + CAMPAIGN_AGAIN)
             self.act(events.ReadCampaignRecords(number))
 
-    def _loss(self) -> LeaderLoss:
+    def _loss(self, order: Sequence[Successor], gone: AbstractSet[str]) -> LeaderLoss:
         members, search = self.state.known, self.state.search
-        order, gone = self._succession()
         silent = frozenset[str]()
         if search.lost is not None and (lost := self._agent_at(search.lost, order)):
             if self.state.attempts.answer(search.lost) is Answer.ENDED:

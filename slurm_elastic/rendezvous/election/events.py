@@ -24,9 +24,7 @@ class Tick:
 class LinkOpened:
     """A connection was made, and both sides have proved that they belong to the run.
 
-    Attributes:
-        endpoint: of the other side, by address.
-        term: in which the other side leads, or would.
+    `endpoint` has the address of the other side, and `term` is the one in which that leads, or would.
     """
 
     number: int
@@ -39,7 +37,6 @@ class LinkFailed:
     """An attempt to connect has failed.
 
     Attributes:
-        answer: what that says about the other side.
         busy: seconds after which the other side has asked to try again.
     """
 

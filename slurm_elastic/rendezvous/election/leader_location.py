@@ -149,12 +149,7 @@ _NEVER = Tried()
 
 @dataclass(frozen=True, slots=True)
 class Attempts:
-    """The attempts of an agent to connect, since it found or lost its leader last.
-
-    Attributes:
-        tried: The attempts at each endpoint.
-        problem: One line about the last attempt that failed.
-    """
+    """The attempts to connect since an agent found or lost its leader last; `problem` is that of the newest one."""
 
     tried: Mapping[Endpoint, Tried] = field(default_factory=dict)
     problem: str = "no process listens"

@@ -33,7 +33,6 @@ from slurm_elastic.rendezvous.election import campaign as campaigning
 from slurm_elastic.rendezvous.election import events
 from slurm_elastic.rendezvous.election import leader_location as attempting
 from slurm_elastic.rendezvous.election.due import RECONNECT_AGAIN, STEP_DOWN, Due, address
-from slurm_elastic.rendezvous.election.events import LeaderLost, Unreachable
 from slurm_elastic.rendezvous.election.leader_location import Answer
 from slurm_elastic.rendezvous.election.state import Campaigning, Election, Leading, Lookup, Preparing
 from slurm_elastic.rendezvous.membership.events import (
@@ -119,7 +118,7 @@ class _Step(Due):
         self.change(attempts=failed)
         if link is None:
             if event.answer is Answer.VERSION and not state.over:
-                self._end(Unreachable(event.problem, usage=True))
+                self._end(events.Unreachable(event.problem, usage=True))
         elif again and link.closed:
             self._lose_link(link)
 
@@ -174,7 +173,7 @@ class _Step(Due):
             return
         self.change(campaign=None, campaign_at=self.now + STEP_DOWN)
         if event.problem:
-            self.act(events.Deliver(LeaderLost(event.problem)))
+            self.act(events.Deliver(events.LeaderLost(event.problem)))
 
     def join(self, event: events.Join) -> None:
         follower, joined = self.state.follower.join(event.candidate)

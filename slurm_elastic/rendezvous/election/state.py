@@ -35,7 +35,6 @@ class Search:
         lost: Endpoint of the leader whose link has broken; None for the first search.
         last_message_at: When the last message of that leader came.
         lost_at: When it became certain that no leader is at that endpoint; None until then.
-        warned: True after a line has said that no leader is found.
         least_pause: Least seconds between two attempts at an endpoint, and between two readings of the records.
         asks_at: When the agent first reads the records and tries other endpoints than that of the lost leader.
     """
@@ -55,8 +54,7 @@ class Lookup:
 
     Attributes:
         read_at: When that reading began; it has everything that was written before.
-        pending: Number of the reading that is under way.
-        began: When that one began.
+        pending, began: Number of the reading that is under way, and when that began.
     """
 
     location: LeaderLocation = field(default_factory=LeaderLocation)
@@ -94,10 +92,8 @@ class Election:
     Attributes:
         deadline: Latest time for the next Tick; infinite if only events matter.
         heartbeat_limit: The limit in force, from the last leader; all limits of fencing derive from it.
-        follower: The messages that the agent has sent to leaders and received from them.
-        link: The link to the leader; None while the agent searches.
+        link: None while the agent searches.
         attempts: Those at links to a leader; to the same one again while it is silent; to rivals of a candidate.
-        campaign: The agent's own campaign or term; None while it neither campaigns nor leads.
         waited_for: Terms whose new leaders got the time to publish their endpoint.
         twins: Endpoints of leaders of this run with another run directory.
         logged_problem: The last logged reason for which no campaign was possible.

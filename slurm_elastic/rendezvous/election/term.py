@@ -3,9 +3,6 @@
 An epoch (the number of a term) is claimed, and only then the last round is read; a round is written down, and only then
 the newest epoch is read. So all that a leader sends to an agent was written down while its term was the newest, and the
 agent that claims the next one finds it.
-
-The leader carries out decisions of the membership machine one after the other. To write a round down can take long on a
-shared file system, and the machine receives signs of life meanwhile.
 """
 
 from __future__ import annotations
@@ -43,16 +40,11 @@ class Operation(enum.Enum):
     """A method of :class:`~slurm_elastic.rendezvous.leader.fenced_records.FencedRecords`."""
 
     TAKE = "take"
-    """Take the term; allowed unless another agent has it."""
     CONFIRM = "confirm"
-    """Read the last round; allowed if it is the one that this term follows."""
     PUBLISH_ENDPOINT = "publish_endpoint"
     LEADS = "leads"
-    """Read the newest term; allowed if it is this one."""
     WRITE_ROUND = "write_round"
-    """Write the table of a round down; allowed unless another leader has written one of that number."""
     FINISH = "finish"
-    """Write down that the run has ended; allowed if this term is the newest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +139,8 @@ class Term:
     Attributes:
         deadline: when the machine has to see a Tick at the latest.
         tick_at: when the membership machine has to see it.
-        queue: decisions that are not carried out yet, each with the state after it.
+        queue: decisions that are not carried out yet, each with the state after it; a write to a shared file system
+            can take long, and the membership goes on meanwhile.
         writing: what is still to be done with the records for the first of these; its first action is under way.
         asks_at: when to ask the questions whose answers matter now, and to read the newest term; infinite for what is
             under way.

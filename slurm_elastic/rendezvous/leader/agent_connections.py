@@ -23,8 +23,7 @@ if TYPE_CHECKING:
 
 _TURNS = 64
 _TOGETHER = 256
-"""Agents whose answers may arrive together: 6 ms, in which the leader can do nothing else. With 64 it is awake four
-times as often, and each heartbeat of 1,024 agents costs it a third more."""
+"""Agents whose answers may arrive together: 6 ms, in which the leader can do nothing else."""
 
 
 logger = logging.getLogger(__name__)
@@ -53,9 +52,6 @@ class AgentConnections:
         self.pending: set[AcceptedConnection] = set()
         self._greetings: dict[str, None] = {}
         self._most = connections_at_most()
-
-    def __len__(self) -> int:
-        return len(self.by_agent)
 
     def room(self) -> int:
         """Return the number of connections for which there are descriptors beside those of members."""

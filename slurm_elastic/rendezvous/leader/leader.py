@@ -106,7 +106,7 @@ class Leader:
 
     async def wait_until_all_left(self) -> None:
         """Return when every decision is carried out and every agent has disconnected."""
-        while len(self.connections) or self._term.queue:
+        while self.connections.by_agent or self._term.queue:
             await asyncio.sleep(0.02)
 
     # What the connections report.
@@ -169,8 +169,6 @@ class Leader:
             epoch=self.epoch,
             phase=state.phase.value,
             seconds=round(max(0.0, self._loop.time() - since), 3),
-            asked=0,
-            answered=0,
             min_nodes=self._settings.min_nodes,
             max_nodes=self._settings.max_nodes,
         )

@@ -9,10 +9,9 @@ listener keeps a socket for it and no more. Strangers get the descriptors that m
 (:mod:`.session`): this connection is admitted, and the listener never drops it for another one. Once it has proved
 which agent it belongs to, it is that agent's connection.
 
-An agent greets as soon as it is connected, so its greeting has often arrived when the listener accepts, and comes soon
-after where the agent waits for a processor. The listener reads admitted connections before it accepts more; the rest
-wait in the kernel's backlog, which does not refuse: Linux drops the last packet of a connection that finds it full, and
-the other side repeats it after 1 s (tcp(7); tcp_abort_on_overflow is 0 unless an administrator has changed it).
+The listener reads admitted connections before it accepts more; the rest wait in the kernel's backlog, which does not
+refuse: Linux drops the last packet of a connection that finds it full, and the other side repeats it after 1 s (tcp(7);
+tcp_abort_on_overflow is 0 unless an administrator has changed it).
 """
 
 from __future__ import annotations

@@ -126,7 +126,6 @@ class StatusAnswer:
         seconds: since this phase began.
         asked, answered: how many agents the leader has asked, and how many have reported in time.
         silent: nodes of the other agents, as a host list.
-        min_nodes, max_nodes: of the run.
         busy: true if too many clients ask; then no agent was asked.
     """
 
@@ -134,8 +133,8 @@ class StatusAnswer:
     epoch: int
     phase: str
     seconds: float
-    asked: int
-    answered: int
+    asked: int = 0
+    answered: int = 0
     silent: str = ""
     min_nodes: int = 0
     max_nodes: int = 0
@@ -181,7 +180,6 @@ class Assignment:
     Attributes:
         successors: The first of the agents that may follow the leader, in order.
         members: The nodes of the round as a host list, which is short also for thousands.
-        heartbeat_limit: The limit in force, in seconds.
         origin: The snapshot that the workers start from, as text; membership does not read it.
     """
 

@@ -3,13 +3,7 @@
 Bytes go in, messages and bytes come out. Both ends prove that they hold the run's secret before they read anything
 else, each with the other's fresh random number, so nothing recorded earlier can be played back. Every later frame
 carries a code over its direction, its number and its content: forged, changed, repeated or reordered frames end the
-session. Content is JSON and is never unpickled.
-
-The agent's greeting carries a tag over its random number and its identity, keyed with the run's secret. The tag proves
-membership of the run before the listener keeps any state for the connection (:mod:`.listener`), and no more than that:
-a process that has received it, as on a port where the leader is expected, can send it again. So a leader takes each
-greeting once. The second frame proves identity, and the proofs of the listening end cover the port that it listens on,
-so that no process can pass them on from another port.
+session. Who may send which frame, and what each proves, is in docs/architecture.md.
 
 The agent's greeting, and the leader's answer to one of another protocol, keep their fields in every protocol, so that
 agents of different versions can tell a person what to fix.
@@ -304,12 +298,8 @@ def _frame(content: bytes) -> bytes:
     return _LENGTH.pack(len(content)) + content
 
 
-# json.dumps makes an encoder for each call that wants other separators (json/__init__.py).
-_encoder = json.JSONEncoder(separators=(",", ":"))
-
-
 def _json(value: object) -> bytes:
-    return _encoder.encode(value).encode()
+    return json.dumps(value, separators=(",", ":")).encode()
 
 
 def _object(content: bytes) -> dict[str, Any]:
