@@ -99,9 +99,6 @@ class RendezvousConfig:
 def connect(config: RendezvousConfig, journal: Callable[[Decision], None], *, can_hold: bool = False) -> Coordination:
     """Start the thread that follows the run's leader, or leads.
 
-    The first of the agents that may lead takes the first term of the incarnation, and publishes its endpoint in the
-    records. In an allocation all agents expect it there, before the records have it.
-
     Args:
         journal: Called with every decision of the leader, on the leading agent.
         can_hold: See :class:`~slurm_elastic.rendezvous.election.campaign.ElectionConfig`.

@@ -34,9 +34,6 @@ _OTHERWISE = {
 class RendezvousOptions(RoundOptions):
     """Times in seconds. `join_timeout` and `last_call_timeout` mean what they mean to torch's own dynamic rendezvous.
 
-    torch's keep_alive_interval times keep_alive_max_attempt sets `heartbeat_limit`, too. ``valid_nodes=2:4:8`` lists
-    the sizes that a round may have, and ``node_unit=2`` stands for all multiples.
-
     Attributes:
         leader_limit: silence after which the leader is lost, at least the default that follows from heartbeat_limit.
         etcd_limit: silence after which an etcd that keeps the records of the run is lost.

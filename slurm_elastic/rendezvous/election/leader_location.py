@@ -66,15 +66,13 @@ class Leadership:
 
     def placed(self, message: Assignment, endpoint: Endpoint) -> Leadership:
         """Note an assignment that the leader at this endpoint gave."""
-        return replace(
-            self,
+        return Leadership(
             term=message.epoch,
             leader=message.leader,
             successors=message.successors,
             round=message.round,
             members=message.nodes,
-            leaving=frozenset(),
-            gone=frozenset(),
+            left=self.left,
             endpoint=endpoint,
         )
 
@@ -206,15 +204,9 @@ def begin(attempts: Attempts, endpoint: Endpoint, number: int, now: float) -> At
     return Attempts({**attempts.tried, endpoint: tried}, attempts.problem)
 
 
-def answered(
-    attempts: Attempts, endpoint: Endpoint, answer: Answer, problem: str, busy: float = 0.0, least_pause: float = 0.0
-) -> Attempts:
-    """Note that the attempt at an endpoint has failed.
-
-    The other end has asked to try again after `busy` seconds. The next attempt starts `least_pause` seconds after the
-    start of this one, or later.
-    """
+def answered(attempts: Attempts, endpoint: Endpoint, answer: Answer, problem: str, least_pause: float) -> Attempts:
+    """Note that the attempt at an endpoint has failed; the next starts at least so many seconds after its start."""
     tried = attempts.tried[endpoint]
     pause = _SOON if answer is Answer.IDLE else min(2 * tried.pause, _LATER)
-    tried = Tried(None, tried.began, max(pause, least_pause, busy), answer)
+    tried = Tried(None, tried.began, max(pause, least_pause), answer)
     return Attempts({**attempts.tried, endpoint: tried}, problem)

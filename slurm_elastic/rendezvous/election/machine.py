@@ -107,15 +107,8 @@ class _Step(Due):
             return
         again = link is not None and endpoint == link.endpoint
         least_pause = state.heartbeat_limit * RECONNECT_AGAIN if again else 0.0
-        failed = attempting.answered(
-            state.attempts,
-            endpoint,
-            event.answer,
-            event.problem,
-            event.busy,
-            state.search.least_pause if link is None else least_pause,
-        )
-        self.change(attempts=failed)
+        pause = max(event.busy, state.search.least_pause if link is None else least_pause)
+        self.change(attempts=attempting.answered(state.attempts, endpoint, event.answer, event.problem, pause))
         if link is None:
             if event.answer is Answer.VERSION and not state.over:
                 self._end(events.Unreachable(event.problem, usage=True))

@@ -178,8 +178,10 @@ def step(term: Term, event: TermEvent, now: float) -> tuple[Term, tuple[TermActi
             turn.step_down(StepDown(why, failed=True))
         case Answered():
             turn.answered(event)
-        case events.Disconnected():
-            turn.disconnected(event)
+        case events.Disconnected(agent):
+            turn.happened(event)
+            if agent in turn.state.broken:
+                turn.actions.append(Ask(Question.DISCONNECTED, (agent,)))
         case events.Tick() if now < term.tick_at:
             pass
         case _:
@@ -218,11 +220,6 @@ class _Step:
         if decisions:
             self.queue += tuple((self.state, decision) for decision in decisions)
             self._carry_out()
-
-    def disconnected(self, event: events.Disconnected) -> None:
-        self.happened(event)
-        if event.agent in self.state.broken:
-            self.actions.append(Ask(Question.DISCONNECTED, (event.agent,)))
 
     # Decisions, one after the other.
 

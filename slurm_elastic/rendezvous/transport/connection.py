@@ -30,8 +30,7 @@ an attempt that began while the network was cut waits for seconds after it is wh
 class Connection:
     """One end of an authenticated connection; a subclass says what becomes of the bytes that come.
 
-    It reads and writes its socket itself. A transport of asyncio (3.11) costs a task for each connection that is
-    accepted, and a buffer of 256 KiB for each read (selector_events.py, max_size), however few bytes come.
+    It reads and writes its socket itself: docs/architecture.md has what a transport of asyncio costs.
     """
 
     def __init__(self, session: Session, stream: socket.socket) -> None:

@@ -47,9 +47,6 @@ class _Stranger:
 class Listener:
     """Accepts connections until it is closed.
 
-    asyncio's own server (3.11, base_events.py, Server._attach) loses connections that it has accepted when it is closed
-    in the same moment: they stay open, and the other end waits for an answer that never comes.
-
     Args:
         idle_session: Makes the listening end of a session that says that no leader runs here.
     """

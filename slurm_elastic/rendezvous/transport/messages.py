@@ -80,9 +80,6 @@ def addressed_agents(request: LeaveRequest, agents: Mapping[str, str]) -> tuple[
     return tuple(meant), answer
 
 
-# Asking a run what it does now: the leader asks each of its agents once, and passes on what they report.
-#
-# A report is text to the leader, so that what agents say about themselves can grow without it.
 REPORT_LIMIT = 4096
 """Characters of one agent's report. They are printable ASCII, so that JSON needs at most twice as many bytes."""
 
