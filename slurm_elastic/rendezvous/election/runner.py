@@ -153,10 +153,7 @@ class Runner:
             self._fail(error)
         finally:
             self._busy = False
-        if self._timer is not None:
-            self._timer.cancel()
-        deadline = self._election.deadline
-        self._timer = self._loop.call_at(deadline, self.handle, events.Tick()) if deadline != math.inf else None
+        self._schedule()
 
     def _fail(self, error: BaseException) -> None:
         """End this agent's part after a fault in here."""
@@ -165,6 +162,23 @@ class Runner:
         self._failed = True
         logger.error("the link to the leader failed", exc_info=error)
         self._deliver(events.LeaderLost(f"the link to it failed: {error}"))
+
+    def _schedule(self) -> None:
+        deadline = self._election.deadline
+        if self._timer is not None:
+            if not self._timer.cancelled() and self._timer.when() <= deadline:
+                return
+            self._timer.cancel()
+            self._timer = None
+        if deadline != math.inf:
+            self._timer = self._loop.call_at(deadline, self._wake)
+
+    def _wake(self) -> None:
+        self._timer = None
+        if self._loop.time() >= self._election.deadline:
+            self.handle(events.Tick())
+        else:
+            self._schedule()
 
     # Actions.
 

@@ -91,6 +91,7 @@ class Leader:
         self._listener, connections = listener, self.connections
         serve = functools.partial(AcceptedConnection, self)
         listener.admit(self._new_session, serve, connections.reject, connections.room)
+        self._schedule()
         try:
             # A leader that waits for no member claims its term at once.
             self._handle(events.Tick())
@@ -185,12 +186,16 @@ class Leader:
         self._schedule()
 
     def _schedule(self) -> None:
+        deadline = min(self._term.deadline, self.connections.beat_at)
         if self._timer is not None:
+            if not self._timer.cancelled() and self._timer.when() <= deadline:
+                return
             self._timer.cancel()
         if not self._term.over:
-            self._timer = self._loop.call_at(min(self._term.deadline, self.connections.beat_at), self._tick)
+            self._timer = self._loop.call_at(deadline, self._tick)
 
     def _tick(self) -> None:
+        self._timer = None
         try:
             if self.membership.broken:
                 # The agents that connect again may wait behind strangers.
