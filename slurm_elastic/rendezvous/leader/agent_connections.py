@@ -7,6 +7,7 @@ import math
 import random
 import socket
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING
@@ -50,6 +51,7 @@ class AgentConnections:
         self.beat_at = 0.0
         self.by_agent: dict[str, AcceptedConnection] = {}
         self.pending: set[AcceptedConnection] = set()
+        self._coming: Counter[str] = Counter()
         self._greetings: dict[str, None] = {}
         self._most = connections_at_most()
 
@@ -79,9 +81,14 @@ class AgentConnections:
         # Random, so that the agents do not all connect together again.
         return random.uniform(1.0, 3.0)
 
+    def opened(self, connection: AcceptedConnection) -> None:
+        """Add a connection of a member of the run that has not proved its identity yet."""
+        self.pending.add(connection)
+        self._coming[connection.named] += 1
+
     def authenticated(self, connection: AcceptedConnection) -> None:
         """Make a connection the one of its agent, as it has proved its identity; close an older one."""
-        self.pending.discard(connection)
+        self._arrived(connection)
         older = self.by_agent.get(connection.agent)
         self.by_agent[connection.agent] = connection
         if older is not None:
@@ -89,7 +96,7 @@ class AgentConnections:
 
     def closed(self, connection: AcceptedConnection) -> bool:
         """Remove a connection that has ended. Return True if it was the one of its agent."""
-        self.pending.discard(connection)
+        self._arrived(connection)
         if not self.current(connection):
             return False
         del self.by_agent[connection.agent]
@@ -97,7 +104,7 @@ class AgentConnections:
 
     def has(self, agent: str) -> bool:
         """Return True if this agent is connected, or has greeted."""
-        return agent in self.by_agent or any(connection.named == agent for connection in self.pending)
+        return agent in self.by_agent or agent in self._coming
 
     def current(self, connection: AcceptedConnection) -> bool:
         """Return whether this is the one connection of its agent."""
@@ -133,6 +140,14 @@ class AgentConnections:
         for agent in [*islice(self.by_agent, math.ceil(size * due / turns))]:
             connection = self.by_agent[agent] = self.by_agent.pop(agent)
             connection.send(beat)
+
+    def _arrived(self, connection: AcceptedConnection) -> None:
+        """Remove a connection from the pending ones: it has proved its identity, or has ended."""
+        if connection in self.pending:
+            self.pending.remove(connection)
+            self._coming[connection.named] -= 1
+            if not self._coming[connection.named]:
+                del self._coming[connection.named]
 
     def drop(self, agent: str) -> None:
         """End the connection of an agent. An agent that lives connects again, and learns that its round is over."""

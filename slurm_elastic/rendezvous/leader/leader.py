@@ -117,7 +117,7 @@ class Leader:
 
     def opened(self, connection: AcceptedConnection) -> None:
         """A member of the run has connected, and has not proved yet which agent it is."""
-        self.connections.pending.add(connection)
+        self.connections.opened(connection)
         if connection.named in self.membership.broken:
             self._handle(events.Returning(connection.named))
 
