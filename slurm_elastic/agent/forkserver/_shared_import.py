@@ -37,26 +37,25 @@ def import_and_fork(settings: dict[str, Any], modules_before: set[str]) -> dict[
         The settings of the fork server, in the forked process.
     """
     before = dict(os.environ)
-    obstacle = _import_required(settings, modules_before)
-    pid, ends = _fork(settings) if obstacle is None else (-1, None)
-    if pid == 0:
-        assert ends is not None
-        near_end, far_end = ends
-        near_end.close()
-        # As when it is executed on its own (subprocess, close_fds and start_new_session).
-        for descriptor in settings["inherited"]:
-            os.close(descriptor)
-        os.setsid()
-        return {**settings, "channel": far_end.detach(), "environment": before}
+    obstacle, child = _import_required(settings, modules_before), None
+    if obstacle is None:
+        near_end, far_end = Channel.pair()
+        pid = _fork(settings)
+        if pid == 0:
+            near_end.close()
+            # As when it is executed on its own (subprocess, close_fds and start_new_session).
+            for descriptor in settings["inherited"]:
+                os.close(descriptor)
+            os.setsid()
+            return {**settings, "channel": far_end.detach(), "environment": before}
+        far_end.close()
+        child = near_end, ForkedProcess(pid, os.pidfd_open(pid))
     code = 1
     try:
-        child = _child(pid, *ends) if ends is not None and pid > 0 else None
-        if child is None and obstacle is None:
-            # No reason for threads: they prevent warm workers, too, and the start of the workers logs it.
-            obstacle = "" if pid > 0 else "this process cannot be forked"
         code = _run_agent(settings, before, child, obstacle)
     except SystemExit as end:
-        code = _exit_code(end)
+        # argparse ends a process so, with a number.
+        code = end.code if isinstance(end.code, int) else 1
     except BaseException:
         sys.excepthook(*sys.exc_info())
     finally:
@@ -68,12 +67,13 @@ def _import_required(settings: dict[str, Any], modules_before: set[str]) -> str 
     """Import what the agent and the fork server need.
 
     Returns:
-        None, or why the fork server cannot be forked from this process, for people: a file beside the script hides one
-        of these modules from workers. Empty if torch cannot be imported: the agent then fails with that error itself.
+        None, or why the fork server cannot be forked from this process, for people: threads, say, or a file beside the
+        script that hides one of these modules from workers. Empty if torch cannot be imported: the agent then fails
+        with that error itself.
     """
     try:
-        for name in imports.REQUIRED:
-            imports.import_module(name)
+        if obstacle := imports.import_required()[0]:
+            return obstacle
         beside = [
             entry.name for directory in imports.script_directory(settings["options"]) for entry in os.scandir(directory)
         ]
@@ -85,21 +85,17 @@ def _import_required(settings: dict[str, Any], modules_before: set[str]) -> str 
     return None if hidden is None else f"{hidden} beside the script has the name of a module that torch imports"
 
 
-def _fork(settings: dict[str, Any]) -> tuple[int, tuple[Channel, Channel] | None]:
-    """Return what os.fork returns, -1 if it fails, and both ends of the channel between agent and fork server."""
-    ends = Channel.pair()
+def _fork(settings: dict[str, Any]) -> int:
+    """Return what os.fork returns."""
     gc.freeze()
     flush_c_streams()
     # The fork server never takes a signal, see ForkServer.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     settings["agent"] = os.getpid()
-    try:
-        pid = os.fork()
-    except OSError:
-        pid = -1
+    pid = os.fork()
     if pid != 0:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-    return pid, ends
+    return pid
 
 
 def forget_agent(modules_before: set[str]) -> None:
@@ -110,18 +106,6 @@ def forget_agent(modules_before: set[str]) -> None:
     loggers = logging.root.manager.loggerDict
     for name in [name for name in loggers if name.partition(".")[0] in _AGENT_PACKAGES]:
         del loggers[name]
-
-
-def _child(pid: int, near_end: Channel, far_end: Channel) -> tuple[Channel, ForkedProcess] | None:
-    """Return the fork server; kill it and return None if threads run here, which it lacks."""
-    far_end.close()
-    child = ForkedProcess(pid, os.pidfd_open(pid))
-    if imports.threads_after_fork():
-        child.kill()
-        child.wait()
-        near_end.close()
-        return None
-    return near_end, child
 
 
 def _run_agent(
@@ -146,13 +130,6 @@ def _run_agent(
     agent_main: Callable[[list[str], ForkServer | None, list[int], str | None], int]
     agent_main = getattr(importlib.import_module(module), function)
     return agent_main(state["arguments"], fork_server, settings["signal_mask"], obstacle)
-
-
-def _exit_code(end: SystemExit) -> int:
-    if end.code is None or isinstance(end.code, int):
-        return end.code or 0
-    print(end.code, file=sys.stderr)
-    return 1
 
 
 def _exit(code: int) -> None:
