@@ -197,17 +197,17 @@ class ImportLearner:
 
     # The attempt, in the replacement.
 
-    def carry_out(self, attempt: Attempt, imported: Callable[[], None]) -> dict[str, str]:
+    def carry_out(self, attempt: Attempt) -> dict[str, str]:
         """Import modules in this process, and find out whether workers can be forked from it after that.
 
-        `imported` is called before each import of a module. Returns the "harm" that keeps workers from being forked,
-        and what is "broken", a preload that cannot be imported: both for people, and empty for none.
+        Returns the "harm" that keeps workers from being forked, and what is "broken", a preload that cannot be
+        imported: both for people, and empty for none.
         """
         # Another node with the same script and packages may have tried them.
         stored = self._stored()
         self._take_over(stored)
         modules = [name for name in attempt.modules if name not in self.imports.left_out]
-        trial = ImportTrial(self._script_directory, self._preload, self._seeded, imported)
+        trial = ImportTrial(self._script_directory, self._preload, self._seeded)
         harm = trial.apart(modules) if attempt.apart else trial.together(modules)
         broken = next((str(trial.broken[name]) for name in self._preload if name in trial.broken), "")
         if harm or broken:

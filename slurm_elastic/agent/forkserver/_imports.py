@@ -157,10 +157,8 @@ class ImportTrial:
         seeded: The modules that must draw no random numbers.
     """
 
-    def __init__(
-        self, directories: Sequence[str], preload: Sequence[str], seeded: Collection[str], progress: Callable[[], None]
-    ) -> None:
-        self._directories, self._preload, self._seeded, self._progress = directories, preload, seeded, progress
+    def __init__(self, directories: Sequence[str], preload: Sequence[str], seeded: Collection[str]) -> None:
+        self._directories, self._preload, self._seeded = directories, preload, seeded
         self._preloaded: set[str] = set()
         self._event = ""
         self._answer = -1
@@ -208,8 +206,6 @@ class ImportTrial:
 
     def _import(self, module: str) -> None:
         if module not in sys.modules:
-            # import_module raises no event of this module.
-            self._progress()
             states = random_states() if module in self._seeded else {}
             try:
                 import_module(module)
@@ -274,10 +270,8 @@ class ImportTrial:
                 os.environ.setdefault(name, value)
 
     def _heard(self, event: str, arguments: tuple[Any, ...]) -> None:
-        if event == "import":
-            self._progress()
-            if self._answer >= 0 and arguments[0] in self.left_out:
-                self._end(self.left_out[arguments[0]])
+        if event == "import" and self._answer >= 0 and arguments[0] in self.left_out:
+            self._end(self.left_out[arguments[0]])
         elif event in ("tempfile.mkstemp", "tempfile.mkdtemp"):
             self._event = "makes a temporary file"
 

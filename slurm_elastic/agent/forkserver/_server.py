@@ -6,11 +6,9 @@ import contextlib
 import gc
 import importlib
 import json
-import math
 import os
 import signal
 import sys
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -30,12 +28,6 @@ from slurm_elastic.agent.forkserver.linux import (
 from slurm_elastic.agent.forkserver.protocol import Channel, wait_on
 from slurm_elastic.control.answers import start_answering
 
-_LONGEST_WAIT = 15.0
-"""The first workers wait for learned imports this many seconds, and as long after each report of progress, but for the
-user's preloads without a limit. Where thousands of nodes import at once, workers that import for themselves would be
-later still, and make the others later."""
-_PROGRESS_INTERVAL = 1.0
-"""Seconds between two reports of progress, at least."""
 _END_WAIT = 1.0
 """Seconds for a killed replacement to end, which a file system may hold."""
 _SWEEP_AFTER_AGENT = 5.0
@@ -45,8 +37,8 @@ _SWEEP_AFTER_AGENT = 5.0
 class _Replacement(NamedTuple):
     """A forked process that imports modules, to replace its parent as the fork server.
 
-    It reports progress by empty messages, then what has come of its imports, and waits until it has to take over. It
-    has the same channel to the agent as its parent, of which only the fork server reads.
+    It reports what has come of its imports, and waits until it has to take over. It has the same channel to the agent
+    as its parent, of which only the fork server reads.
     """
 
     attempt: Attempt
@@ -99,9 +91,6 @@ class ServerProcess:
         """The replacement that still imports."""
         self._prepared: _Replacement | None = None
         """The replacement that has imported, and takes over between two rounds; kept until the next one has."""
-        self._awaited_until: float | None = None
-        """The monotonic time until which the first workers wait for the replacement; None for not at all."""
-        self._progress_reported = 0.0
         become_subreaper()
 
     def serve(self) -> None:
@@ -138,16 +127,11 @@ class ServerProcess:
                     return True
             else:
                 self._report_starts()
-            if self._awaited_until is not None and time.monotonic() > self._awaited_until:
-                self._report_ready()
 
     def _timeout(self) -> float | None:
         if self._started:
             return 0
-        if self._replacement is None:
-            return self._learner.seconds_to_look()
-        awaited = self._awaited_until
-        return None if awaited is None or awaited == math.inf else awaited - time.monotonic()
+        return self._learner.seconds_to_look() if self._replacement is None else None
 
     # Imports
 
@@ -168,9 +152,7 @@ class ServerProcess:
         if not obstacle:
             keep_owned_groups()
             # An import may make a process unfit to fork workers: a replacement tries, and this process stays.
-            if self._learner.begin():
-                state["awaits"] = True
-                self._awaited_until = math.inf if self._settings["preload"] else time.monotonic() + _LONGEST_WAIT
+            state["awaits"] = self._learner.begin()
         flush_c_streams()
         self._freeze_imports()
         self._report(**state)
@@ -221,7 +203,7 @@ class ServerProcess:
         assert replacement is not None
         link = replacement.link
         with _output_dropped():
-            outcome = self._learner.carry_out(replacement.attempt, lambda: self._report_progress(link))
+            outcome = self._learner.carry_out(replacement.attempt)
         if not any(outcome.values()):
             self._freeze_imports()
         with contextlib.suppress(OSError):
@@ -234,7 +216,6 @@ class ServerProcess:
         with contextlib.suppress(OSError):
             link.send({})
         link.close()
-        self._awaited_until = None
         self._learner.round_over()
         handle = os.pidfd_open(os.getpid())
         self._report(descriptors=[handle], state="warm", pid=os.getpid(), **self._learner.message_fields())
@@ -242,29 +223,16 @@ class ServerProcess:
         if received[0]:
             self._report(**received[0])
 
-    def _report_progress(self, link: Channel) -> None:
-        """Report once a second that another module is imported: the first workers wait while that goes on."""
-        now = time.monotonic()
-        if now >= self._progress_reported + _PROGRESS_INTERVAL:
-            self._progress_reported = now
-            with contextlib.suppress(OSError):
-                link.send({})
-
     def _hear_replacement(self) -> None:
-        """Handle a message of the replacement that imports."""
+        """Handle what the replacement that imports reports."""
         replacement = self._replacement
         assert replacement is not None
         received = replacement.link.receive()
         # One that was killed has said nothing.
         outcome = {"harm": "ends the process", "broken": ""} if received is None else received[0]
-        if not outcome:
-            if self._awaited_until is not None:
-                self._awaited_until = max(self._awaited_until, time.monotonic() + _LONGEST_WAIT)
-            return
         self._replacement = None
         if outcome["broken"]:
             self._dismiss(replacement)
-            self._awaited_until = None
             self._report(state="broken", reason=outcome["broken"])
         elif outcome["harm"]:
             self._dismiss(replacement)
@@ -296,7 +264,6 @@ class ServerProcess:
 
     def _report_ready(self, **fields: Any) -> None:
         """Report that workers can be forked from this process, for which the first ones may have waited."""
-        self._awaited_until = None
         self._report(state="warm", **fields)
 
     # Orders

@@ -31,6 +31,9 @@ from slurm_elastic.errors import UsageError
 
 logger = logging.getLogger(__name__)
 
+_IMPORTS_TIMEOUT = 300.0
+"""Seconds for preloads and learned imports. Where thousands of nodes import at once, workers that import for themselves
+would be later still, and make the others later: so it is the time after which an import counts as stuck."""
 _CHILD_TIMEOUT = 10.0
 """Seconds for the fork server to fork a child for the agent, while it may be busy with the workers of a round."""
 _END_TIMEOUT = 10.0
@@ -112,7 +115,11 @@ class ForkServer:
 
         `should_stop` is called every 0.1 s; StartInterruptedError is raised when it returns True.
         """
-        return self._wait(lambda: self.state is not State.IMPORTING and not self._awaits_imports, timeout, should_stop)
+
+        def is_ready() -> bool:
+            return self.state is not State.IMPORTING and time.monotonic() > self._awaits_until
+
+        return self._wait(is_ready, timeout, should_stop)
 
     def check_preload(self) -> None:
         """Raise UsageError if a module of `preload` cannot be imported, which the user has to change."""
@@ -264,8 +271,8 @@ class ForkServer:
         self._script_files: Mapping[str, str] = {}
         self.has_learned, self._list = False, ""
         """Whether workers are forked with learned imports, and the path of the list."""
-        self._awaits_imports = False
-        """Whether the first workers wait for learned imports or preloads."""
+        self._awaits_until = 0.0
+        """The monotonic time until which the first workers wait for learned imports or preloads."""
         self.state = State.IMPORTING
 
     def _send(self, message: dict[str, Any], descriptors: Sequence[int] = ()) -> None:
@@ -295,7 +302,7 @@ class ForkServer:
             case "warm" | "cold" | "broken" as state:
                 self.state = State(state)
                 self.reason = message.get("reason", "")
-                self._awaits_imports = message.get("awaits", False)
+                self._awaits_until = time.monotonic() + _IMPORTS_TIMEOUT if message.get("awaits") else 0.0
                 if "pid" in message:
                     # A replacement has taken over.
                     self._former.append(self._process)

@@ -47,5 +47,5 @@ def test_a_node_does_not_try_what_another_one_has_left_out_meanwhile(
     learner = ImportLearner(str(tmp_path / "lists"), ["-u", str(tmp_path / "train.py")], [], [])
     assert not learner.begin()
     write_list(learner.message_fields()["list"], ImportList((), {"threaded": "starts a thread"}))
-    learner.carry_out(Attempt(("plain", "threaded")), lambda: None)
+    learner.carry_out(Attempt(("plain", "threaded")))
     assert tried == ["plain"]

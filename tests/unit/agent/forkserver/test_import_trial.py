@@ -25,7 +25,7 @@ def test_modules_that_do_harm_are_left_out(monkeypatch: pytest.MonkeyPatch, harm
 
     monkeypatch.setattr(ImportTrial, "_tried_apart", tried_apart)
     monkeypatch.setattr(ImportTrial, "_import", lambda _trial, module: imported.append(module))
-    trial = ImportTrial([], [], [], lambda: None)
+    trial = ImportTrial([], [], [])
     trial._try(PACKAGE)
     assert trial.left_out == dict.fromkeys(harmful, harm)
     assert imported == [module for module in PACKAGE if module not in harmful]
