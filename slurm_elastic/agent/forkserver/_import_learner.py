@@ -14,7 +14,6 @@ import random
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from importlib.machinery import PathFinder
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -38,7 +37,6 @@ _QUIET_SECONDS = 2.0
 to take no CPU time from workers that start."""
 _MOST_FILES = 200
 """Files whose change times the agent compares before a round, at most."""
-_OWN_PACKAGE = "slurm_elastic"
 
 
 class Attempt(NamedTuple):
@@ -69,13 +67,12 @@ class ImportLearner:
         """What is known to be imported for the script, and what is left out."""
         self._has_imported = False
         self._tried: set[str] = set()
-        self._records: dict[int, ImportRecord] = {}
+        self._records: list[ImportRecord] = []
         self._lines: list[list[str]] = []
         self._seeded: set[str] = set()
         self._seen = self._planned = 0
         self._next_look = 0.0
         self._due: Attempt | None = None
-        self._installed: dict[str, bool] = {}
         self._notes: list[str] = []
         self._reported: set[str] = set()
 
@@ -115,13 +112,11 @@ class ImportLearner:
 
     def new_record(self) -> ImportRecord | None:
         """Return memory for the imports of a process that is about to be forked; None if nothing is learned."""
-        return ImportRecord() if self._directory is not None else None
-
-    def add(self, pid: int, record: ImportRecord | None) -> None:
-        """Read the record of this worker from now on."""
-        if record is not None:
-            self._records[pid] = record
-            self._next_look = time.monotonic() + _QUIET_SECONDS
+        if self._directory is None:
+            return None
+        self._records.append(ImportRecord())
+        self._next_look = time.monotonic() + _QUIET_SECONDS
+        return self._records[-1]
 
     def observe(self, record: ImportRecord | None) -> None:
         """In the worker: record imports from now on."""
@@ -131,16 +126,16 @@ class ImportLearner:
     def round_over(self) -> None:
         """Keep what is on record and free the memory: no worker runs any more."""
         self._read_records()
-        for record in self._records.values():
+        for record in self._records:
             record.close()
         self._records.clear()
         self._seen = self._planned = 0
 
     def _read_records(self) -> None:
-        lines = [record.lines() for record in self._records.values()]
+        lines = [record.lines() for record in self._records]
         self._lines = lines if any(lines) else self._lines
-        self._seeded.update(*(record.seeded() for record in self._records.values()))
-        if reason := next(filter(None, (record.end_reason() for record in self._records.values())), ""):
+        self._seeded.update(*(record.seeded() for record in self._records))
+        if reason := next(filter(None, (record.end_reason() for record in self._records)), ""):
             self._note(f"{reason}; --preload MODULES imports more")
 
     # The time of the next attempt.
@@ -158,7 +153,7 @@ class ImportLearner:
         due, self._due = self._due, None
         if due is not None or not self._records or self.seconds_to_look():
             return due
-        recorded = sum(len(record) for record in self._records.values())
+        recorded = sum(len(record) for record in self._records)
         quiet, self._seen = recorded == self._seen, recorded
         self._next_look = time.monotonic() + _QUIET_SECONDS
         if not quiet or recorded == self._planned:
@@ -171,20 +166,7 @@ class ImportLearner:
     def _new_modules(self) -> tuple[str, ...]:
         """Return what all workers have imported and this process has not, in the order of first import."""
         passed_over = {*sys.modules, *self._tried, *self.imports.left_out}
-        return tuple(name for name in common(self._lines) if name not in passed_over and self._is_installed(name))
-
-    def _is_installed(self, module: str) -> bool:
-        """Return whether a module is of an installed package, also where the script's directory comes first."""
-        package = module.partition(".")[0]
-        if package not in self._installed:
-            spec = None
-            with contextlib.suppress(ValueError, ImportError, OSError):
-                spec = PathFinder.find_spec(package, [*self._script_directory, *sys.path])
-            places: list[str] = []
-            if spec is not None:
-                places = [spec.origin] if spec.origin else list(spec.submodule_search_locations or ())
-            self._installed[package] = package != _OWN_PACKAGE and bool(places) and all(map(is_installed, places))
-        return self._installed[package]
+        return tuple(name for name in common(self._lines) if name not in passed_over and not _is_path(name))
 
     def tries_again(self, attempt: Attempt, harm: str) -> bool:
         """Return whether another attempt is due after one that has done harm."""
@@ -230,7 +212,7 @@ class ImportLearner:
 
     def _own_files(self) -> Iterable[str]:
         script = script_file(self._options)
-        own = [line for lines in self._lines for line in lines if os.path.isabs(line)]  # noqa: PTH117
+        own = [line for lines in self._lines for line in lines if _is_path(line)]
         return dict.fromkeys([*([os.path.abspath(script)] if script else ()), *own])  # noqa: PTH100
 
     def _keep(self) -> None:
@@ -272,6 +254,10 @@ def _changed_times(modules: Iterable[str]) -> Mapping[str, int]:
     return times
 
 
+def _is_path(line: str) -> bool:
+    return line.startswith(os.sep)
+
+
 _SIZE = 1 << 20
 _ENDED = "!"
 """Begins the line that says why a record has ended."""
@@ -284,7 +270,7 @@ _OURS = os.path.abspath(os.path.join(os.path.dirname(__file__), *[os.pardir] * 2
 class ImportRecord:
     """Memory of 1 MiB that a worker appends lines to, shared with the fork server. Lines beyond it are dropped.
 
-    A line is the name of a module, or the path of a file of the script's own that was imported.
+    A line is the name of an installed module, or the path of a file of the script's own that was imported.
     """
 
     def __init__(self) -> None:
@@ -347,16 +333,41 @@ class _Recorder:
         self._unseeded = [value() for value in self._seeds]
 
     def __call__(self, event: str, arguments: tuple[Any, ...]) -> None:
-        if event == "import":
+        # Python code of a module is executed when it is in sys.modules already.
+        if event in ("import", "exec"):
             if os.getpid() == self._process:
-                self._imports(arguments[0], arguments[2])
+                self._note_modules()
+                if event == "import":
+                    self._note_changes(arguments[0], arguments[2])
         elif event in ("os.putenv", "os.unsetenv"):
             self._note_variable(*arguments)
         elif event == "os.chdir" and _caller() is not None:
             self._changes[b"the working directory"] = None
 
-    def _imports(self, name: str, path: list[str] | None) -> None:
-        """Record what was imported since the last event, and the module that will be."""
+    def _note_modules(self) -> None:
+        """Record what has come to sys.modules since the last event."""
+        # A copy, since another thread may import.
+        new = []
+        for name in reversed([*sys.modules]):
+            if name in self._seen:
+                break
+            new.append(name)
+        self._seen.update(new)
+        # What is imported while a library has set another type for tensors, say, would hold others.
+        if self._state_of_torch() != self._torch_state:
+            return
+        for name in reversed(new):
+            file = (namespace_of(sys.modules.get(name)) or {}).get("__file__")
+            if type(name) is type(file) is str:
+                if is_own_file(file, self._directories):
+                    self._record.append(self._mark + file)
+                elif is_installed(file) and not file.startswith(_OURS):
+                    self._record.append(self._mark + name)
+
+    def _note_changes(self, name: str, path: list[str] | None) -> None:
+        """Look at what a module that is imported now finds."""
+        if not self._mark and [value() for value in self._seeds] != self._unseeded:
+            self._mark = _SEEDED
         changed = next((what.decode(errors="replace") for what in self._changes), "")
         if path is not None and [entry for entry in path if entry] != self._path:
             changed = "sys.path"
@@ -366,28 +377,6 @@ class _Recorder:
             place = f"{frame.f_code.co_filename}, line {frame.f_lineno}" if frame is not None else "the script"
             reason = f"imports are learned up to {name}: {place}, imports it after {changed} was changed"
             self._record.append(_ENDED + reason)
-            return
-        # A copy, since another thread may import.
-        new = []
-        for module in reversed([*sys.modules]):
-            if module in self._seen:
-                break
-            new.append(module)
-        self._seen.update(new)
-        # What is imported while a library has set another type for tensors, say, would hold others.
-        if self._state_of_torch() != self._torch_state:
-            self._seen.add(name)
-            return
-        for module in reversed(new):
-            if type(module) is str:
-                self._record.append(self._mark + self._line(module))
-        if not self._mark and [value() for value in self._seeds] != self._unseeded:
-            self._mark = _SEEDED
-        self._record.append(self._mark + self._line(name))
-
-    def _line(self, name: str) -> str:
-        file = (namespace_of(sys.modules.get(name)) or {}).get("__file__")
-        return file if type(file) is str and is_own_file(file, self._directories) else name
 
     def _note_variable(self, name: bytes, value: bytes | None = None) -> None:
         if _caller() is None:

@@ -309,7 +309,6 @@ class ServerProcess:
             os.close(descriptor)
         if pid > 0:
             self._children.workers.add(pid)
-            self._learner.add(pid, record)
         self._started.append((order["rank"], pid, error_reader))
         return False
 

@@ -88,7 +88,9 @@ def test_record_says_what_was_imported_after_a_seed(tmp_path: Path, script: str,
         f"record = ImportRecord()\nobserve(record, [])\n{script}\nimport inner\n"
         f"print([name for name in dict.fromkeys(record.seeded()) if name != 'inner'])\n"
     )
-    assert printed_by(code, tmp_path) == f"{seeded}\n"
+    packages = tmp_path / "site-packages"
+    packages.mkdir()
+    assert printed_by(code, packages) == f"{seeded}\n"
 
 
 def test_a_full_record_has_an_end() -> None:
