@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from slurm_elastic.agent.forkserver.worker_command import FUNCTION, Program
 
@@ -99,49 +99,26 @@ def _shown(environment: Mapping[str, str], name: str) -> str:
 #
 # The agent asks before each round (`ForkServer.obstacle`), and such a worker starts cold. This is a search in the
 # text of the script's own file: a module that the script imports may set variables unseen.
-_NAMED = re.compile(
-    r"""environ\s*\[\s*["'](?P<set>\w+)["']\s*\]\s*=(?!=)\s*(?:["'](?P<value>[^"']*)["']\s*(?:\#.*)?$)?"""
-    r"""|environ\.setdefault\(\s*["'](?P<default>\w+)["']"""
-    r"""|putenv\(\s*["'](?P<put>\w+)["']"""
-)
-_UNNAMED = re.compile(
-    r"""environ\s*\[\s*[^"'\s\]][^\]]*\]*\s*\]\s*=(?!=)|environ\.setdefault\(\s*[^"'\s]"""
-    r"""|environ\.update\(|environ\s*\|=|putenv\(\s*[^"'\s]"""
-)
-_WORD = re.compile(r"\b[A-Z][A-Z0-9_]+\b")
+_SETS = re.compile(r"environ\s*\[.*\]\s*=(?!=)|environ\s*\|=|environ\.update\(|environ\.setdefault\(|putenv\(")
+_NAME = re.compile(r"\b[A-Z][A-Z0-9_]+\b")
 
 
 def early_setting(text: str, arguments: Sequence[str], environment: Mapping[str, str]) -> tuple[int, str] | None:
     """Return line and name of the first variable that the script sets and libraries read at their import; None if none.
 
-    Scripts may set variables that their arguments name; to set one to the value that it has in the worker is no change.
+    A line that names no variable may set one that the script or its arguments name elsewhere. To set one to the value
+    that it has in the worker is no change.
     """
-    return next(
-        (
-            (line, name)
-            for line, name, value in _settings(text.splitlines(), arguments, environment)
-            if is_read_by_libraries(name) and (value is None or environment.get(name) != value)
-        ),
-        None,
-    )
-
-
-def _settings(
-    lines: Sequence[str], arguments: Sequence[str], environment: Mapping[str, str]
-) -> Iterator[tuple[int, str, str | None]]:
-    """Yield line, name and value, if the line has it, of each variable that may be set."""
+    lines = [line.partition("#")[0] for line in text.splitlines()]
     for number, line in enumerate(lines, 1):
-        code = line.lstrip()
-        if code.startswith("#") or ("environ" not in code and "putenv" not in code):
+        if not _SETS.search(line):
             continue
-        for match in _NAMED.finditer(code):
-            if match["default"] is None:
-                yield number, match["set"] or match["put"], match["value"]
-            elif match["default"] not in environment:
-                yield number, match["default"], None
-        if _UNNAMED.search(code):
-            for words in (lines, arguments):
-                yield from ((number, name, None) for word in words for name in _WORD.findall(word))
+        for name in _NAME.findall(line) or _NAME.findall(" ".join((*lines, *arguments))):
+            value = environment.get(name)
+            same = value is not None and ("setdefault" in line or f'"{value}"' in line or f"'{value}'" in line)
+            if is_read_by_libraries(name) and not same:
+                return number, name
+    return None
 
 
 def script_file(options: Sequence[str]) -> str | None:
