@@ -34,7 +34,8 @@ torchrun's, so that warm and cold workers end in the same way:
   kills those that share a session with a worker or were given a worker's environment. Only a descendant with a session
   of its own and an emptied environment survives then.
 
-Differences that a script can notice: its parent is the fork server, which forwards signals to the agent; the seed of
+Differences that a script can notice: its parent is the fork server, which forwards signals to the agent;
+`sys.stdout.seekable()` is the answer for the agent's output, also where that of workers goes to files; the seed of
 Python's hashes is that of the fork server (one for all workers and rounds, as with PYTHONHASHSEED); modules that were
 imported there are in sys.modules from the start, see docs/howto/learned-imports.md; seeds that a preload sets at import
 for `random` and numpy are replaced by seeds from the system; what preloads and learned modules print at import is

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import io
 import os
 import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
-from typing import Any, TextIO
+from typing import Any
 
 from slurm_elastic.agent.forkserver.linux import (
     children,
@@ -160,20 +159,12 @@ def execute(command: Sequence[str], environment: Mapping[str, str]) -> None:
     os.execvpe(command[0], list(command), dict(environment))
 
 
-def become_fresh_interpreter(
-    order: Mapping[str, Any],
-    environment: Mapping[str, str],
-    descriptors: Mapping[str, int],
-    torch_seed: int | None,
-) -> None:
+def become_fresh_interpreter(order: Mapping[str, Any], environment: Mapping[str, str], torch_seed: int | None) -> None:
     """Give this copy of the fork server the state of a fresh interpreter after the same imports, by the agent's order.
 
     Only the seed of Python's hashes stays that of the fork server, the same in all its workers. `torch_seed` is torch's
     seed right after its import.
     """
-    for name, stream in (("stdout", sys.__stdout__), ("stderr", sys.__stderr__)):
-        if name in descriptors and stream is not None:
-            _forget_old_file(stream)
     _replace_environment(environment)
     sys.orig_argv[:] = order["command"]
     _seed_anew(torch_seed)
@@ -194,17 +185,6 @@ def _seed_anew(torch_seed: int | None) -> None:
         sys.modules["numpy.random"].seed()
     if torch_seed is not None and sys.modules["torch"].initial_seed() == torch_seed:
         sys.modules["torch"].default_generator.seed()
-
-
-def _forget_old_file(stream: TextIO) -> None:
-    # `python -u` writes through, straight to a FileIO, which remembers whether its file could seek. The stream itself
-    # stays the same object: modules that were imported already hold on to it.
-    if isinstance(stream, io.TextIOWrapper) and isinstance(stream.buffer, io.FileIO):
-        raw = io.FileIO(stream.fileno(), "wb", closefd=False)
-        raw.name = stream.name
-        stream.__init__(  # type: ignore[misc]
-            raw, stream.encoding, stream.errors, "\n", line_buffering=stream.line_buffering, write_through=True
-        )
 
 
 def _replace_environment(environment: Mapping[str, str]) -> None:

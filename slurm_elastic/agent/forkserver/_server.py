@@ -350,8 +350,7 @@ class ServerProcess:
     def _become_worker(self, order: dict[str, Any], descriptors: Sequence[int], record: ImportRecord | None) -> None:
         order |= json.loads(read_memory_file(descriptors[0]))
         streams = dict(zip(order["descriptors"], descriptors[1:], strict=True))
-        extra = child.place_descriptors(streams)
-        environment = order["environment"] | extra
+        environment = order["environment"] | child.place_descriptors(streams)
         if order["cpus"] is not None:
             os.sched_setaffinity(0, order["cpus"])
         if not order["warm"]:
@@ -359,7 +358,7 @@ class ServerProcess:
             child.execute(order["command"], environment)
         environment = child.changed_alike(environment, self._environment_before, self._environment_after)
         sys.argv[1:] = order["command"][1 + len(self._settings["options"]) :]
-        child.become_fresh_interpreter(order, environment, streams, self._torch_seed)
+        child.become_fresh_interpreter(order, environment, self._torch_seed)
         self._fast_exit.inherit()
         imports.renew_ranks()
         self._learner.observe(record)

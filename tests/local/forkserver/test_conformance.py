@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -37,25 +36,10 @@ ENVIRONMENT = {"GIVEN": "\u00fc\udcfe", "LONG": "x" * 100_000, "TORCHELASTIC_RUN
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workplace]:
     directory = tmp_path_factory.mktemp("script")
-    with _standard_output_is_a_pipe():
-        preload = ["numpy.random"] if find_spec("numpy") else []
-        made = Workplace(directory, arguments=ARGUMENTS, preload=preload, with_torch=True)
+    preload = ["numpy.random"] if find_spec("numpy") else []
+    made = Workplace(directory, arguments=ARGUMENTS, preload=preload, with_torch=True)
     yield made
     made.close()
-
-
-@contextlib.contextmanager
-def _standard_output_is_a_pipe() -> Iterator[None]:
-    """Unlike the files that workers write to."""
-    kept = os.dup(1)
-    reading, writing = os.pipe()
-    os.dup2(writing, 1)
-    try:
-        yield
-    finally:
-        os.dup2(kept, 1)
-        for descriptor in (kept, reading, writing):
-            os.close(descriptor)
 
 
 @pytest.mark.parametrize("script", SCRIPTS)

@@ -6,7 +6,7 @@ from pathlib import Path
 for stream in (sys.stdin, sys.stdout, sys.stderr):
     file = Path(f"/proc/self/fd/{stream.fileno()}").readlink().name
     print(stream.name, stream.mode, stream.encoding, stream.errors, stream.line_buffering, stream.newlines, file)
-    print(stream.isatty(), stream.seekable(), type(stream.buffer).__name__, getattr(stream, "write_through", None))
+    print(stream.isatty(), type(stream.buffer).__name__, getattr(stream, "write_through", None))
 print(sys.stdout is sys.__stdout__, sys.stderr is sys.__stderr__, sys.stdin is sys.__stdin__)
 print(sorted(int(link.name) for link in Path("/proc/self/fd").iterdir()), os.get_inheritable(1))
 print("python without a newline, ", end="")
