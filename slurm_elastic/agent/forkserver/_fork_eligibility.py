@@ -99,7 +99,7 @@ def _shown(environment: Mapping[str, str], name: str) -> str:
 #
 # The agent asks before each round (`ForkServer.obstacle`), and such a worker starts cold. This is a search in the
 # text of the script's own file: a module that the script imports may set variables unseen.
-_SETS = re.compile(r"environ\s*\[.*\]\s*=(?!=)|environ\s*\|=|environ\.update\(|environ\.setdefault\(|putenv\(")
+_SETS = re.compile(r"environ\s*\[.*\]\s*=(?!=)|environ(\s*\|=|\.update\().*|(environ\.setdefault|putenv)\([^,]*")
 _NAME = re.compile(r"\b[A-Z][A-Z0-9_]+\b")
 
 
@@ -111,9 +111,10 @@ def early_setting(text: str, arguments: Sequence[str], environment: Mapping[str,
     """
     lines = [line.partition("#")[0] for line in text.splitlines()]
     for number, line in enumerate(lines, 1):
-        if not _SETS.search(line):
+        setting = _SETS.search(line)
+        if setting is None:
             continue
-        for name in _NAME.findall(line) or _NAME.findall(" ".join((*lines, *arguments))):
+        for name in _NAME.findall(setting[0]) or _NAME.findall(" ".join((*lines, *arguments))):
             value = environment.get(name)
             same = value is not None and ("setdefault" in line or f'"{value}"' in line or f"'{value}'" in line)
             if is_read_by_libraries(name) and not same:

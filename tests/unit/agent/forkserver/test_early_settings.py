@@ -17,7 +17,7 @@ from slurm_elastic.agent.forkserver._fork_eligibility import early_setting, scri
         ('os.environ.update({\n    "MKL_NUM_THREADS": "1",\n})', "MKL_NUM_THREADS"),
         ('os.environ |= {"KMP_AFFINITY": "none"}', "KMP_AFFINITY"),
         ('for name in ("GOTO_NUM_THREADS", "HOME"):\n    os.environ[name] = "1"', "GOTO_NUM_THREADS"),
-        ("os.environ[sys.argv[1]] = sys.argv[2]", "ATEN_CPU_CAPABILITY"),
+        ("os.environ[sys.argv[1]] = 'INFO'", "ATEN_CPU_CAPABILITY"),
         ('os.environ[args.names["x"]] = "1"', "ATEN_CPU_CAPABILITY"),
     ],
 )
