@@ -83,7 +83,6 @@ class ServerProcess:
         self._children = child.ChildReaper()
         self._fast_exit = fast_exit
         self._torch_seed: int | None = None
-        self._started: list[tuple[int, int, int]] = []
         self._environment_before: Mapping[str, str] = {}
         self._environment_after: Mapping[str, str] = {}
         self._learner = ImportLearner(None, (), (), ())
@@ -113,7 +112,8 @@ class ServerProcess:
                 return False
             link = self._replacement.link.fileno() if self._replacement is not None else None
             descriptors = self._channel.fileno(), self._agent, self._signals, self._children.fileno(), link
-            ready = wait_on([each for each in descriptors if each is not None], self._timeout())
+            seconds = self._learner.seconds_to_look() if self._replacement is None else None
+            ready = wait_on([each for each in descriptors if each is not None], seconds)
             if self._agent in ready:
                 self._shut_down()
             if self._signals in ready:
@@ -122,16 +122,8 @@ class ServerProcess:
                 self._report_exits()
             if link in ready:
                 self._hear_replacement()
-            if self._channel.fileno() in ready:
-                if self._handle_order():
-                    return True
-            else:
-                self._report_starts()
-
-    def _timeout(self) -> float | None:
-        if self._started:
-            return 0
-        return self._learner.seconds_to_look() if self._replacement is None else None
+            if self._channel.fileno() in ready and self._handle_order():
+                return True
 
     # Imports
 
@@ -241,7 +233,7 @@ class ServerProcess:
         else:
             self._dismiss(self._prepared)
             self._prepared = replacement
-            if not self._children.workers and not self._started:
+            if not self._children.workers:
                 self._hand_over({})
 
     def _hand_over(self, message: dict[str, Any]) -> None:
@@ -288,28 +280,26 @@ class ServerProcess:
         return False
 
     def _start(self, order: dict[str, Any], descriptors: Sequence[int]) -> bool:
-        error_reader, error_writer = os.pipe()
         record = self._learner.new_record()
-        pid, me = -1, os.getpid()
+        pid, me, reason = -1, os.getpid(), ""
         try:
             pid = os.fork()
         except OSError as error:
-            os.write(error_writer, str(error).encode())
+            reason = str(error)
         if pid == 0:
             try:
-                self._let_go(error_reader)
+                self._let_go()
                 child.enter_own_session(me)
                 self._become_worker(order, descriptors, record)
-            except BaseException as error:
-                os.write(error_writer, f"{type(error).__name__}: {error}"[:4000].encode())
+            except BaseException:
+                sys.excepthook(*sys.exc_info())
                 os._exit(1)
-            os.close(error_writer)
             return True
-        for descriptor in (error_writer, *descriptors):
+        for descriptor in descriptors:
             os.close(descriptor)
         if pid > 0:
             self._children.workers.add(pid)
-        self._started.append((order["rank"], pid, error_reader))
+        self._report(state="started" if pid > 0 else "refused", rank=order["rank"], pid=pid, reason=reason)
         return False
 
     def _fork_agent_child(self, module: str, descriptor: int) -> None:
@@ -328,24 +318,15 @@ class ServerProcess:
         if pid > 0:
             self._children.kept.add(pid)
 
-    def _let_go(self, *not_inherited: int) -> None:
-        """In a forked process: close what belongs to the fork server alone, and these descriptors."""
-        started = (reader for _rank, _pid, reader in self._started)
-        for descriptor in (self._agent, self._signals, *started, *not_inherited):
+    def _let_go(self) -> None:
+        """In a forked process: close what belongs to the fork server alone."""
+        for descriptor in (self._agent, self._signals):
             os.close(descriptor)
         for other in (self._replacement, self._prepared):
             if other is not None:
                 other.link.close()
         self._children.forget()
         self._channel.close()
-
-    def _report_starts(self) -> None:
-        """Report which starts succeeded, once no more are ordered: forked processes set themselves up in parallel."""
-        for rank, pid, error_reader in self._started:
-            with os.fdopen(error_reader, "rb") as reasons:
-                refused = reasons.read().decode()
-            self._report(state="refused" if refused else "started", rank=rank, pid=pid, reason=refused)
-        self._started.clear()
 
     def _become_worker(self, order: dict[str, Any], descriptors: Sequence[int], record: ImportRecord | None) -> None:
         order |= json.loads(read_memory_file(descriptors[0]))

@@ -153,7 +153,7 @@ class ForkServer:
         Workers must not find one half of a package in memory and the other half on disk.
         """
         self.read()
-        if self._sessions or self.state is not State.WARM:
+        if self._workers or self.state is not State.WARM:
             return
         # Files of the script's own count only if they may import something else now.
         changed = [
@@ -188,7 +188,6 @@ class ForkServer:
 
         See `wait_ready` for `should_stop`. Raises OSError if one could not be started; those that were started run on.
         """
-        self._pids: dict[int, int] = {}
         self._refused = ""
         for order in orders:
             # The environment may be larger than a message.
@@ -196,11 +195,11 @@ class ForkServer:
             message = {"order": "start", "rank": order.rank, "warm": warm}
             self._send(message, [details, *order.descriptors.values()])
             os.close(details)
-        self._wait(lambda: self._refused != "" or len(self._pids) == len(orders), math.inf, should_stop)
+        self._wait(lambda: self._refused != "" or len(self._workers) == len(orders), math.inf, should_stop)
         if self._refused or self.state is State.DEAD:
             raise OSError(self._refused or self.reason)
         self._reap_former()
-        return self._pids
+        return dict(self._workers)
 
     def fork_child(
         self, module: str, should_stop: Callable[[], bool] = lambda: False
@@ -266,7 +265,8 @@ class ForkServer:
 
     def _reset(self, program: Program) -> None:
         self._launched = program
-        self._sessions: set[int] = set()
+        self._workers: dict[int, int] = {}
+        """Pids by local rank of the workers that were started and not swept yet."""
         self._import_times: dict[str, int] = {}
         self._script_files: Mapping[str, str] = {}
         self.has_learned, self._list = False, ""
@@ -310,15 +310,14 @@ class ForkServer:
                 if "list" in message:
                     self._note_imports(message)
             case "started":
-                self._pids[message["rank"]] = message["pid"]
-                self._sessions.add(message["pid"])
+                self._workers[message["rank"]] = message["pid"]
             case "refused":
                 self._refused = message["reason"]
             case "exited":
                 self.exit_codes[message["pid"]] = message["code"]
             case "swept":
                 self._unended = message["left"]
-                self._sessions.clear()
+                self._workers.clear()
 
     def _note_imports(self, message: Mapping[str, Any]) -> None:
         """Note which files were imported, and log which modules the fork server cannot import for the workers."""
@@ -340,8 +339,8 @@ class ForkServer:
         self.state = State.DEAD
         self.reason = f"the fork server died ({how}){while_importing}"
         spared = [child.pid for child in self._forked if child.returncode is None]
-        codes = kill_orphans(self._sessions, _END_TIMEOUT, spared)
-        for pid in self._sessions:
+        codes = kill_orphans(self._workers.values(), _END_TIMEOUT, spared)
+        for pid in self._workers.values():
             self.exit_codes[pid] = codes.get(pid, self.exit_codes.get(pid, -signal.SIGKILL))
 
 

@@ -15,6 +15,7 @@ import multiprocessing.spawn
 import os
 import pickle
 import re
+import shutil
 import signal as signals
 import sys
 import time
@@ -156,9 +157,13 @@ class WorkerProcesses:
         if self._fork_server.state is State.DEAD:
             return
         for pid in self._pids.values():
-            # The fork server reaps workers when it sweeps the round: until then no other process gets their group id.
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(pid, number)
+            # The fork server reaps workers when it sweeps the round: until then no other process gets their ids.
+            with contextlib.suppress(PermissionError):
+                try:
+                    os.killpg(pid, number)
+                except ProcessLookupError:
+                    # Forked, but setsid has not made it the leader of its group yet.
+                    os.kill(pid, number)
 
     def all_ended(self) -> bool:
         """Return True if no worker runs any more."""
@@ -216,18 +221,20 @@ class WorkerProcesses:
     def _order(self, rank: int) -> Order:
         entrypoint, args = self._spec.entrypoint, self._args[rank]
         assert entrypoint is not None
-        descriptors = {}
+        environment, descriptors = {**os.environ, **self._envs[rank]}, {}
         for stream, path in (("stdout", self.stdouts[rank]), ("stderr", self.stderrs[rank])):
             if path:
                 descriptors[stream] = _opened(path)
         if isinstance(entrypoint, str):
             command = (entrypoint, *map(str, args))
+            if shutil.which(entrypoint, path=environment.get("PATH")) is None:
+                raise OSError(f"{entrypoint} is no program that can be executed")
         else:
             command = tuple(FUNCTION.command())
             descriptors["call"] = memory_file(packed_call(self._spec.role, entrypoint, args))
             descriptors["result"] = self._results[rank] = memory_file()
         cpus = numa_cpus(len(self._args), self._spec.numa_options)[rank]
-        return Order(rank, command, {**os.environ, **self._envs[rank]}, cpus, descriptors)
+        return Order(rank, command, environment, cpus, descriptors)
 
     def _note_exit(self, rank: int, code: int) -> None:
         self._exits[rank] = code

@@ -89,7 +89,7 @@ def test_torch_that_cannot_be_imported(workplace: Make, caplog: pytest.LogCaptur
 
 def test_program_that_is_not_there(workplace: Make) -> None:
     place = workplace(warm=False, entrypoint="/no/such/program")
-    with pytest.raises(OSError, match="No such file"):
+    with pytest.raises(OSError, match="/no/such/program is no program"):
         place.context()
 
 
