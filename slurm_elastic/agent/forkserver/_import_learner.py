@@ -14,6 +14,7 @@ import random
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -35,8 +36,6 @@ from slurm_elastic.errors import UsageError
 _QUIET_SECONDS = 2.0
 """Seconds after the start of a worker, and without a new import, before what was recorded so far is imported: that has
 to take no CPU time from workers that start."""
-_MOST_FILES = 200
-"""Files whose change times the agent compares before a round, at most."""
 
 
 class Attempt(NamedTuple):
@@ -62,10 +61,8 @@ class ImportLearner:
         self._directory, self._options, self._script_directory = directory, options, script_directory
         self._preload = tuple(preload)
         self._path = ""
-        self._modules_before: set[str] = set()
         self.imports = ImportList()
-        """What is known to be imported for the script, and what is left out."""
-        self._has_imported = False
+        """The modules that this process has imported for the script, and what is left out."""
         self._tried: set[str] = set()
         self._records: list[ImportRecord] = []
         self._lines: list[list[str]] = []
@@ -77,11 +74,10 @@ class ImportLearner:
         self._reported: set[str] = set()
 
     def begin(self) -> bool:
-        """Note the state that workers start from; return whether there is something to import before the first ones.
+        """Return whether there is something to import before the first workers.
 
         That are the preloads, and the list that an earlier run has written.
         """
-        self._modules_before = {*sys.modules}
         if self._directory is not None:
             path = [entry for entry in sys.path if entry not in self._script_directory]
             self._path = list_path(self._directory, self._options, path)
@@ -89,8 +85,11 @@ class ImportLearner:
         if EVERYTHING in stored.left_out:
             self._note(f"nothing is learned of this script's imports: {stored.left_out[EVERYTHING]}")
             self._directory, stored = None, ImportList()
-        self._take_over(stored)
-        modules = (*self._preload, *stored.modules)
+        # The run that has written the list has told of what it leaves out.
+        self._reported.update(stored.left_out)
+        self._seeded.update(stored.seeded)
+        self.imports = replace(stored, modules=())
+        modules = tuple(name for name in (*self._preload, *stored.modules) if name not in stored.left_out)
         self._due = Attempt(modules) if modules else None
         return bool(modules)
 
@@ -185,30 +184,19 @@ class ImportLearner:
         Returns the "harm" that keeps workers from being forked, and what is "broken", a preload that cannot be
         imported: both for people, and empty for none.
         """
-        # Another node with the same script and packages may have tried them.
-        stored = self._stored()
-        self._take_over(stored)
-        modules = [name for name in attempt.modules if name not in self.imports.left_out]
+        modules = attempt.modules
         trial = ImportTrial(self._script_directory, self._preload, self._seeded)
         harm = trial.apart(modules) if attempt.apart else trial.together(modules)
         broken = next((str(trial.broken[name]) for name in self._preload if name in trial.broken), "")
         if harm or broken:
             return {"harm": harm, "broken": broken}
-        self._tried.update(attempt.modules)
+        self._tried.update(modules)
         # With those that others have imported, and those that cannot be: they are not new.
         added = tuple(name for name in modules if name not in self._preload)
         files = {file: fingerprint(file) for file in self._own_files()}
         self.imports = self.imports.with_those_of(ImportList(added, trial.left_out, tuple(self._seeded), files))
-        self._has_imported = bool(self.imports.modules)
-        if trial.left_out or not {*self.imports.modules} <= {*stored.modules}:
-            self._keep()
+        self._keep()
         return {"harm": "", "broken": ""}
-
-    def _take_over(self, stored: ImportList) -> None:
-        """Add the list on disk, of which those have told who have tried it."""
-        self._seeded.update(stored.seeded)
-        self._reported.update(stored.left_out)
-        self.imports = self.imports.with_those_of(stored)
 
     def _own_files(self) -> Iterable[str]:
         script = script_file(self._options)
@@ -216,11 +204,14 @@ class ImportLearner:
         return dict.fromkeys([*([os.path.abspath(script)] if script else ()), *own])  # noqa: PTH100
 
     def _keep(self) -> None:
-        """Write the list for later runs, with what other nodes have added to it, be it that nothing is learned."""
+        """Add what is new to the list of later runs, be it that nothing is learned."""
         if not self._path or not (self.imports.modules or self.imports.left_out):
             return
+        stored = self._stored()
+        known = stored.with_those_of(self.imports)
         try:
-            write_list(self._path, self._stored().with_those_of(self.imports))
+            if known != stored:
+                write_list(self._path, known)
         except (UsageError, OSError) as error:
             self._note(f"learned imports are not kept for the next run: {error}")
 
@@ -232,23 +223,17 @@ class ImportLearner:
         return {
             "left_out": new,
             "notes": notes,
-            "learned": self._directory is not None and self._has_imported,
+            "learned": bool(self.imports.modules),
             "list": self._path,
-            "changed": _changed_times(sys.modules.keys() - self._modules_before),
-            "own": dict(self.imports.files) if self._has_imported else {},
+            "changed": _changed_times(),
+            "own": dict(self.imports.files) if self.imports.modules else {},
         }
 
 
-def _changed_times(modules: Iterable[str]) -> Mapping[str, int]:
-    """Return the change times (st_mtime_ns) of the files of modules; for installed packages, of their directories."""
-    files = {(namespace_of(sys.modules.get(name)) or {}).get("__file__") for name in modules}
-    installed = package_directories(sys.path)
-    standard = os.path.dirname(os.__file__) + os.sep  # noqa: PTH120
-    loose = [
-        file for file in files if file and not file.startswith((standard, *(f"{path}{os.sep}" for path in installed)))
-    ]
+def _changed_times() -> Mapping[str, int]:
+    """Return the change times (st_mtime_ns) of the directories that packages are installed in."""
     times = {}
-    for path in (*installed, *sorted(loose)[:_MOST_FILES]):
+    for path in package_directories(sys.path):
         with contextlib.suppress(OSError):
             times[path] = os.stat(path).st_mtime_ns  # noqa: PTH116
     return times

@@ -148,7 +148,7 @@ class ForkServer:
         return f"{path}, line {line}, sets {name}, which is read at import; set it in the batch script to start warm"
 
     def refresh(self) -> None:
-        """Between two rounds: if files have changed that the fork server has imported, start a new one.
+        """Between two rounds: if installed packages have changed, or what the script sets, start a new fork server.
 
         Workers must not find one half of a package in memory and the other half on disk.
         """

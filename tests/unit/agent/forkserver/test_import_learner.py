@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from slurm_elastic.agent.forkserver._import_learner import Attempt, ImportLearner
-from slurm_elastic.agent.forkserver._import_list import EVERYTHING, ImportList, forget_list, read_list, write_list
-from slurm_elastic.agent.forkserver._imports import ImportTrial
+from slurm_elastic.agent.forkserver._import_list import EVERYTHING, ImportList, forget_list, read_list
 
 TOGETHER = Attempt(("a", "b"))
 
@@ -37,15 +34,3 @@ def test_a_node_does_not_learn_again_what_another_one_has_given_up(tmp_path: Pat
     forget_list(path, "a worker has died")
     learner._keep()
     assert read_list(path) == ImportList(("plain",), {EVERYTHING: "a worker has died"})
-
-
-def test_a_node_does_not_try_what_another_one_has_left_out_meanwhile(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tried: list[str] = []
-    monkeypatch.setattr(ImportTrial, "together", lambda trial, modules: tried.extend(modules))
-    learner = ImportLearner(str(tmp_path / "lists"), ["-u", str(tmp_path / "train.py")], [], [])
-    assert not learner.begin()
-    write_list(learner.message_fields()["list"], ImportList((), {"threaded": "starts a thread"}))
-    learner.carry_out(Attempt(("plain", "threaded")))
-    assert tried == ["plain"]
