@@ -250,11 +250,8 @@ class ImportTrial:
 
     @contextlib.contextmanager
     def _watched(self) -> Iterator[None]:
-        main, script = vars(sys.modules["__main__"]), _script_file()
         # Many batch scripts export MASTER_ADDR, and some modules read all variables (fsspec 2026.9, config.py).
         given_to_all = {name: os.environ.pop(name) for name in _WORKER_VARIABLES & os.environ.keys()}
-        if script is not None:
-            main["__file__"] = script
         path = [*sys.path]
         sys.path[:0] = self._directories
         listen(self._heard)
@@ -264,8 +261,6 @@ class ImportTrial:
         finally:
             listen(None)
             sys.path[:] = path
-            if script is not None:
-                main.pop("__file__", None)
             for name, value in given_to_all.items():
                 os.environ.setdefault(name, value)
 
@@ -359,13 +354,6 @@ def _descriptors() -> set[str]:
             if not shared:
                 paths.add(os.readlink(f"/proc/self/fd/{descriptor}"))  # noqa: PTH115
     return paths
-
-
-def _script_file() -> str | None:
-    """Return what __file__ of the script will be: modules that find none take their process for an interactive one."""
-    if len(sys.orig_argv) > 1 and sys.argv and sys.argv[0] not in ("", "-c", "-m"):
-        return sys.argv[0]
-    return None
 
 
 @contextlib.contextmanager

@@ -50,19 +50,16 @@ class _Replacement(NamedTuple):
 @contextlib.contextmanager
 def _output_dropped() -> Iterator[None]:
     """Drop what imports print: no script has asked for these modules yet."""
-    kept = [(number, os.dup(number)) for number in (1, 2)]
-    nothing = os.open(os.devnull, os.O_WRONLY)
-    for number, _copy in kept:
-        os.dup2(nothing, number)
-    os.close(nothing)
+    # Python's own streams have no buffers (`python -u`).
+    kept = [os.dup(number) for number in (1, 2)]
+    with open(os.devnull, "wb") as nothing:  # noqa: PTH123
+        for number in (1, 2):
+            os.dup2(nothing.fileno(), number)
     try:
         yield
     finally:
-        for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(OSError, ValueError, AttributeError):
-                stream.flush()
         flush_c_streams()
-        for number, copy in kept:
+        for number, copy in enumerate(kept, 1):
             os.dup2(copy, number)
             os.close(copy)
 

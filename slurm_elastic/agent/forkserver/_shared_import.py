@@ -19,7 +19,7 @@ from typing import Any
 from slurm_elastic.agent.forkserver import _imports as imports
 from slurm_elastic.agent.forkserver._processes import ForkedProcess
 from slurm_elastic.agent.forkserver.client import ForkServer
-from slurm_elastic.agent.forkserver.linux import flush_c_streams, read_memory_file, set_task_name, set_title
+from slurm_elastic.agent.forkserver.linux import flush_c_streams, read_memory_file, set_title
 from slurm_elastic.agent.forkserver.protocol import Channel
 from slurm_elastic.agent.forkserver.worker_command import Program
 
@@ -120,7 +120,6 @@ def _run_agent(
     os.environ.clear()
     os.environ.update({**state["environment"], **by_imports})
     sys.path[:], sys.argv[:], sys.orig_argv[:] = state["path"], state["argv"], state["orig_argv"]
-    set_task_name(state["name"].encode())
     set_title(" ".join(state["orig_argv"]))
     fork_server = None
     if child is not None:

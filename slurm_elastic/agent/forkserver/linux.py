@@ -13,15 +13,13 @@ from typing import NamedTuple
 
 # linux/prctl.h
 _PR_SET_PDEATHSIG = 1
-_PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def _prctl(option: int, argument: int | bytes) -> None:
-    value = ctypes.c_char_p(argument) if isinstance(argument, bytes) else ctypes.c_ulong(argument)
-    if _libc.prctl(option, value, ctypes.c_ulong(0), ctypes.c_ulong(0), ctypes.c_ulong(0)) != 0:
+def _prctl(option: int, argument: int) -> None:
+    if _libc.prctl(option, *map(ctypes.c_ulong, (argument, 0, 0, 0))) != 0:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
 
@@ -38,11 +36,6 @@ def set_parent_death_signal(number: int) -> None:
 def become_subreaper() -> None:
     """Make this process the new parent of descendants whose own parent ends (prctl(2)); children do not inherit it."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
-
-
-def set_task_name(name: bytes) -> None:
-    """Set the name that ps shows as comm; the kernel keeps 15 bytes."""
-    _prctl(_PR_SET_NAME, name)
 
 
 def set_title(title: str) -> None:

@@ -14,7 +14,7 @@ import os
 import signal
 import sys
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 from slurm_elastic.agent.forkserver.linux import memory_file
 from slurm_elastic.agent.option_table import scan
@@ -150,8 +150,8 @@ def execute_jointly(
     agent_main: str,
     arguments: Sequence[str],
     signals: Sequence[signal.Signals],
-) -> None:
-    """Execute the process that imports torch in place of this one; return only if that fails.
+) -> NoReturn:
+    """Execute the process that imports torch in place of this one.
 
     Args:
         program: The program of the workers, for which `obstacle_to_sharing` has returned None.
@@ -163,8 +163,6 @@ def execute_jointly(
         signals: The signals to block from now on; `agent_main` unblocks them when it has handlers for them.
     """
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
-    with open("/proc/self/comm") as file:  # noqa: PTH123  pathlib takes long to import
-        name = file.read().strip()
     state = {
         "agent_main": agent_main,
         "arguments": list(arguments),
@@ -172,7 +170,6 @@ def execute_jointly(
         "path": sys.path,
         "argv": sys.argv,
         "orig_argv": sys.orig_argv,
-        "name": name,
     }
     descriptor = memory_file(json.dumps(state).encode())
     os.set_inheritable(descriptor, True)
@@ -186,11 +183,7 @@ def execute_jointly(
         joint=descriptor,
         inherited=_inheritable_descriptors(),
     )
-    try:
-        os.execve(program.interpreter, program.command(), boot)
-    except OSError:
-        os.close(descriptor)
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    os.execve(program.interpreter, program.command(), boot)
 
 
 def _inheritable_descriptors() -> list[int]:
