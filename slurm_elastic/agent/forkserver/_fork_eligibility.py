@@ -6,6 +6,7 @@ import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from slurm_elastic.agent.forkserver.worker_command import FUNCTION, Program
 
@@ -30,7 +31,8 @@ def obstacle_to_warm_start(
 
     The fork server was started with the environment `warm`, and the worker has to have that of `wanted`.
     """
-    if program.arguments_of(command) is None:
+    arguments = program.arguments_of(command)
+    if arguments is None:
         words = 1 + len(program.options)
         wanted_start, start = (
             "a function" if FUNCTION.arguments_of(each) is not None else repr(" ".join(each[:words]))
@@ -40,7 +42,18 @@ def obstacle_to_warm_start(
     for name in sorted({*warm, *wanted}):
         if is_read_at_import(name) and warm.get(name) != wanted.get(name):
             return f"{name} is {_shown(wanted, name)} for the worker, and was {_shown(warm, name)} for the fork server"
+    path = script_file(program.options)
+    if path is not None and (setting := early_setting(_text(path), arguments, wanted)) is not None:
+        line, name = setting
+        return f"{path}, line {line}, sets {name}, which is read at import; set it in the batch script to start warm"
     return None
+
+
+def _text(path: str) -> str:
+    try:
+        return Path(path).read_text(errors="replace")
+    except OSError:
+        return ""
 
 
 def is_read_at_import(name: str) -> bool:

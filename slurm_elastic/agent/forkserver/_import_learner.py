@@ -7,13 +7,12 @@ installed package changes does not end it. The record of a killed worker is comp
 
 from __future__ import annotations
 
-import contextlib
 import mmap
 import os
 import random
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from types import FrameType
 from typing import Any, NamedTuple
@@ -220,23 +219,16 @@ class ImportLearner:
         new = {name: why for name, why in self.imports.left_out.items() if name not in self._reported}
         self._reported.update(new)
         notes, self._notes = self._notes, []
+        files = {path: fingerprint(path) for path in package_directories(sys.path)}
+        if self.imports.modules:
+            files |= self.imports.files
         return {
             "left_out": new,
             "notes": notes,
             "learned": bool(self.imports.modules),
             "list": self._path,
-            "changed": _changed_times(),
-            "own": dict(self.imports.files) if self.imports.modules else {},
+            "files": files,
         }
-
-
-def _changed_times() -> Mapping[str, int]:
-    """Return the change times (st_mtime_ns) of the directories that packages are installed in."""
-    times = {}
-    for path in package_directories(sys.path):
-        with contextlib.suppress(OSError):
-            times[path] = os.stat(path).st_mtime_ns  # noqa: PTH116
-    return times
 
 
 def _is_path(line: str) -> bool:

@@ -63,10 +63,15 @@ def common(records: Sequence[Iterable[str]]) -> tuple[str, ...]:
     return tuple(name for name in dict.fromkeys(first) if all(name in record for record in sets))
 
 
-def fingerprint(file: str) -> str:
-    """Return a digest of those lines of a script that set what modules find at their import, and of imports before."""
+def fingerprint(path: str) -> str:
+    """Return a digest of those lines of a script that set what modules find at their import, and of imports before.
+
+    Of a directory of packages, return when it was changed.
+    """
     try:
-        with open(file, "rb") as source:  # noqa: PTH123
+        if os.path.isdir(path):  # noqa: PTH112
+            return str(os.stat(path).st_mtime_ns)  # noqa: PTH116
+        with open(path, "rb") as source:  # noqa: PTH123
             lines = _MATTERS.findall(source.read())
     except OSError:
         return ""

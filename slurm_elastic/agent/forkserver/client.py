@@ -13,15 +13,9 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-from slurm_elastic.agent.forkserver._fork_eligibility import (
-    early_setting,
-    obstacle_to_any_warm_start,
-    obstacle_to_warm_start,
-    script_file,
-)
+from slurm_elastic.agent.forkserver._fork_eligibility import obstacle_to_any_warm_start, obstacle_to_warm_start
 from slurm_elastic.agent.forkserver._import_list import fingerprint, forget_list
 from slurm_elastic.agent.forkserver._processes import ForkedProcess, kill_orphans, spawn
 from slurm_elastic.agent.forkserver.linux import become_subreaper, memory_file
@@ -134,18 +128,7 @@ class ForkServer:
             return self._cold_reason
         if self.state is not State.WARM:
             return self.reason or "the fork server is not ready"
-        reason = obstacle_to_warm_start(program, self._environment, command, environment)
-        path = script_file(program.options)
-        if reason is not None or path is None:
-            return reason
-        text = ""
-        with contextlib.suppress(OSError):
-            text = Path(path).read_text(errors="replace")
-        setting = early_setting(text, program.arguments_of(command) or (), environment)
-        if setting is None:
-            return None
-        line, name = setting
-        return f"{path}, line {line}, sets {name}, which is read at import; set it in the batch script to start warm"
+        return obstacle_to_warm_start(program, self._environment, command, environment)
 
     def refresh(self) -> None:
         """Between two rounds: if installed packages have changed, or what the script sets, start a new fork server.
@@ -155,11 +138,7 @@ class ForkServer:
         self.read()
         if self._workers or self.state is not State.WARM:
             return
-        # Files of the script's own count only if they may import something else now.
-        changed = [
-            *(path for path, when in self._import_times.items() if _mtime_ns(path) != when),
-            *(path for path, lines in self._script_files.items() if fingerprint(path) != lines),
-        ]
+        changed = [path for path, value in self._files.items() if fingerprint(path) != value]
         if changed:
             logger.warning("%s has changed since modules were imported: they are imported anew", changed[0])
         if changed or self._distrusted:
@@ -267,8 +246,7 @@ class ForkServer:
         self._launched = program
         self._workers: dict[int, int] = {}
         """Pids by local rank of the workers that were started and not swept yet."""
-        self._import_times: dict[str, int] = {}
-        self._script_files: Mapping[str, str] = {}
+        self._files: Mapping[str, str] = {}
         self.has_learned, self._list = False, ""
         """Whether workers are forked with learned imports, and the path of the list."""
         self._awaits_until = 0.0
@@ -320,9 +298,8 @@ class ForkServer:
                 self._workers.clear()
 
     def _note_imports(self, message: Mapping[str, Any]) -> None:
-        """Note which files were imported, and log which modules the fork server cannot import for the workers."""
-        self._import_times, self._script_files = message["changed"], message["own"]
-        self.has_learned, self._list = message["learned"], message["list"]
+        """Note what imports depend on, and log which modules the fork server cannot import for the workers."""
+        self._files, self.has_learned, self._list = message["files"], message["learned"], message["list"]
         for note in message["notes"]:
             logger.info("%s", note)
         left_out: Mapping[str, str] = message["left_out"]
@@ -347,10 +324,3 @@ class ForkServer:
 def _named(modules: Sequence[str]) -> str:
     more = len(modules) - _MOST_NAMED
     return ", ".join(modules[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
-
-
-def _mtime_ns(path: str) -> int | None:
-    try:
-        return os.stat(path).st_mtime_ns  # noqa: PTH116
-    except OSError:
-        return None
