@@ -337,7 +337,6 @@ class LogTimes:
         self._sizes = dict.fromkeys(self._logs, 0)
         self._written = float("-inf")
         self._descriptor: int | None = None
-        self._failed = False
 
     def show(self, *, to_the_end: bool = False) -> bool:
         """Write a line if logs have grown since the last one, at least `pause` seconds ago; return True if so.
@@ -345,7 +344,7 @@ class LogTimes:
         With `to_the_end` the last line is written at once, and the file closed.
         """
         now = time.monotonic()
-        logs = {} if self._failed or (now - self._written < self._pause and not to_the_end) else self._logs
+        logs = self._logs if to_the_end or now - self._written >= self._pause else {}
         grown = {name: size for name, log in logs.items() if (size := _size(log)) != self._sizes[name]}
         if grown:
             self._written = now
@@ -357,7 +356,7 @@ class LogTimes:
                 os.write(self._descriptor, line.encode())
             except OSError:
                 # The disk is full or lost, and the logs, too; `slurm-elastic logs` works without the times.
-                self._failed = True
+                self._logs = {}
         if to_the_end and self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
