@@ -101,9 +101,7 @@ def list_path(directory: str, options: Sequence[str], path: Sequence[str]) -> st
             packages.extend(sorted(name for name in os.listdir(entry) if name.endswith((".dist-info", ".egg-info"))))  # noqa: PTH208
     subject = [sys.version, sys.executable, sys.prefix, script, [*path], packages]
     digest = hashlib.sha256(json.dumps(subject).encode()).hexdigest()[:32]
-    stem = os.path.basename(options[-1]).partition(".")[0]  # noqa: PTH119
-    safe = "".join(letter for letter in stem if letter.isascii() and (letter.isalnum() or letter in "_-"))[:40]
-    return os.path.join(directory, f"{safe or 'script'}-{digest}.json")  # noqa: PTH118
+    return os.path.join(directory, f"{digest}.json")  # noqa: PTH118
 
 
 def read_list(path: str) -> ImportList | None:
