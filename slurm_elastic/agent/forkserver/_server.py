@@ -197,8 +197,7 @@ class ServerProcess:
             self._freeze_imports()
         with contextlib.suppress(OSError):
             link.send(outcome)
-        received = link.receive()
-        if received is None:
+        if link.receive() is None:
             os._exit(0)
         # From now on it outlives the process that it was forked from, which ends at the answer.
         set_parent_death_signal(0)
@@ -209,8 +208,6 @@ class ServerProcess:
         handle = os.pidfd_open(os.getpid())
         self._report(descriptors=[handle], state="warm", pid=os.getpid(), **self._learner.message_fields())
         os.close(handle)
-        if received[0]:
-            self._report(**received[0])
 
     def _hear_replacement(self) -> None:
         """Handle what the replacement that imports reports."""
@@ -231,16 +228,16 @@ class ServerProcess:
             self._dismiss(self._prepared)
             self._prepared = replacement
             if not self._children.workers:
-                self._hand_over({})
+                self._hand_over()
 
-    def _hand_over(self, message: dict[str, Any]) -> None:
-        """Have the replacement that is ready report this and be the fork server, and end; return if it has died."""
+    def _hand_over(self) -> None:
+        """Have the replacement that is ready be the fork server, and end; return if it has died."""
         prepared, self._prepared = self._prepared, None
         assert prepared is not None
         self._dismiss(self._replacement)
         self._replacement = None
         with contextlib.suppress(OSError):
-            prepared.link.send(message)
+            prepared.link.send({})
             if prepared.link.receive() is not None:
                 os._exit(0)
         self._dismiss(prepared)
@@ -269,11 +266,11 @@ class ServerProcess:
         if order["order"] == "child":
             self._fork_agent_child(order["module"], descriptors[0])
         if order["order"] == "sweep":
-            swept: dict[str, Any] = {"state": "swept", "left": self._sweep(order["seconds"])}
+            left = self._sweep(order["seconds"])
+            self._report(state="swept", left=left)
             # What is left would have no parent that reaps it.
-            if self._prepared is not None and not swept["left"]:
-                self._hand_over(swept)
-            self._report(**swept)
+            if self._prepared is not None and not left:
+                self._hand_over()
         return False
 
     def _start(self, order: dict[str, Any], descriptors: Sequence[int]) -> bool:
