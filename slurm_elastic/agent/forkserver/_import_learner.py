@@ -119,7 +119,7 @@ class ImportLearner:
     def observe(self, record: ImportRecord | None) -> None:
         """In the worker: record imports from now on."""
         if record is not None:
-            observe(record, self._script_directory)
+            listen(ImportRecorder(record, self._script_directory))
 
     def round_over(self) -> None:
         """Keep what is on record and free the memory: no worker runs any more."""
@@ -185,7 +185,7 @@ class ImportLearner:
         """
         modules = attempt.modules
         trial = ImportTrial(self._script_directory, self._preload, self._seeded)
-        harm = trial.apart(modules) if attempt.apart else trial.together(modules)
+        harm = trial.carry_out(modules, apart=attempt.apart)
         broken = next((str(trial.broken[name]) for name in self._preload if name in trial.broken), "")
         if harm or broken:
             return {"harm": harm, "broken": broken}
@@ -285,16 +285,13 @@ class ImportRecord:
         self._memory.close()
 
 
-def observe(record: ImportRecord, directories: Sequence[str]) -> None:
-    """Record the imports of this process from now on; processes that it forks record nothing.
+class ImportRecorder:
+    """Listens to the imports of this process, and records them; processes that it forks record nothing.
 
     Draws a number from `random` and from numpy, whose seeds have to be of the system. The directories are what Python
     puts in front of sys.path for the script.
     """
-    listen(_Recorder(record, directories))
 
-
-class _Recorder:
     def __init__(self, record: ImportRecord, directories: Sequence[str]) -> None:
         self._record, self._directories = record, directories
         self._process = os.getpid()
@@ -384,7 +381,7 @@ def _seeds() -> list[Callable[[], Any]]:
 def _caller() -> FrameType | None:
     """Return the innermost frame outside of Python's library if it is the script's; else None."""
     frame: FrameType | None = sys._getframe(1)
-    hook = observe.__code__.co_filename, listen.__code__.co_filename
+    hook = ImportRecord.append.__code__.co_filename, listen.__code__.co_filename
     while frame is not None:
         file = frame.f_code.co_filename
         if file not in hook and (is_installed(file) or file.startswith(_OURS)):

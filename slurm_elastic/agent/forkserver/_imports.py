@@ -166,26 +166,26 @@ class ImportTrial:
         self.broken: dict[str, BrokenPreloadError] = {}
         """Error by module, of those that cannot be imported; they may fail in workers, too."""
         self.left_out: dict[str, str] = {}
-        """Reason by module, of those that `apart` has not imported here."""
+        """Reason by module, of those that are not imported here, as they do harm apart."""
 
-    def together(self, modules: Sequence[str]) -> str:
-        """Import all, and return what keeps workers from sharing them, for people; empty if nothing does."""
+    def carry_out(self, modules: Sequence[str], *, apart: bool) -> str:
+        """Import modules, and return what keeps workers from sharing them, for people; empty if nothing does.
+
+        Args:
+            apart: Try each package in another process first, and import here only what does no harm there.
+        """
         with self._watched():
             before = self._state()
-            for module in modules:
-                self._import(module)
-            return self._harm(before)
-
-    def apart(self, modules: Sequence[str]) -> str:
-        """Try each package in another process first, and import here what does no harm; return as `together`."""
-        packages: dict[str, list[str]] = {}
-        for module in modules:
-            packages.setdefault(module.partition(".")[0], []).append(module)
-        with self._watched():
-            before = self._state()
-            # A package begins to be imported after those that import it, and before its parts.
-            for parts in reversed(packages.values()):
-                self._try(parts)
+            if apart:
+                packages: dict[str, list[str]] = {}
+                for module in modules:
+                    packages.setdefault(module.partition(".")[0], []).append(module)
+                # A package begins to be imported after those that import it, and before its parts.
+                for parts in reversed(packages.values()):
+                    self._try(parts)
+            else:
+                for module in modules:
+                    self._import(module)
             return self._harm(before)
 
     def _try(self, modules: Sequence[str]) -> None:

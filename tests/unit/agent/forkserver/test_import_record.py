@@ -12,10 +12,11 @@ from slurm_elastic.agent.forkserver._import_learner import ImportRecord
 
 WORKER = """\
 import sys
-from slurm_elastic.agent.forkserver._import_learner import ImportRecord, observe
+from slurm_elastic.agent.forkserver._import_learner import ImportRecord, ImportRecorder
+from slurm_elastic.agent.forkserver._imports import listen
 
 record = ImportRecord()
-observe(record, [{directory!r}])
+listen(ImportRecorder(record, [{directory!r}]))
 sys.path.insert(0, {directory!r})
 exec(compile({script!r}, {file!r}, "exec"))
 import last
@@ -84,8 +85,9 @@ def test_record_has_imports_up_to_a_change_of_the_scripts(
 )
 def test_record_says_what_was_imported_after_a_seed(tmp_path: Path, script: str, seeded: list[str]) -> None:
     code = (
-        "from slurm_elastic.agent.forkserver._import_learner import ImportRecord, observe\n"
-        f"record = ImportRecord()\nobserve(record, [])\n{script}\nimport inner\n"
+        "from slurm_elastic.agent.forkserver._import_learner import ImportRecord, ImportRecorder\n"
+        "from slurm_elastic.agent.forkserver._imports import listen\n"
+        f"record = ImportRecord()\nlisten(ImportRecorder(record, []))\n{script}\nimport inner\n"
         f"print([name for name in dict.fromkeys(record.seeded()) if name != 'inner'])\n"
     )
     packages = tmp_path / "site-packages"
