@@ -124,12 +124,9 @@ def parse_list(content: bytes) -> ImportList:
     """Parse what `write_list` writes; raises ValueError."""
     try:
         document = json.loads(content)
-        left_out, files = (
-            {str(name): str(value) for name, value in document[part].items()} for part in ("left_out", "files")
-        )
-        modules, seeded = (tuple(map(str, document[part])) for part in ("modules", "seeded"))
-        return ImportList(modules, left_out, seeded, files)
-    except (KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+        left_out, files = (dict(document[part]) for part in ("left_out", "files"))
+        return ImportList(tuple(document["modules"]), left_out, tuple(document["seeded"]), files)
+    except (KeyError, TypeError, RecursionError) as error:
         raise ValueError(f"no list of imports: {error}") from None
 
 
@@ -143,13 +140,9 @@ def write_list(path: str, imports: ImportList) -> None:
     require_own(file.parent)
     temporary = file.with_name(f"{file.name}.{secrets.token_hex(8)}")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    try:
-        with open(descriptor, "w") as content:  # noqa: PTH123
-            json.dump(asdict(imports), content)
-        temporary.replace(file)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+    with open(descriptor, "w") as content:  # noqa: PTH123
+        json.dump(asdict(imports), content)
+    temporary.replace(file)
     with contextlib.suppress(OSError):
         # Compares a time of the file server with one of this node: the difference is small against 90 days.
         for entry in file.parent.iterdir():
