@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from slurm_elastic.agent.forkserver.worker_command import FUNCTION, Program
+from slurm_elastic.agent.forkserver.worker_command import Program
 
 SWITCHED_OFF = "warm start is switched off"
 
@@ -33,12 +34,9 @@ def obstacle_to_warm_start(
     """
     arguments = program.arguments_of(command)
     if arguments is None:
-        words = 1 + len(program.options)
-        wanted_start, start = (
-            "a function" if FUNCTION.arguments_of(each) is not None else repr(" ".join(each[:words]))
-            for each in (command, (program.interpreter, *program.options))
-        )
-        return f"the entry point is {wanted_start}, the fork server was started for {start}"
+        start = program.interpreter, *program.options
+        shown = shlex.join(command[: len(start)])
+        return f"the workers' command is {shown}, the fork server was started for {shlex.join(start)}"
     for name in sorted({*warm, *wanted}):
         if is_read_at_import(name) and warm.get(name) != wanted.get(name):
             return f"{name} is {_shown(wanted, name)} for the worker, and was {_shown(warm, name)} for the fork server"

@@ -30,9 +30,9 @@ def test_what_an_agent_gives_its_workers_is_no_obstacle() -> None:
 @pytest.mark.parametrize(
     ("command", "environment", "reason"),
     [
-        (["/bin/echo", "x"], WARM, "the entry point is '/bin/echo x', the fork server was"),
-        (["/python", "-u", "-m", "train"], WARM, "started for '/python -u train.py'"),
-        (FUNCTION.command(), WARM, "the entry point is a function"),
+        (["/bin/echo", "x"], WARM, "the workers' command is /bin/echo x, the fork server was"),
+        (["/python", "-u", "-m", "train"], WARM, "started for /python -u train.py"),
+        (FUNCTION.command(), WARM, "the workers' command is"),
         (COMMAND, {"HOME": "/home"}, "OMP_NUM_THREADS is unset for the worker, and was '1' for the fork"),
         (
             COMMAND,
