@@ -9,7 +9,6 @@ import gc
 import importlib
 import inspect
 import json
-import logging
 import os
 import signal
 import sys
@@ -99,13 +98,10 @@ def _fork(settings: dict[str, Any]) -> int:
 
 
 def forget_agent(modules_before: set[str]) -> None:
-    """Remove the agent's modules and loggers from the fork server: a script may have modules with the same names."""
+    """Remove the agent's modules from the fork server: a script may have modules with the same names."""
     for name in [name for name in sys.modules.keys() - modules_before if name.partition(".")[0] in _AGENT_PACKAGES]:
         # The module is kept, not cleared: that would take as long as a fork.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(sys.modules.pop(name)))
-    loggers = logging.root.manager.loggerDict
-    for name in [name for name in loggers if name.partition(".")[0] in _AGENT_PACKAGES]:
-        del loggers[name]
 
 
 def _run_agent(
