@@ -100,7 +100,10 @@ class ForkServer:
         return self._channel.fileno()
 
     def read(self) -> None:
-        """Handle the messages that have arrived; never waits."""
+        """Handle the messages that have arrived; never waits.
+
+        Raises UsageError if a preload cannot be imported, which the user has to change.
+        """
         while self.state is not State.DEAD and wait_on([self.fileno()], 0):
             self._handle(self._channel.receive())
 
@@ -114,12 +117,6 @@ class ForkServer:
             return self.state is not State.IMPORTING and time.monotonic() > self._awaits_until
 
         return self._wait(is_ready, timeout, should_stop)
-
-    def check_preload(self) -> None:
-        """Raise UsageError if a module of `preload` cannot be imported, which the user has to change."""
-        self.read()
-        if self.state is State.BROKEN:
-            raise UsageError(f"--preload: {self.reason}; install it for {self._launched.interpreter} or leave it out")
 
     def obstacle(self, command: Sequence[str], environment: Mapping[str, str]) -> str | None:
         """Return why this command has to start cold, for people; None if it can start warm."""
@@ -277,7 +274,10 @@ class ForkServer:
             return
         message, descriptors = received
         match message["state"]:
-            case "warm" | "cold" | "broken" as state:
+            case "broken":
+                why, python = message["reason"], self._launched.interpreter
+                raise UsageError(f"--preload: {why}; install it for {python} or leave it out")
+            case "warm" | "cold" as state:
                 self.state = State(state)
                 self.reason = message.get("reason", "")
                 self._awaits_until = time.monotonic() + _IMPORTS_TIMEOUT if message.get("awaits") else 0.0

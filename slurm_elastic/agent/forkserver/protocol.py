@@ -18,8 +18,6 @@ class State(enum.Enum):
     WARM = "warm"
     COLD = "cold"
     """The fork server executes workers; it cannot fork them."""
-    BROKEN = "broken"
-    """A preload cannot be imported."""
     DEAD = "dead"
 
 

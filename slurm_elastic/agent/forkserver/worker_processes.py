@@ -124,7 +124,6 @@ class WorkerProcesses:
         self._fork_server.wait_ready(float("inf"), self._should_stop)
         self._fork_server.refresh()
         self._fork_server.wait_ready(float("inf"), self._should_stop)
-        self._fork_server.check_preload()
         orders: list[Order] = []
         try:
             orders.extend(self._order(rank) for rank in range(len(self._args)))
