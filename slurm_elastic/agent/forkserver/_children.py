@@ -96,16 +96,6 @@ class ChildReaper:
             wait_on([self._descriptor], 0.02)
             sent_signals(self._descriptor)
 
-    def end(self, pid: int, seconds: float) -> None:
-        """Kill a child of `kept`, unless it has been reaped, and reap it if it ends in this time."""
-        if pid in self.kept:
-            os.kill(pid, signal.SIGKILL)
-            handle = os.pidfd_open(pid)
-            wait_on([handle], seconds)
-            os.close(handle)
-            if os.waitpid(pid, os.WNOHANG)[0]:
-                self.kept.discard(pid)
-
     def _reap(self, spared: Set[int]) -> list[int]:
         """Reap the children that have ended, but for the spared ones, and return the pids of all others.
 

@@ -28,8 +28,6 @@ from slurm_elastic.agent.forkserver.linux import (
 from slurm_elastic.agent.forkserver.protocol import Channel, wait_on
 from slurm_elastic.control.answers import start_answering
 
-_END_WAIT = 1.0
-"""Seconds for a killed replacement to end, which a file system may hold."""
 _SWEEP_AFTER_AGENT = 5.0
 """Seconds to kill all workers when the agent has ended, before this process ends."""
 
@@ -246,7 +244,9 @@ class ServerProcess:
     def _dismiss(self, replacement: _Replacement | None) -> None:
         if replacement is not None:
             replacement.link.close()
-            self._children.end(replacement.pid, _END_WAIT)
+            if replacement.pid in self._children.kept:
+                # Reaped when it has ended, which a file system may hold up.
+                os.kill(replacement.pid, signal.SIGKILL)
 
     def _report_ready(self, **fields: Any) -> None:
         """Report that workers can be forked from this process, for which the first ones may have waited."""
