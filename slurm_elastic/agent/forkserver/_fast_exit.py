@@ -42,14 +42,9 @@ for _function in (_keep_for_ever, _untrack, _track):
 _NAMESPACE: Any = vars(ModuleType)["__dict__"]
 
 
-def has_type(value: object, types: tuple[type, ...]) -> bool:
-    """Return whether the type of a value is one of these, which have no metaclass of their own, or derived from one."""
-    return issubclass(type(value), types)
-
-
 def namespace_of(module: object) -> dict[str, Any] | None:
     """Return the namespace of a module; None for another object, which may be in `sys.modules`, too."""
-    if not has_type(module, (ModuleType,)):
+    if not issubclass(type(module), ModuleType):
         return None
     namespace: dict[str, Any] = _NAMESPACE.__get__(module)
     return namespace
@@ -73,7 +68,7 @@ class FastExit:
             name: module
             for name, module in sys.modules.items()
             # multiprocessing knows __main__ by a second name.
-            if name not in _OF_THE_INTERPRETER and has_type(module, (ModuleType,)) and module is not main
+            if name not in _OF_THE_INTERPRETER and issubclass(type(module), ModuleType) and module is not main
         }
 
     def inherit(self) -> None:
@@ -136,7 +131,7 @@ class _Namespace:
             return
         for name in _clearable(self.content):
             value = self.content.get(name)
-            if not has_type(value, (FunctionType, ModuleType, type)):
+            if not issubclass(type(value), (FunctionType, ModuleType, type)):
                 value = None
                 self.content[name] = None
 
@@ -192,5 +187,5 @@ def keep_owned_groups() -> None:
 
 def _owned_groups(model_type: type) -> list[object]:
     """Return the process groups of all models of this type, without running code of the script."""
-    models = [value for value in gc.get_objects() if has_type(value, (model_type,))]
+    models = [value for value in gc.get_objects() if issubclass(type(value), model_type)]
     return [object.__getattribute__(model, "__dict__").get("process_group") for model in models]
