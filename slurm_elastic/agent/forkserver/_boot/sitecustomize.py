@@ -8,7 +8,7 @@ fork server itself never returns from here.
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import json
 import os
 import sys
@@ -32,14 +32,10 @@ def _restore_path(original: str | None) -> str:
 def _run_site_customization() -> BaseException | None:
     """Run the installation's own module of this name, which this one hides; return the error that it raises."""
     del sys.modules[_NAME]
-    spec = importlib.util.find_spec(_NAME)
-    if spec is None or spec.loader is None:
-        # `site` passes over exactly this error, and the import system then forgets this module.
-        return ModuleNotFoundError(f"No module named {_NAME!r}", name=_NAME)
-    sys.modules[_NAME] = module = importlib.util.module_from_spec(spec)
     try:
-        spec.loader.exec_module(module)
+        importlib.import_module(_NAME)
     except Exception as error:
+        # `site` passes over the error that there is none, and the import system then forgets this module.
         return error
     return None
 
