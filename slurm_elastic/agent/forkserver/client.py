@@ -70,7 +70,7 @@ class ForkServer:
         self.exit_codes: dict[int, int] = {}
         """Exit codes, or minus signal numbers, of workers by pid; the caller removes those that it has handled."""
         self.reason = ""
-        """The reason of the states COLD, BROKEN and DEAD, for people; else empty."""
+        """The reason of the states COLD and DEAD, for people; else empty."""
         self.state = State.IMPORTING
         self._cold_reason = obstacle_to_any_warm_start(program, wanted=warm)
         self._process: subprocess.Popen[bytes] | ForkedProcess

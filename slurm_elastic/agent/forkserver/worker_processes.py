@@ -1,8 +1,6 @@
 """The workers of one round, in the way in which torch's agent asks for them.
 
-Where torch has the classes of its own contexts of processes, PContext and TailLog, the agent needs no more than their
-public parts: `WorkerSpec` and `RunProcsResult`. The one thing here that torch does not promise
-to keep is the NUMA wrapper of commands (torch/numa/binding.py).
+The one thing here that torch does not promise to keep is the NUMA wrapper of commands (torch/numa/binding.py).
 """
 
 from __future__ import annotations
@@ -47,8 +45,7 @@ _KILLED_WITHIN = 5.0
 class WorkerProcesses:
     """The workers of one round: one per local rank, warm if possible; otherwise cold, and one line in the log says why.
 
-    Functions start as multiprocessing's spawn starts them. The signal handlers of the process stay, which are the
-    agent's.
+    Functions start as multiprocessing's spawn starts them.
 
     Args:
         spec: torch's description of the workers; the role begins the lines of their output.
