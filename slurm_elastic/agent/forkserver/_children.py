@@ -149,15 +149,17 @@ def execute(command: Sequence[str], environment: Mapping[str, str]) -> None:
     os.execvpe(command[0], list(command), dict(environment))
 
 
-def become_fresh_interpreter(order: Mapping[str, Any], environment: Mapping[str, str], torch_seed: int | None) -> None:
-    """Give this copy of the fork server the state of a fresh interpreter after the same imports, by the agent's order.
+def become_fresh_interpreter(command: Sequence[str], environment: Mapping[str, str]) -> None:
+    """Give this copy of the fork server the state of a fresh interpreter after the same imports.
 
-    Only the seed of Python's hashes stays that of the fork server, the same in all its workers. `torch_seed` is torch's
-    seed right after its import.
+    Only the seed of Python's hashes stays that of the fork server, the same in all its workers.
+
+    Args:
+        command: The whole command of the worker.
     """
     _replace_environment(environment)
-    sys.orig_argv[:] = order["command"]
-    _seed_anew(torch_seed)
+    sys.orig_argv[:] = command
+    _seed_anew()
     if "threading" in sys.modules:
         # Not done after a fork (Lib/threading.py, _after_fork, Python 3.11).
         sys.modules["threading"].main_thread()._set_native_id()
@@ -165,16 +167,15 @@ def become_fresh_interpreter(order: Mapping[str, Any], environment: Mapping[str,
         sys.modules["multiprocessing"].current_process().authkey = os.urandom(32)
 
 
-def _seed_anew(torch_seed: int | None) -> None:
+def _seed_anew() -> None:
     """Take new seeds from the system for numpy and torch; `random` does so itself (Lib/random.py, register_at_fork).
 
     torch seeds its CPU generator when it is loaded (aten/src/ATen/CPUGeneratorImpl.cpp, getDefaultCPUGenerator, 2.13),
-    and those of CUDA at their first use. A seed that a preload has set on purpose stays.
+    and those of CUDA at their first use.
     """
     if "numpy.random" in sys.modules:
         sys.modules["numpy.random"].seed()
-    if torch_seed is not None and sys.modules["torch"].initial_seed() == torch_seed:
-        sys.modules["torch"].default_generator.seed()
+    sys.modules["torch"].default_generator.seed()
 
 
 def _replace_environment(environment: Mapping[str, str]) -> None:

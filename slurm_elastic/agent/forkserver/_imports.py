@@ -57,19 +57,15 @@ def import_module(name: str) -> None:
             gc.enable()
 
 
-def import_required() -> tuple[str, int | None]:
-    """Import the modules of `REQUIRED`; raises BrokenPreloadError.
+def import_required() -> str:
+    """Import the modules of `REQUIRED`, and return why this process cannot be forked then, for people; empty if it can.
 
-    Returns why this process cannot be forked after them, for people (empty if it can); and torch's first seed.
+    Raises BrokenPreloadError.
     """
-    seed = None
     for name in REQUIRED:
         import_module(name)
-        if name == "torch":
-            # A torch that is none, or broken, may lack it: the agent says so, in one line.
-            seed = getattr(sys.modules[name], "initial_seed", lambda: None)()
     obstacle = obstacle_to_forking()
-    return f"importing {REQUIRED[-1]} {obstacle}" if obstacle else "", seed
+    return f"importing {REQUIRED[-1]} {obstacle}" if obstacle else ""
 
 
 def script_directory(options: list[str]) -> list[str]:

@@ -77,7 +77,6 @@ class ServerProcess:
         self._signals = signal_descriptor(child.JOB_SIGNALS)
         self._children = child.ChildReaper()
         self._fast_exit = fast_exit
-        self._torch_seed: int | None = None
         self._environment_before: Mapping[str, str] = {}
         self._environment_after: Mapping[str, str] = {}
         self._learner = ImportLearner(None, (), (), ())
@@ -130,7 +129,7 @@ class ServerProcess:
         )
         sys.path[:0] = directory
         try:
-            obstacle, self._torch_seed = imports.import_required()
+            obstacle = imports.import_required()
         except imports.BrokenPreloadError as error:
             # Cold workers import torch themselves, and fail with its error if the script needs it.
             obstacle = str(error)[:8000]
@@ -333,7 +332,7 @@ class ServerProcess:
             child.execute(order["command"], environment)
         environment = child.changed_alike(environment, self._environment_before, self._environment_after)
         sys.argv[1:] = order["command"][1 + len(self._settings["options"]) :]
-        child.become_fresh_interpreter(order, environment, self._torch_seed)
+        child.become_fresh_interpreter(order["command"], environment)
         self._fast_exit.inherit()
         imports.renew_ranks()
         self._learner.observe(record)

@@ -71,7 +71,7 @@ def _import_required(settings: dict[str, Any], modules_before: set[str]) -> str 
         with that error itself.
     """
     try:
-        if obstacle := imports.import_required()[0]:
+        if obstacle := imports.import_required():
             return obstacle
         beside = [
             entry.name for directory in imports.script_directory(settings["options"]) for entry in os.scandir(directory)

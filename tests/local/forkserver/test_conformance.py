@@ -87,22 +87,19 @@ def test_random_numbers_are_fresh(place: Workplace) -> None:
 
 def test_what_a_preload_sets_at_import_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "setting.py").write_text(
-        "import os, torch\n"
+        "import os\n"
         "os.environ.setdefault('SET_BY_IMPORT', 'import')\n"
         "os.environ.setdefault('GIVEN_BY_AGENT', 'import')\n"
         "del os.environ['REMOVED_BY_IMPORT']\n"
-        "torch.manual_seed(7)\n"
-        "torch.rand(3)\n"
     )
     monkeypatch.setenv("REMOVED_BY_IMPORT", "x")
     monkeypatch.setenv("REMOVED_BY_AGENT", "x")
     with contextlib.closing(Workplace(tmp_path, preload=["setting"], with_torch=True)) as place:
         monkeypatch.delenv("REMOVED_BY_AGENT")
         place.script.write_text(
-            "import setting, os, torch\n"
+            "import setting, os\n"
             "print(*(os.environ.get(n) for n in ('SET_BY_IMPORT', 'GIVEN_BY_AGENT', 'REMOVED_BY_IMPORT')))\n"
             "print(os.environ.get('REMOVED_BY_AGENT'))\n"
-            "print(torch.rand(2))\n"
         )
         ended = place.run_warm(environment={"GIVEN_BY_AGENT": "agent"})
         assert ended == place.run_plain(environment={"GIVEN_BY_AGENT": "agent"})
