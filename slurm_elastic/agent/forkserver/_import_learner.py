@@ -124,8 +124,6 @@ class ImportLearner:
     def round_over(self) -> None:
         """Keep what is on record and free the memory: no worker runs any more."""
         self._read_records()
-        for record in self._records:
-            record.close()
         self._records.clear()
         self._seen = self._planned = 0
 
@@ -279,10 +277,6 @@ class ImportRecord:
     def _text(self) -> list[str]:
         # A worker that was killed may have left half a line.
         return self._memory[: len(self)].decode("utf-8", "replace").split("\n")[:-1]
-
-    def close(self) -> None:
-        """Unmap the memory."""
-        self._memory.close()
 
 
 class ImportRecorder:
