@@ -199,7 +199,7 @@ class ForkServer:
             ours.close()
             return None
         child = ForkedProcess(received[0]["pid"], *received[1])
-        self._forked = [*(process for process in self._forked if process.returncode is None), child]
+        self._forked.append(child)
         return child, ours
 
     def sweep(self, timeout: float) -> list[int]:

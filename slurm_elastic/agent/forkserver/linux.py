@@ -18,10 +18,15 @@ _PR_SET_CHILD_SUBREAPER = 36
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def _prctl(option: int, argument: int) -> None:
-    if _libc.prctl(option, *map(ctypes.c_ulong, (argument, 0, 0, 0))) != 0:
+def _succeeded(result: int) -> int:
+    if result < 0:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
+    return result
+
+
+def _prctl(option: int, argument: int) -> None:
+    _succeeded(_libc.prctl(option, *map(ctypes.c_ulong, (argument, 0, 0, 0))))
 
 
 def set_parent_death_signal(number: int) -> None:
@@ -129,11 +134,7 @@ def signal_descriptor(numbers: Iterable[int]) -> int:
     """Return a descriptor that is readable while one of these signals is pending; all have to be blocked."""
     # A sigset_t has 1024 bits (glibc and musl).
     bits = sum(1 << (number - 1) for number in numbers).to_bytes(128, sys.byteorder)
-    descriptor: int = _libc.signalfd(-1, bits, os.O_NONBLOCK | os.O_CLOEXEC)
-    if descriptor < 0:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number))
-    return descriptor
+    return _succeeded(_libc.signalfd(-1, bits, os.O_NONBLOCK | os.O_CLOEXEC))
 
 
 def sent_signals(descriptor: int) -> list[tuple[int, int]]:

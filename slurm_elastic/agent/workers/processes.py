@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 
 from torch.distributed.elastic.agent.server.api import Worker, WorkerSpec
 from torch.numa.binding import NumaOptions
 
 from slurm_elastic.agent.forkserver.linux import process_state
-from slurm_elastic.agent.forkserver.worker_processes import WorkerProcesses, numa_cpus
+from slurm_elastic.agent.forkserver.worker_processes import numa_cpus
 from slurm_elastic.errors import UsageError
 from slurm_elastic.rendezvous.connect import RendezvousConfig
 from slurm_elastic.rendezvous.transport.messages import Assignment
@@ -57,11 +57,6 @@ def worker_environment(
     if "OMP_NUM_THREADS" in environ:
         environment["OMP_NUM_THREADS"] = environ["OMP_NUM_THREADS"]
     return {**data_network(config.interface, config.gloo_interface, environ), **environment}
-
-
-Starter = Callable[[WorkerSpec, Mapping[int, dict[str, str]], Callable[[], bool]], WorkerProcesses]
-"""Starts the workers of a round. Its arguments are torch's spec, the variables to add to the environment of each local
-rank, and a function that is called every 0.1 s and returns True to interrupt the start."""
 
 
 def require_numa_binding(workers: int, options: NumaOptions | None) -> None:
