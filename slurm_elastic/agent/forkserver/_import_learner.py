@@ -293,7 +293,7 @@ class ImportRecorder:
         self._environment: dict[bytes, bytes | None] = {**os.environb}
         self._changes: dict[bytes, None] = {}
         """What the script has changed: variables, and the working directory, for people."""
-        self._seen = {*sys.modules}
+        self._seen, self._count = {*sys.modules}, len(sys.modules)
         torch: Any = sys.modules.get("torch")
         self._torch = (torch.get_default_dtype, torch.are_deterministic_algorithms_enabled) if torch else ()
         self._torch_state = self._state_of_torch()
@@ -314,6 +314,10 @@ class ImportRecorder:
 
     def _note_modules(self) -> None:
         """Record what has come to sys.modules since the last event."""
+        # Most code that is executed is no module's.
+        if len(sys.modules) == self._count:
+            return
+        self._count = len(sys.modules)
         # A copy, since another thread may import.
         new = []
         for name in reversed([*sys.modules]):
