@@ -31,8 +31,8 @@ from slurm_elastic.ownership import write_own
 
 _CAPACITY = 1 << 20
 """Bytes that wait for the reader at most; lines beyond that are dropped, unless a single line is longer."""
-_DISK_TIMEOUT = 60.0
-"""Seconds after which a disk counts as stalled."""
+_READER_TIMEOUT, _DISK_TIMEOUT = 1.0, 60.0
+"""Seconds after which the reader of a pipe counts as stalled, and after which a disk does."""
 _FINISH_TIMEOUT = 5.0
 """Seconds to write out the rest at the end of the process, as long as the reader reads."""
 
@@ -44,7 +44,7 @@ class NonblockingStream(io.TextIOBase):
         stalled_after: Seconds without progress after which the reader counts as stalled.
     """
 
-    def __init__(self, descriptor: int, stalled_after: float = 1.0) -> None:
+    def __init__(self, descriptor: int, stalled_after: float = _READER_TIMEOUT) -> None:
         self._descriptor, self._stalled_after = descriptor, stalled_after
         self._changed = threading.Condition()
         self._waiting: collections.deque[bytes] = collections.deque()
@@ -139,29 +139,18 @@ class NonblockingStream(io.TextIOBase):
 
 def make_output_nonblocking() -> None:
     """Replace sys.stdout and sys.stderr by non-blocking streams, by one if they lead to one file; terminals stay."""
-    made: dict[tuple[int, int], NonblockingStream] = {}
+    made: dict[object, NonblockingStream] = {}
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
-        status = _status(stream)
-        if status is not None:
+        if isinstance(stream, io.TextIOWrapper) and not stream.isatty():
             stream.flush()
-            place = status.st_dev, status.st_ino
+            place = _place(stream)
             if place not in made:
-                is_pipe = stat.S_ISFIFO(status.st_mode) or stat.S_ISSOCK(status.st_mode)
-                made[place] = NonblockingStream(stream.fileno(), *(() if is_pipe else (_DISK_TIMEOUT,)))
+                is_file = stat.S_ISREG(os.fstat(stream.fileno()).st_mode)
+                made[place] = NonblockingStream(stream.fileno(), _DISK_TIMEOUT if is_file else _READER_TIMEOUT)
                 atexit.register(made[place].finish)
             setattr(sys, name, made[place])
             _move_loggers(stream, made[place])
-
-
-def _status(stream: TextIO | None) -> os.stat_result | None:
-    """Return where a stream leads; None if it is to stay."""
-    try:
-        if isinstance(stream, io.TextIOWrapper) and not stream.isatty():
-            return os.fstat(stream.fileno())
-    except (OSError, ValueError):
-        pass
-    return None
 
 
 def _move_loggers(old: TextIO, new: NonblockingStream) -> None:
