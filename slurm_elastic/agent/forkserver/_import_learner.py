@@ -184,9 +184,8 @@ class ImportLearner:
         modules = attempt.modules
         trial = ImportTrial(self._script_directory, self._preload, self._seeded)
         harm = trial.carry_out(modules, apart=attempt.apart)
-        broken = next((str(trial.broken[name]) for name in self._preload if name in trial.broken), "")
-        if harm or broken:
-            return {"harm": harm, "broken": broken}
+        if harm or trial.broken:
+            return {"harm": harm, "broken": trial.broken}
         self._tried.update(modules)
         # With those that others have imported, and those that cannot be: they are not new.
         added = tuple(name for name in modules if name not in self._preload)

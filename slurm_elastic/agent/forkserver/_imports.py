@@ -159,8 +159,8 @@ class ImportTrial:
         self._event = ""
         self._answer = -1
         """In a process that tries modules: where it writes what harm they do."""
-        self.broken: dict[str, BrokenPreloadError] = {}
-        """Error by module, of those that cannot be imported; they may fail in workers, too."""
+        self.broken = ""
+        """Why a preload cannot be imported, for people. Other modules that cannot be may fail in workers, too."""
         self.left_out: dict[str, str] = {}
         """Reason by module, of those that are not imported here, as they do harm apart."""
 
@@ -206,7 +206,8 @@ class ImportTrial:
             try:
                 import_module(module)
             except BrokenPreloadError as error:
-                self.broken[module] = error
+                if module in self._preload:
+                    self.broken = self.broken or str(error)
             now = random_states() if states else {}
             if any(now[name] != states[name] for name in states):
                 self._event = "draws random numbers"

@@ -140,7 +140,6 @@ class ForkServer:
             logger.warning("%s has changed since modules were imported: they are imported anew", changed[0])
         if changed or self._distrusted:
             self._distrusted = False
-            self._former.append(self._process)
             self._restart()
 
     def distrust_learned(self, reason: str) -> None:
@@ -230,6 +229,7 @@ class ForkServer:
         self._former.clear()
 
     def _restart(self) -> None:
+        self._former.append(self._process)
         with self._switching:
             self._channel.close()
             self._channel, self._process = self._spawn()
