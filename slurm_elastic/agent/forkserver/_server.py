@@ -10,7 +10,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 from slurm_elastic.agent.forkserver import _children as child
 from slurm_elastic.agent.forkserver import _imports as imports
@@ -166,7 +166,7 @@ class ServerProcess:
             # The limit on processes is reached (EAGAIN) or memory is short: go on without a replacement.
             near_end.close()
             far_end.close()
-            self._report_ready()
+            self._report(state="warm")
             return False
         if pid == 0:
             child.enter_own_session(me)
@@ -220,7 +220,8 @@ class ServerProcess:
         elif outcome["harm"]:
             self._dismiss(replacement)
             if not self._learner.tries_again(replacement.attempt, outcome["harm"]):
-                self._report_ready(**self._learner.message_fields())
+                # The first workers wait for the replacement until this.
+                self._report(state="warm", **self._learner.message_fields())
         else:
             self._dismiss(self._prepared)
             self._prepared = replacement
@@ -238,7 +239,7 @@ class ServerProcess:
             if prepared.link.receive() is not None:
                 os._exit(0)
         self._dismiss(prepared)
-        self._report_ready()
+        self._report(state="warm")
 
     def _dismiss(self, replacement: _Replacement | None) -> None:
         if replacement is not None:
@@ -247,10 +248,6 @@ class ServerProcess:
                 # Reaped when it has ended, which a file system may hold up.
                 os.kill(replacement.pid, signal.SIGKILL)
 
-    def _report_ready(self, **fields: Any) -> None:
-        """Report that workers can be forked from this process, for which the first ones may have waited."""
-        self._report(state="warm", **fields)
-
     # Orders
 
     def _handle_order(self) -> bool:
@@ -258,14 +255,14 @@ class ServerProcess:
         received = self._channel.receive()
         if received is None:
             self._shut_down()
-            raise AssertionError
         order, descriptors = received
         if order["order"] == "start":
             return self._start(order, descriptors)
         if order["order"] == "child":
             self._fork_agent_child(order["module"], descriptors[0])
         if order["order"] == "sweep":
-            left = self._sweep(order["seconds"])
+            left = self._children.sweep(order["seconds"], self._report_exits)
+            self._learner.round_over()
             self._report(state="swept", left=left)
             # What is left would have no parent that reaps it.
             if self._prepared is not None and not left:
@@ -346,11 +343,6 @@ class ServerProcess:
         for pid, code in self._children.exits():
             self._report(state="exited", pid=pid, code=code)
 
-    def _sweep(self, seconds: float) -> list[int]:
-        left = self._children.sweep(seconds, self._report_exits)
-        self._learner.round_over()
-        return left
-
     def _forward_signals(self) -> None:
         for number, sender in sent_signals(self._signals):
             # slurmstepd, the agent's parent, signals every process of a step, the agent among them.
@@ -358,10 +350,10 @@ class ServerProcess:
                 with contextlib.suppress(ProcessLookupError):
                     signal.pidfd_send_signal(self._agent, number)
 
-    def _shut_down(self) -> None:
+    def _shut_down(self) -> NoReturn:
         """The agent has ended: kill its workers, then end this process."""
         with contextlib.suppress(OSError):
-            self._sweep(_SWEEP_AFTER_AGENT)
+            self._children.sweep(_SWEEP_AFTER_AGENT, self._report_exits)
         os._exit(0)
 
     def _report(self, *, descriptors: Sequence[int] = (), **message: Any) -> None:

@@ -293,11 +293,10 @@ def line_prefixes(template: str | None, spec: WorkerSpec, envs: Mapping[int, Map
 
     torch takes ``${hostname}`` from gethostname(2); here it is the node as Slurm names it.
     """
-    if not template:
-        return {rank: f"[{spec.role}{rank}]:" for rank in envs}
+    prefix = Template(template or "[${role_name}${local_rank}]:")
     return {
-        rank: Template(template).safe_substitute(
-            role_name=spec.role, rank=env["RANK"], local_rank=rank, hostname=env["SLURM_ELASTIC_NODE"]
+        rank: prefix.safe_substitute(
+            role_name=spec.role, rank=env["RANK"], local_rank=rank, hostname=env.get("SLURM_ELASTIC_NODE", "")
         )
         for rank, env in envs.items()
     }
