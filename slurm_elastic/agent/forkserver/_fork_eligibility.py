@@ -41,17 +41,13 @@ def obstacle_to_warm_start(
         if is_read_at_import(name) and warm.get(name) != wanted.get(name):
             return f"{name} is {_shown(wanted, name)} for the worker, and was {_shown(warm, name)} for the fork server"
     path = script_file(program.options)
-    if path is not None and (setting := early_setting(_text(path), arguments, wanted)) is not None:
+    if path is None:
+        return None
+    setting = early_setting(Path(path).read_text(errors="replace"), arguments, wanted)
+    if setting is not None:
         line, name = setting
         return f"{path}, line {line}, sets {name}, which is read at import; set it in the batch script to start warm"
     return None
-
-
-def _text(path: str) -> str:
-    try:
-        return Path(path).read_text(errors="replace")
-    except OSError:
-        return ""
 
 
 def is_read_at_import(name: str) -> bool:

@@ -78,13 +78,11 @@ _MARKS = ("SLURM_ELASTIC_WARM", "SLURM_ELASTIC_ROUND")
 """Variables that a process has only if it was forked from the fork server, or executed by a worker."""
 
 
-def kill_orphans(sessions: Collection[int], timeout: float, spared: Collection[int]) -> dict[int, int]:
+def kill_orphans(sessions: Collection[int], timeout: float, spared: Collection[int]) -> None:
     """Kill and reap the children of this process that belong to these sessions of workers, and what they leave in turn.
 
     After `timeout` seconds processes are left that do not end (uninterruptible sleep); `spared` ones are no workers'.
-    Returns the exit codes, or minus signal numbers, by pid.
     """
-    codes: dict[int, int] = {}
     end = time.monotonic() + timeout
 
     def is_orphan(pid: int) -> bool:
@@ -95,13 +93,10 @@ def kill_orphans(sessions: Collection[int], timeout: float, spared: Collection[i
         for pid in left:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
-            reaped, status = os.waitpid(pid, os.WNOHANG)
-            if reaped:
-                codes[pid] = os.waitstatus_to_exitcode(status)
+            os.waitpid(pid, os.WNOHANG)
         if time.monotonic() > end:
             break
         time.sleep(0.005)
-    return codes
 
 
 def _is_marked(pid: int) -> bool:

@@ -316,9 +316,9 @@ class ForkServer:
         self.state = State.DEAD
         self.reason = f"the fork server died ({how}){while_importing}"
         spared = [child.pid for child in self._forked if child.returncode is None]
-        codes = kill_orphans(self._workers.values(), _END_TIMEOUT, spared)
+        kill_orphans(self._workers.values(), _END_TIMEOUT, spared)
         for pid in self._workers.values():
-            self.exit_codes[pid] = codes.get(pid, self.exit_codes.get(pid, -signal.SIGKILL))
+            self.exit_codes.setdefault(pid, -signal.SIGKILL)
 
 
 def _named(modules: Sequence[str]) -> str:
