@@ -281,9 +281,9 @@ class ServerProcess:
                 self._let_go()
                 child.enter_own_session(me)
                 self._become_worker(order, descriptors, record)
-            except BaseException:
-                sys.excepthook(*sys.exc_info())
-                os._exit(1)
+            except BaseException as error:
+                print(f"{type(error).__name__}: {error}", file=sys.stderr)
+                os._exit(127)  # That of a shell for a program that cannot be executed.
             return True
         for descriptor in descriptors:
             os.close(descriptor)

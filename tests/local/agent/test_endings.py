@@ -128,8 +128,8 @@ def test_a_worker_that_nobody_can_start_is_said(allocate: Allocate) -> None:
     program.chmod(0o755)
     agent = nodes.start(1, "--no-python", script=[str(program)])
     assert agent.wait() == 1
-    assert agent.err.splitlines()[-2].endswith("error: the run failed: rank 0 on 127.0.0.1 ended with exit code 127")
-    assert str(program) in agent.err.splitlines()[-1]
+    assert "error: the run failed: rank 0 on 127.0.0.1 ended with exit code 127" in agent.err.splitlines()[-3]
+    assert str(program) in agent.err.splitlines()[-2]
     assert "Traceback" not in agent.err
 
 
