@@ -12,21 +12,18 @@ from slurm_elastic.agent.forkserver.client import ForkServer
 from slurm_elastic.agent.health.state import Leave, Readings, Reporter, RoundInfo, Stage, enter
 from slurm_elastic.agent.lifecycle.actions import AnnounceLeave
 from slurm_elastic.agent.lifecycle.states import Joining, Lingering, Rejoin, Reported, State, Stopping
+from slurm_elastic.agent.option_values import OptionValues
 from slurm_elastic.agent.root_cause import aborted_at_exit, memory_kills, named_error, words
 from slurm_elastic.agent.watchdog.hangs import Hang
 from slurm_elastic.agent.watchdog.stacks import Watched, resident
 from slurm_elastic.agent.watchdog.timers import FILE_VARIABLE
 from slurm_elastic.agent.watchdog.watchdog import Watchdog
 from slurm_elastic.control.agent_side import Agreement, WorkerProgress
-from slurm_elastic.control.worker_side import StopReason
 from slurm_elastic.failures import causes
 from slurm_elastic.rendezvous.connect import RendezvousConfig
 from slurm_elastic.rendezvous.membership.agents import WorkerFailure
 from slurm_elastic.rendezvous.run_events import Entry
 from slurm_elastic.rendezvous.transport.messages import Assignment
-from slurm_elastic.snapshot.agent_side import AgentMemory
-from slurm_elastic.snapshot.lineage import SLOTS, Group
-from slurm_elastic.snapshot.transfer import Settings
 from slurm_elastic.text import size_text
 
 EARLY = 120.0
@@ -59,6 +56,8 @@ class Feature:
 
     fd: int | None = None
     """A descriptor that wakes the main loop when it is readable; None for none."""
+    missing = ""
+    """After the end: why the newest checkpoint is not on disk; empty if it is, or if the script asked for none."""
 
     def loop_turned(self) -> None:
         """The main loop has woken up; also called every 0.1 s while it starts workers."""
@@ -102,6 +101,22 @@ class Feature:
     def status(self, readings: Readings) -> Readings:
         """Return the readings with what the feature knows; from any thread."""
         return readings
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshots:
+    """Snapshots as an agent knows them.
+
+    Attributes:
+        choose_origin: See :class:`~slurm_elastic.rendezvous.membership.config.Settings`.
+        step_of: Returns the step of a snapshot by the origin that it is of; None for no snapshot.
+        feature: Returns what holds them on this node, whose workers have a directory for themselves; None if that
+            cannot be had.
+    """
+
+    choose_origin: Callable[[int | None, str, Sequence[str], bool], str]
+    step_of: Callable[[str], int | None]
+    feature: Callable[[OptionValues, RendezvousConfig, ForkServer, Path], Feature | None]
 
 
 class HealthFeature(Feature):
@@ -193,64 +208,6 @@ class WatchdogFeature(Feature):
 
     def status(self, readings: Readings) -> Readings:
         return replace(readings, watchdog_age=self._watchdog.age(), ignored=self._watchdog.dropped)
-
-
-class SnapshotFeature(Feature):
-    """Keeps the snapshots of workers in memory for the workers of later rounds; OSError if that cannot be made."""
-
-    def __init__(
-        self,
-        rendezvous: RendezvousConfig,
-        directory: Path,
-        is_leaving: Callable[[], bool],
-        replicas: int = 0,
-        fork_server: ForkServer | None = None,
-        slots: int = SLOTS,
-    ) -> None:
-        self._margin, self._is_leaving = rendezvous.options.leave_margin, is_leaving
-        self._until: float | None = None
-        self.missing = ""
-        """After the end: why the newest snapshot is not on disk; empty if it is, or if the script asked for none."""
-        self._members_leave: bool | None = None
-        run = rendezvous
-        agent = Settings(run.run_dir.secret(), run.incarnation, run.agent, run.node, run.address, domain=run.domain)
-        self._memory = AgentMemory(
-            directory,
-            agent,
-            replicates=replicas > 0,
-            slots=slots,
-            fewest_nodes=run.min_nodes,
-            fork=None if fork_server is None else fork_server.fork_child,
-        )
-
-    def inventory(self) -> str:
-        return self._memory.inventory(self._is_leaving, members_leave=self._members_leave)
-
-    def round_formed(self, assignment: Assignment, environments: Mapping[int, dict[str, str]]) -> None:
-        self._members_leave = None
-        place = assignment.place
-        group = Group(place.rank, assignment.nodes, place.local_world_size, place.base_rank, assignment.world_size)
-        variables = self._memory.begin(assignment.round, assignment.origin, group)
-        for environment in environments.values():
-            environment.update(variables)
-
-    def stop_agreed(self, reason: str) -> None:
-        self._members_leave = reason != StopReason.NODE_JOINED
-
-    def exits_expected(self, *, unplanned: bool) -> None:
-        if unplanned:
-            self._members_leave = False
-
-    def leave_announced(self, leave: AnnounceLeave) -> None:
-        # The other half of the margin is for the end of the agent and of its job.
-        self._until = time.monotonic() + leave.seconds - min(self._margin / 2, leave.seconds / 4)
-
-    def run_ended(self) -> None:
-        self.missing = self._memory.close(self._until, self._is_leaving)
-
-    def status(self, readings: Readings) -> Readings:
-        size, safe = self._memory.held()
-        return replace(readings, snapshot_bytes=size, safe_step=safe)
 
 
 class LearnedImportsFeature(Feature):

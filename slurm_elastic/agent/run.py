@@ -48,7 +48,6 @@ from slurm_elastic.rendezvous.worker_store import prepare_stores
 from slurm_elastic.rundir import RunContents, RunDir, incarnation_of, join_named, join_own, remember_directory
 from slurm_elastic.slow_ranks import LOOK
 from slurm_elastic.slurm import Controller, choose_address, data_interface, gather_facts, gloo_interface
-from slurm_elastic.snapshot.lineage import choose, read_origin
 
 if TYPE_CHECKING:
     from slurm_elastic.agent.job.replacement import Replacer, Submission
@@ -79,6 +78,7 @@ def join(settings: AgentSettings, command: Sequence[str]) -> RunDir:
 def launch(
     settings: AgentSettings,
     fork_server: ForkServer,
+    snapshots: features.Snapshots,
     summarize: Callable[[RunDir], str],
     submission: Callable[[], Submission],
 ) -> ExitCode:
@@ -110,8 +110,8 @@ def launch(
                 node_directory() as directory,
                 health_port(settings.health, settings.run_dir, _first_state(settings)) as health,
             ):
-                rendezvous = _rendezvous_config(settings, records, own)
-                run = _Run(settings, rendezvous, fork_server, health, directory)
+                rendezvous = _rendezvous_config(settings, records, own, snapshots)
+                run = _Run(settings, rendezvous, fork_server, health, directory, snapshots)
                 return run.take_part(summarize, submission)
     except RecordsInterruptedError:
         notice(f"{settings.node} got {first_signal()} while it waited for etcd")
@@ -148,10 +148,11 @@ class _Run:
         fork_server: ForkServer,
         health: NodePages,
         directory: Path,
+        snapshots: features.Snapshots,
     ) -> None:
         config = settings.launch_config
         self._settings, self._rendezvous, self._fork_server, self._health = settings, rendezvous, fork_server, health
-        self._directory = directory
+        self._directory, self._snapshots = directory, snapshots
         self._facts = FactLines(settings.run_id, config.max_restarts) if settings.values.console == "brief" else None
         self._events = EventLog(settings.run_dir, settings.node, self._facts)
         self._notify: NotifyFeature | None = None
@@ -166,7 +167,7 @@ class _Run:
         settings, coordination = self._settings, self._coordination
         # The leader knows of this agent from now on, and collects agents that join at about the same time.
         self._import_before_join()
-        watchdog, snapshots = self._watchdog(), self._snapshots()
+        watchdog = self._watchdog()
         replacing = _replacer(settings, self._rendezvous, coordination, submission)
         # Learned imports come after the watchdog, which marks the workers that hung.
         parts = [
@@ -176,7 +177,7 @@ class _Run:
             features.AttributionFeature(compare=settings.values.stop_on_same_failure == "on"),
             self._notify,
             features.LearnedImportsFeature(self._fork_server),
-            snapshots,
+            self._snapshots.feature(settings.values, self._rendezvous, self._fork_server, self._directory),
             StepTimingFeature(partial(leader_reports, settings.run_dir), self._events.add, LOOK),
             replacing,
         ]
@@ -206,7 +207,7 @@ class _Run:
             replacing.close(outcome.exit_code, leads=coordination.leads)
         self._events.close()
         finished = outcome.exit_code is ExitCode.FINISHED
-        missing = snapshots.missing if snapshots is not None and finished else ""
+        missing = next((part.missing for part in there if part.missing), "") if finished else ""
         exit_code = ExitCode.FAILED if missing else outcome.exit_code
         self._progress.ended(exit_code)
         if finished and coordination.leads:
@@ -248,23 +249,19 @@ class _Run:
         pipe = make_pipe(os.environ, self._directory)
         return Watchdog(pipe, report, settings.hang_timeout, settings.values.stacks_after)
 
-    def _snapshots(self) -> features.SnapshotFeature | None:
-        replicas, slots = self._settings.values.snapshot_replicas, self._settings.values.snapshot_slots
-        try:
-            return features.SnapshotFeature(
-                self._rendezvous, self._directory, _is_leaving, replicas, self._fork_server, slots
-            )
-        except OSError as error:
-            logger.warning("%s holds no snapshots: %s", self._settings.node, error)
-            return None
-
     def _record(self, decision: Decision) -> None:
         if (entry := describe(decision)) is not None:
-            self._events.add(entry, origin=_origin(decision))
+            self._events.add(entry, origin=self._origin(decision))
             if self._notify is not None:
                 self._notify.happened(entry)
         if isinstance(decision, Drop):
             withdraw_lost(self._settings.run_dir, decision.agent)
+
+    def _origin(self, decision: Decision) -> int | None:
+        """Return the step of the snapshot that the workers of a new round start from."""
+        if not isinstance(decision, Publish) or not decision.table.origin:
+            return None
+        return self._snapshots.step_of(decision.table.origin)
 
     def _record_end(self, outcome: Done) -> None:
         rendezvous = self._rendezvous
@@ -293,16 +290,12 @@ def _is_leaving() -> bool:
     return record_signals().first() is not None
 
 
-def _origin(decision: Decision) -> int | None:
-    """Return the step of the snapshot that the workers of a new round start from."""
-    copy = read_origin(decision.table.origin).copy if isinstance(decision, Publish) and decision.table.origin else None
-    return None if copy is None else copy.id.step
-
-
 # The parts of an agent that follow from its settings alone.
 
 
-def _rendezvous_config(settings: AgentSettings, records: Records, own: str) -> RendezvousConfig:
+def _rendezvous_config(
+    settings: AgentSettings, records: Records, own: str, snapshots: features.Snapshots
+) -> RendezvousConfig:
     config = settings.launch_config
     options = RendezvousOptions.from_config(config.rdzv_configs)
     may_lead = settings.job is None or settings.node == settings.leader_node
@@ -339,7 +332,7 @@ def _rendezvous_config(settings: AgentSettings, records: Records, own: str) -> R
         interface=interface,
         gloo_interface=for_gloo,
         cohort=settings.job.cohort if settings.job is not None else ("", 1),
-        choose_origin=choose,
+        choose_origin=snapshots.choose_origin,
         domain=failure_domain(settings.values.failure_domain, settings.job, record_signals().fd),
     )
 

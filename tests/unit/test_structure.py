@@ -79,6 +79,15 @@ def test_the_membership_machine_imports_nothing_of_the_project_and_nothing_that_
     assert foreign == set()
 
 
+def test_an_agent_knows_of_snapshots_by_its_feature_alone() -> None:
+    knows = {
+        path.name
+        for path in (PACKAGE / "agent").rglob("*.py")
+        if any(module.startswith("slurm_elastic.snapshot") for module in imports(path))
+    }
+    assert knows == {"snapshot_feature.py"}
+
+
 @pytest.mark.parametrize(
     "name", ["lifecycle.machine", "lifecycle.states", "lifecycle.events", "lifecycle.actions", "job.job_end"]
 )

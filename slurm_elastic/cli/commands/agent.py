@@ -184,6 +184,7 @@ def _run(arguments: Sequence[str], fork_server: ForkServer | None, obstacle: str
             from slurm_elastic.agent.node.claims import claim
             from slurm_elastic.agent.run import join, launch
             from slurm_elastic.agent.settings import resolve
+            from slurm_elastic.agent.snapshot_feature import SNAPSHOTS
 
             parser = agent_parser()
         options, environ = parser.parse_args(arguments), {**os.environ, **private}
@@ -198,7 +199,7 @@ def _run(arguments: Sequence[str], fork_server: ForkServer | None, obstacle: str
         log_file.open(partial(settings.run_dir.append_agent_log, settings.node, job))
         with claim(settings.run_dir.secret(), settings.node, settings.job):
             _require_checked_node(check, settings)
-            return int(launch(settings, fork_server, _summary, _submission))
+            return int(launch(settings, fork_server, SNAPSHOTS, _summary, _submission))
 
 
 def _summary(run_dir: RunDir) -> str:

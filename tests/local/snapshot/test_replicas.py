@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from slurm_elastic import snapshot
-from slurm_elastic.agent.features import SnapshotFeature
+from slurm_elastic.agent.snapshot_feature import SnapshotFeature
 from slurm_elastic.snapshot.agent_side import AgentMemory
 from slurm_elastic.snapshot.lineage import read_origin
 from slurm_elastic.trainer import StopReason
