@@ -84,7 +84,7 @@ def gone(state: State, event: Gone, now: float) -> Result:
         gone=state.gone | ended,
         lingering=state.lingering - ended,
         ended=state.ended | ended,
-        awaited=state.awaited - ended,
+        awaited=state.awaited.without(*ended),
         gone_nodes=state.gone_nodes | nodes,
     )
     return state, decisions
@@ -96,7 +96,9 @@ def nodes_down(state: State, down: frozenset[str]) -> State:
     if base is None:
         return state
     dead = {agent for agent, node in base.node_of.items() if node in down and agent not in state.agents}
-    return replace(state, gone=state.gone | dead, lingering=state.lingering - dead, awaited=state.awaited - dead)
+    return replace(
+        state, gone=state.gone | dead, lingering=state.lingering - dead, awaited=state.awaited.without(*dead)
+    )
 
 
 def absent_member_leaves(state: State, event: Leaving | Left) -> State:
@@ -109,7 +111,9 @@ def absent_member_leaves(state: State, event: Leaving | Left) -> State:
         return state
     # Its workers run until its Left.
     lingering = state.lingering | {name} if isinstance(event, Leaving) else state.lingering - {name}
-    return replace(state, gone=state.gone | {name}, lingering=lingering, awaited=state.awaited - {name}, quorate=False)
+    return replace(
+        state, gone=state.gone | {name}, lingering=lingering, awaited=state.awaited.without(name), quorate=False
+    )
 
 
 def expect_join(state: State, name: str, now: float) -> State:
@@ -120,7 +124,7 @@ def expect_join(state: State, name: str, now: float) -> State:
     # Its data come with its join.
     unknown = AgentInfo(name, node, position=0, local_world_size=0, role="", address="", store_port=0)
     agent = Agent(unknown, attempt=0, status=Status.STOPPING, last_message_at=now, round=base.round)
-    return with_agent(replace(state, awaited=state.awaited - {name}), agent)
+    return with_agent(replace(state, awaited=state.awaited.without(name)), agent)
 
 
 def waiting_ends(state: State) -> float:
@@ -136,7 +140,7 @@ def stop_waiting(state: State, now: float) -> State:
     if base is None or now < waiting_ends(state):
         return state
     nodes = {node for agent, node in base.node_of.items() if agent in state.awaited}
-    return replace(state, awaited=frozenset(), gone_nodes=state.gone_nodes | nodes)
+    return replace(state, awaited=NamedMap(), gone_nodes=state.gone_nodes | nodes)
 
 
 def claim(state: State) -> Result:

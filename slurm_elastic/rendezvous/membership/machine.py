@@ -119,7 +119,7 @@ def _newcomer(state: State, event: events.Joined, now: float) -> Result:
         # Slurm was wrong, or early, to say that it had gone.
         gone=state.gone - {candidate.agent},
         lingering=state.lingering - {candidate.agent},
-        awaited=state.awaited - {candidate.agent},
+        awaited=state.awaited.without(candidate.agent),
     )
     if state.phase is not Phase.RUNNING:
         return state, ()
@@ -260,7 +260,7 @@ def _worker_failed(state: State, event: events.WorkerFailed, now: float) -> Resu
         # A dead node makes the workers of its peers fail: all members are probed before a worker is charged. The one
         # that reports it is probed, too, as its own node may be dying.
         state = replace(state, probe=state.probe + 1)
-        inquest = FailureInquest(event.failure, now, frozenset(_members(state)))
+        inquest = FailureInquest(event.failure, now, NamedMap(dict.fromkeys(_members(state))))
     inquest = replace(
         inquest,
         failure=root_of((inquest.failure, event.failure)),

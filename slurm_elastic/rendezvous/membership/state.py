@@ -41,7 +41,7 @@ class FailureInquest:
 
     failure: WorkerFailure
     since: float
-    unanswered: frozenset[str]
+    unanswered: NamedMap[None]
     positions: tuple[WorkerPosition, ...] = ()
     dumps: bool = False
     failed: frozenset[str] = frozenset()
@@ -156,7 +156,7 @@ class State:
     gone: frozenset[str] = frozenset()
     lingering: frozenset[str] = frozenset()
     ended: frozenset[str] = frozenset()
-    awaited: frozenset[str] = frozenset()
+    awaited: NamedMap[None] = field(default_factory=NamedMap)
     claimed: bool = True
     claiming: bool = False
     resigning: bool = False
@@ -223,7 +223,7 @@ Result = tuple[State, tuple[Decision, ...]]
 def initial_state(settings: Settings, now: float) -> State:
     """Return the state of a leader that begins its term."""
     members = settings.base.members if settings.base is not None else ()
-    awaited = frozenset(members) - settings.gone - settings.silent
+    awaited = dict.fromkeys(name for name in members if name not in settings.gone and name not in settings.silent)
     return State(
         settings=settings,
         phase=Phase.FORMING,
@@ -240,7 +240,7 @@ def initial_state(settings: Settings, now: float) -> State:
         unusable=frozenset(settings.first_unusable),
         base=settings.base,
         gone=settings.gone,
-        awaited=awaited,
+        awaited=NamedMap(awaited),
         claimed=settings.claimed,
     )
 
@@ -300,7 +300,7 @@ def answered(state: State, name: str) -> State:
     inquest = state.inquest
     if inquest is None or name not in inquest.unanswered:
         return state
-    return replace(state, inquest=replace(inquest, unanswered=inquest.unanswered - {name}))
+    return replace(state, inquest=replace(inquest, unanswered=inquest.unanswered.without(name)))
 
 
 def without_agent(state: State, name: str) -> State:

@@ -196,7 +196,7 @@ def publish(state: State, now: float) -> Result:
         gone=frozenset(),
         lingering=frozenset(),
         ended=frozenset(),
-        awaited=frozenset(),
+        awaited=NamedMap(),
     )
     return state, (events.Publish(table, now - state.forming_since), *spares)
 
