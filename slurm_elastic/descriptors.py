@@ -60,7 +60,7 @@ def connections_at_most(limit: int | None = None) -> int:
 
 
 def require(agents: int) -> None:
-    """Raise UsageError if the hard limit is too low for a leader of so many agents."""
+    """Raise UsageError if the hard limit is too low for a leader of this number of agents."""
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     if agents > connections_at_most(limit) or limit < _LEAST:
         raise UsageError(

@@ -109,9 +109,9 @@ class Snapshots:
 
     Attributes:
         choose_origin: See :class:`~slurm_elastic.rendezvous.membership.config.Settings`.
-        step_of: Returns the step of a snapshot by the origin that it is of; None for no snapshot.
-        feature: Returns what holds them on this node, whose workers have a directory for themselves; None if that
-            cannot be had.
+        step_of: Returns the step of the snapshot that an origin names; None if it names none.
+        feature: Makes the feature that holds them, with its socket in the agent's directory; None where this node has
+            no memory for it.
     """
 
     choose_origin: Callable[[int | None, str, Sequence[str], bool], str]

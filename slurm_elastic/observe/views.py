@@ -109,7 +109,7 @@ class LiveLeave:
 
 @dataclass(frozen=True, slots=True)
 class LiveAgent:
-    """The report of an agent, which is in its state since so many seconds; docs/events.md describes the fields."""
+    """The report of an agent, which has been in its state for `seconds`; docs/events.md describes the fields."""
 
     state: str
     schema: int = 1
@@ -209,7 +209,7 @@ class Replacing:
 
 @dataclass(frozen=True, slots=True)
 class LiveRun:
-    """The answer of a leader, after so many seconds, with the reports of its agents, also as they came in JSON."""
+    """The answer of a leader, which took `seconds`, with the reports of its agents, also as they came in JSON."""
 
     answer: StatusAnswer
     agents: Mapping[str, LiveAgent] = field(default_factory=dict)
@@ -219,7 +219,7 @@ class LiveRun:
 
 
 def live_run(answer: StatusAnswer, reports: Mapping[str, str], seconds: float) -> LiveRun:
-    """Read what the leader and the agents have said after so many seconds."""
+    """Read the answer of the leader, which took `seconds`, with the reports of its agents."""
     agents: dict[str, LiveAgent] = {}
     problems = []
     for name, text in reports.items():

@@ -149,7 +149,7 @@ def parse_kinds(text: str) -> tuple[Kind, ...]:
 
 
 def spread(kinds: Sequence[Kind], nodes: int, steps: int) -> tuple[Mishap, ...]:
-    """Return one mishap of each kind, at equal distances over a training of so many steps."""
+    """Return one mishap of each kind, at equal distances over the steps of a training."""
     present, mishaps = set(range(nodes)), []
     for index, kind in enumerate(kinds, 1):
         step = steps * index // (len(kinds) + 1)

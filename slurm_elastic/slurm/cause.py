@@ -99,14 +99,14 @@ def presume(signals: Sequence[signal.Signals], elapsed: float, meaning: SignalDe
     return Diagnosis(Cause.SIGNALLED, None, names) if asked else _NOTHING
 
 
-def least_grace(clock: ClusterConfig, grace: int | None) -> float:
+def least_grace(config: ClusterConfig, grace: int | None) -> float:
     """Return the seconds that a SIGTERM leaves at the least: KillWait, or GraceTime where that is shorter.
 
     Args:
-        clock: Has KillWait.
+        config: Has KillWait.
         grace: GraceTime in seconds of the job's QOS or partition; None or 0 for none.
     """
-    kill_wait = max(clock.kill_wait, _KILL_WAIT_FLOOR)
+    kill_wait = max(config.kill_wait, _KILL_WAIT_FLOOR)
     return min(kill_wait, grace) if grace else kill_wait
 
 
@@ -135,7 +135,7 @@ def classify(
     view: JobView | None,
     restart_count: int,
     *,
-    clock: ClusterConfig | None = None,
+    config: ClusterConfig | None = None,
     meaning: SignalDefaults | None = None,
     grace: int | None = None,
     drained: bool = False,
@@ -148,7 +148,7 @@ def classify(
     Args:
         signals, elapsed: As for `presume`.
         view: Slurm's view of the job; None if Slurm does not answer.
-        clock: Has the controller's time, read after `view`, and KillWait.
+        config: Has the controller's time, read after `view`, and KillWait.
         grace: GraceTime in seconds of the QOS or partition, for a job whose end `view` does not have.
         drained: True if Slurm gives no more jobs to the node that was signalled.
         save: Seconds before the time limit at which the job saves and ends without a signal.
@@ -156,12 +156,12 @@ def classify(
     meaning = meaning or SignalDefaults()
     if view is None:
         return presume(signals, elapsed, meaning)
-    kill_wait = (meaning.grace if clock is None else max(clock.kill_wait, _KILL_WAIT_FLOOR)) - elapsed
+    kill_wait = (meaning.grace if config is None else max(config.kill_wait, _KILL_WAIT_FLOOR)) - elapsed
     if view.restarts > restart_count or view.state == "PENDING":
         return Diagnosis(Cause.REQUEUED, kill_wait, f"{view.state}, Restarts={view.restarts}")
     if view.has_ended:
         return _over(view, kill_wait)
-    left = None if clock is None or view.end_time is None else float(view.end_time - clock.now)
+    left = None if config is None or view.end_time is None else float(view.end_time - config.now)
     if view.preempt_time is not None:
         # The job runs until its grace is over.
         if view.end_time is not None:
@@ -171,7 +171,7 @@ def classify(
         else:
             # A job that still runs has a grace: without any, Slurm ends it at once.
             seconds, source = meaning.grace, ", as --grace says"
-        passed = elapsed if clock is None else clock.now - view.preempt_time
+        passed = elapsed if config is None else config.now - view.preempt_time
         return Diagnosis(Cause.PREEMPTED, seconds - passed, f"grace of {seconds:g} s{source}")
     names = ", ".join(dict.fromkeys(number.name for number in signals if number is not signal.SIGCONT))
     # Slurm warns no job without a time limit (job_mgr.c, job_time_limit).

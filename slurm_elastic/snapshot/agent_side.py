@@ -94,7 +94,7 @@ class AgentMemory:
     """The memory in which an agent keeps snapshots for the workers of later rounds. For the agent's main thread.
 
     Args:
-        directory: That only this user can enter, for the socket for workers; whoever made it removes it.
+        directory: That only this user can enter; the socket for workers is in it, and the caller removes both.
         replicates: True to have copies of parts on another node.
         slots: Number of snapshots that it holds.
 

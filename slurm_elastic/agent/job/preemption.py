@@ -215,25 +215,25 @@ class SignalDiagnosis:
     def _learn(self, job: slurm.SlurmJob) -> None:
         controller = self._controller
         view = controller.job(job.name)
-        clock = controller.config() if view is not None and self._notices.first() is None else None
-        if view is None or clock is None or self._notices.first() is not None:
+        config = controller.config() if view is not None and self._notices.first() is None else None
+        if view is None or config is None or self._notices.first() is not None:
             return
-        preempts = clock.text("PreemptType") not in ("", "preempt/none")
-        grace = controller.grace(view, clock.text("PreemptType")) if preempts else None
-        self._least = slurm.least_grace(clock, grace)
+        preempts = config.text("PreemptType") not in ("", "preempt/none")
+        grace = controller.grace(view, config.text("PreemptType")) if preempts else None
+        self._least = slurm.least_grace(config, grace)
         try:
             JobRecords(self._run_dir, job.job_id).publish_grace(job.restart_count, self._least)
         except RunDirError as error:
             logger.warning("the grace of the job is not on record: %s", error)
         self._note_end(view, controller.config())
 
-    def _note_end(self, view: slurm.JobView, clock: slurm.ClusterConfig | None) -> None:
+    def _note_end(self, view: slurm.JobView, config: slurm.ClusterConfig | None) -> None:
         is_ending = view.preempt_time is not None or view.has_ended
-        if clock is None or is_ending or view.end_time is None or view.start_time is None:
+        if config is None or is_ending or view.end_time is None or view.start_time is None:
             # The EndTime of a job that is cancelled or preempted is not its limit.
             self._end = None
         else:
-            self._end = time.monotonic() + view.end_time - clock.now
+            self._end = time.monotonic() + view.end_time - config.now
             self._limit = view.end_time - view.start_time
 
     def _save(self) -> float:
@@ -287,14 +287,14 @@ class SignalDiagnosis:
             self._explained = len(signals)
             view = controller.job(job.name)
             if view is not None:
-                clock, grace = controller.config(), None
-                if clock is not None and view.preempt_time is not None and view.end_time is None:
-                    grace = controller.grace(view, clock.text("PreemptType"))
+                config, grace = controller.config(), None
+                if config is not None and view.preempt_time is not None and view.end_time is None:
+                    grace = controller.grace(view, config.text("PreemptType"))
                     # The question about the grace may have taken seconds.
-                    clock = controller.config()
+                    config = controller.config()
                 # The seconds count from the moment at which Slurm has answered.
                 _, elapsed = self._signals()
-                self._note_end(view, clock)
+                self._note_end(view, config)
                 diagnose = functools.partial(
                     slurm.classify,
                     signals,
@@ -304,10 +304,10 @@ class SignalDiagnosis:
                     meaning=self._meaning,
                     save=self._save() + 1.0,
                 )
-                finding = diagnose(clock=clock, grace=grace)
+                finding = diagnose(config=config, grace=grace)
                 if finding.cause is slurm.Cause.SIGNALLED:
                     drained = controller.node_states([job.node]).get(job.node) is slurm.NodeState.DRAINED
-                    finding = diagnose(clock=clock, drained=drained)
+                    finding = diagnose(config=config, drained=drained)
                 if self._is_early(finding):
                     if signals:
                         logger.info("%s: the job trains on until %.0f s are left", finding, self._save())

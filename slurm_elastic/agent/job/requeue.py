@@ -59,8 +59,8 @@ def requeue_job(
     view = _ask(controller, job.name, deadline)
     # Flags such as SIGNALING hide RUNNING (job_state_string of Slurm).
     runs = view is not None and view.state != "PENDING" and not view.has_ended
-    clock, signals = controller.config() if runs else None, _signals(notice)
-    finding = classify(signals, 0.0, view, restart_count, clock=clock, meaning=values.meaning)
+    config, signals = controller.config() if runs else None, _signals(notice)
+    finding = classify(signals, 0.0, view, restart_count, config=config, meaning=values.meaning)
     earlier, progress = records.requeues(), notice.get("progress")
     # The progress of the run: the last checkpoint if the trainer reports it, else the newest round.
     mark = f"round {run_dir.newest('rounds')}" if progress is None else f"checkpoint {progress}"

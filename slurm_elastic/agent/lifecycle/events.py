@@ -23,7 +23,7 @@ class Started(OwnEvent):
 
 @dataclass(frozen=True, slots=True)
 class Signalled(OwnEvent):
-    """A signal asks the agent to leave, within so many seconds at the least; None if that is unknown."""
+    """A signal asks the agent to leave; the agent has at least `seconds` for that, None if that is unknown."""
 
     reason: LeaveReason
     detail: str

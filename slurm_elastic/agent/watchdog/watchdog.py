@@ -171,7 +171,7 @@ class Watchdog:
                 self._register(request, paused)
 
     def _register(self, request: Request, paused: float) -> None:
-        """Start or release a timer; its sender may have written the request before a pause of so many seconds."""
+        """Start or release a timer; its sender may have written the request before a pause of `paused` seconds."""
         process = process_state(request.pid)
         key = request.pid, request.scope
         if request.expires_at < 0:

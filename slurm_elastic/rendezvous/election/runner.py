@@ -286,7 +286,7 @@ class Runner:
                 await asyncio.gather(before, return_exceptions=True)
             await leader.serve(self._listener)
         except FencedError as error:
-            # A candidate whose term another agent has taken has led nobody.
+            # A candidate whose term another agent has taken has had no follower.
             if leader.membership.claimed:
                 logger.info("this agent leads no more: %s", error)
         except SlurmElasticError as error:

@@ -25,7 +25,7 @@ Start = Callable[..., ForkServer]
 
 @pytest.fixture
 def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
-    """Starts a fork server whose first replacement imports a module that takes so many seconds."""
+    """Starts a fork server whose first replacement imports a module for `seconds`."""
     (tmp_path / "place").mkdir()
     (tmp_path / "place" / "train.py").touch()
     started: list[ForkServer] = []

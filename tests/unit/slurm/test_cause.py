@@ -38,14 +38,14 @@ def at(now: int, kill_wait: int = KILL_WAIT) -> ClusterConfig:
     return ClusterConfig({"KillWait": f"{kill_wait} sec"}, now)
 
 
-def clock(view: JobView, left: int) -> ClusterConfig:
+def config(view: JobView, left: int) -> ClusterConfig:
     """The controller's time when the job has so many seconds left."""
     assert view.end_time is not None
     return at(view.end_time - left)
 
 
 def find(view: JobView, *signals: signal.Signals, left: int, elapsed: float = 0.0, restarts: int = 0) -> Diagnosis:
-    return classify(signals, elapsed, view, restarts, clock=clock(view, left), meaning=MEANING)
+    return classify(signals, elapsed, view, restarts, config=config(view, left), meaning=MEANING)
 
 
 def test_preempted_in_grace() -> None:
@@ -56,7 +56,7 @@ def test_preempted_in_grace() -> None:
 
 def test_the_grace_alone_tells_how_long_if_the_controllers_time_is_unknown() -> None:
     view = job("job_preempted_in_grace.txt")
-    found = classify([SIGTERM], 2.5, view, 2, clock=None, meaning=MEANING)
+    found = classify([SIGTERM], 2.5, view, 2, config=None, meaning=MEANING)
     assert (found.cause, found.seconds) == (Cause.PREEMPTED, 57.5)
 
 
@@ -76,7 +76,7 @@ def test_a_grace_whose_end_slurm_does_not_tell_is_never_zero(release: str, grace
     now = at(view.preempt_time + 3)
     # A second SIGTERM does not make it longer.
     for elapsed in (3.0, 0.0):
-        found = classify([SIGCONT, SIGTERM], elapsed, view, 0, clock=now, meaning=MEANING, grace=grace)
+        found = classify([SIGCONT, SIGTERM], elapsed, view, 0, config=now, meaning=MEANING, grace=grace)
         assert (found.cause, str(found)) == (Cause.PREEMPTED, expected)
     assert classify([SIGTERM], 3.0, view, 0, meaning=MEANING, grace=grace) == found
 
@@ -84,7 +84,7 @@ def test_a_grace_whose_end_slurm_does_not_tell_is_never_zero(release: str, grace
 def test_slurm_warns_no_job_that_has_no_time_limit() -> None:
     view = job("job_preempted_without_limit_26.05.txt", preempt_time=None)
     for now in (at(1795347000), None):
-        found = classify([SIGUSR2], 0.0, view, 0, clock=now, meaning=MEANING)
+        found = classify([SIGUSR2], 0.0, view, 0, config=now, meaning=MEANING)
         assert (found.cause, found.seconds) == (Cause.SIGNALLED, None)
 
 
@@ -110,7 +110,7 @@ def test_by_hand_in_the_middle_of_a_job(number: signal.Signals) -> None:
 
 def test_by_hand_on_a_node_that_is_drained() -> None:
     view = job("job_running.txt")
-    assert classify([SIGTERM], 0.0, view, 2, clock=clock(view, 3000), drained=True).cause is Cause.DRAINED
+    assert classify([SIGTERM], 0.0, view, 2, config=config(view, 3000), drained=True).cause is Cause.DRAINED
 
 
 def test_killed_and_requeued_by_slurm() -> None:
@@ -192,7 +192,7 @@ def test_nothing_came() -> None:
 def test_slurmd_waits_five_seconds_at_least() -> None:
     view = job("job_cancelled.txt")
     assert view.end_time is not None
-    assert classify([SIGTERM], 0.0, view, 0, clock=at(view.end_time, 1)).seconds == 5
+    assert classify([SIGTERM], 0.0, view, 0, config=at(view.end_time, 1)).seconds == 5
 
 
 def test_the_controllers_time() -> None:
@@ -224,5 +224,5 @@ def test_a_limit_shorter_than_a_save() -> None:
 def test_a_time_limit_is_near_without_a_signal() -> None:
     view = job("job_running.txt")
     assert find(view, left=100, restarts=2).cause is Cause.UNKNOWN
-    now = clock(view, 20)
-    assert classify((), 0.0, view, 2, clock=now, save=20.0).cause is Cause.TIME_LIMIT_NEAR
+    now = config(view, 20)
+    assert classify((), 0.0, view, 2, config=now, save=20.0).cause is Cause.TIME_LIMIT_NEAR
