@@ -207,7 +207,7 @@ class SignalDiagnosis:
             if self.asks:
                 self._ask(job)
             else:
-                self._wait_for_leader()
+                self._wait_for_leader(job)
         # Record it again: workers may have saved a checkpoint in the meantime.
         if self._requested is not None or self._known is not None or self._notices.first() is not None:
             self._write(job, self._presume())
@@ -267,15 +267,20 @@ class SignalDiagnosis:
         asked = {notice.signal for notice in self._notices.all()} - {signal.SIGCONT}
         return self._job is not None and bool(asked) and asked <= {signal.SIGUSR1, signal.SIGUSR2}
 
-    def _wait_for_leader(self) -> None:
+    def _wait_for_leader(self, job: slurm.SlurmJob) -> None:
         if not self._is_warned():
             self._explained = len(self._notices.all())
         end = time.monotonic() + self._answer_timeout
         while not self._closed and (left := end - time.monotonic()) > 0:
             self._wakeup.wait(left)
             self._wakeup.clear()
-        if not (self._answered or self._closed or self._is_warned()):
+        if self._answered or self._closed:
+            return
+        if not self._is_warned():
             self._report(self._presume())
+        elif not self._warned_on_record(job):
+            # The agent that asks was not warned: a person has signalled this one alone.
+            self._ask(job)
 
     def _ask(self, job: slurm.SlurmJob) -> None:
         controller = self._controller
@@ -367,3 +372,11 @@ class SignalDiagnosis:
             JobRecords(self._run_dir, job.job_id).publish_notice(job.restart_count, record)
         except RunDirError as error:
             logger.warning("the notice is not written down: %s", error)
+
+    def _warned_on_record(self, job: slurm.SlurmJob) -> bool:
+        """Return True if the agent that asks has recorded a warning, too."""
+        try:
+            signals = (JobRecords(self._run_dir, job.job_id).notice(job.restart_count) or {}).get("signals")
+        except RunDirError:
+            return False
+        return isinstance(signals, list) and not {"SIGUSR1", "SIGUSR2"}.isdisjoint(map(str, signals))

@@ -205,7 +205,7 @@ def begin(attempts: Attempts, endpoint: Endpoint, number: int, now: float) -> At
 
 
 def answered(attempts: Attempts, endpoint: Endpoint, answer: Answer, problem: str, least_pause: float) -> Attempts:
-    """Note that an attempt at an endpoint has failed; the next starts at least `least_pause` seconds after its start."""
+    """Note that an attempt at an endpoint has failed; the next starts at least `least_pause` seconds after it."""
     tried = attempts.tried[endpoint]
     pause = _SOON if answer is Answer.IDLE else min(2 * tried.pause, _LATER)
     tried = Tried(None, tried.began, max(pause, least_pause), answer)

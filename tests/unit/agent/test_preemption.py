@@ -380,6 +380,22 @@ def test_but_not_when_they_were_told(told: Told) -> None:
     assert not select.select([diagnosis.fd], [], [], 1.0)[0]
 
 
+def test_an_agent_that_is_warned_alone_asks_itself(told: Told) -> None:
+    told.shows("job_running.txt")
+    text = (told.directory / "job.txt").read_text()
+    told.write("job.txt", re.sub(r"TimeLimit=\S+", "TimeLimit=UNLIMITED", text))
+    assert told.found(SIGUSR2, diagnosis=told.diagnosis(node="f2")).cause is Cause.SIGNALLED
+
+
+def test_but_not_when_the_agent_that_asks_was_warned_as_well(told: Told) -> None:
+    JobRecords(told.run_dir, "1").publish_notice(0, {"signals": ["SIGUSR2"]})
+    diagnosis = told.diagnosis(node="f2")
+    told.signal(SIGUSR2)
+    diagnosis.check()
+    assert not select.select([diagnosis.fd], [], [], 1.0)[0]
+    assert told.asked() == 0
+
+
 def test_what_a_person_wants_is_written_down(told: Told) -> None:
     diagnosis = told.diagnosis()
     diagnosis.note_request(LeaveReason.REQUEUED, None)
